@@ -1,0 +1,202 @@
+"""What was measured: frozen records that instruments write and analysis reads.
+
+Nothing here knows torch or a training framework. Counts are ints, seconds are floats, what could not be known is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
+"""The bucket a counted operator falls in; ``PhaseFlops`` has one field for each."""
+
+TimePhase = Literal["data_wait", "transfer", "forward", "backward", "optimizer", "other"]
+"""The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
+
+OUTSIDE = "(outside)"
+"""The module name under which work outside the profiled root module is listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFlops:
+    """FLOPs by phase; a multiply-add is two."""
+
+    forward: int = 0
+    backward: int = 0
+    recompute: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        """All four phases added up."""
+        return self.forward + self.backward + self.recompute + self.optimizer
+
+    def __add__(self, other: PhaseFlops) -> PhaseFlops:
+        """Phase by phase."""
+        return PhaseFlops(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            recompute=self.recompute + other.recompute,
+            optimizer=self.optimizer + other.optimizer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCell:
+    """What one operator did in one module, phase and dtype, over all counted steps."""
+
+    module: str
+    """Qualified name of the module that owns the work: ``""`` is the root, ``OUTSIDE`` what no module owns."""
+    phase: FlopPhase
+    operator: str
+    """Name without overload, such as ``aten.mm``."""
+    dtype: str
+    """Effective dtype of the arithmetic: ``float32``, ``tf32``, ``bfloat16``, ``float16``, ``float8``, ``int8`` …"""
+    calls: int = 0
+    flops: int = 0
+    """Model FLOPs: full score matrix for attention unless ``causal_attention="half"``."""
+    causal_skipped: int = 0
+    """FLOPs of *flops* that fused causal attention does not execute."""
+    without_backward: int = 0
+    """FLOPs of *flops* (forward only) from which no backward can follow: no input needed a gradient."""
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncountedOperator:
+    """An operator that ran and has no FLOP formula, or whose formula failed."""
+
+    calls: int
+    modules: tuple[str, ...]
+    """Sorted names of the modules it ran in."""
+    output_elements: int
+    heavy: bool
+    """Its name or size suggests matmul-like work, so totals that lack it are lower bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopRecord:
+    """Everything the FLOP counter saw over the counted steps."""
+
+    cells: tuple[OperatorCell, ...] = ()
+    module_calls: Mapping[str, int] = field(default_factory=dict)
+    """How often each module's forward was entered, recomputation left out."""
+    uncounted: Mapping[str, UncountedOperator] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What the counter could not do, in sentences for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecord:
+    """One module of the profiled model, as it was when its step was counted."""
+
+    name: str
+    """Qualified name with wrappers' prefixes removed; the root is ``""``."""
+    type_name: str
+    extra_repr: str = ""
+    params: int = 0
+    """Unique logical parameters of the module and all below it: ties once, shards by their full size."""
+    trainable_params: int = 0
+    local_params: int = 0
+    """Parameters that this rank holds in memory."""
+    alias_of: str | None = None
+    """Name under which the same module object was listed before, if it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSeconds:
+    """Exclusive seconds one rank spent in each part of one step; they add up to the step's wall time."""
+
+    data_wait: float = 0.0
+    transfer: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    optimizer: float = 0.0
+    other: float = 0.0
+    """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
+
+    @property
+    def total(self) -> float:
+        """Wall time of the step."""
+        return self.data_wait + self.transfer + self.forward + self.backward + self.optimizer + self.other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSignature:
+    """What makes two steps comparable: batch shapes and how often each phase ran."""
+
+    batches: tuple[str, ...]
+    """Shapes of each micro-batch, as text."""
+    forwards: int
+    backwards: int
+    updates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One global step: what it was, and how long it took if it was timed."""
+
+    index: int
+    """Steps of this fit before it; the first is 0."""
+    signature: StepSignature
+    micro_steps: int
+    samples: int | None
+    """Samples this rank processed, all micro-steps together; None when the batch size is not known."""
+    tokens: int | None = None
+    seconds: PhaseSeconds | None = None
+    """None for a step that was counted: counting costs time, so its time would not be true."""
+    reader_sec: float | None = None
+    """Host seconds inside the data loader; on a GPU, where it overlaps device work, more than ``seconds.data_wait``."""
+    excluded_sec: Mapping[str, float] = field(default_factory=dict)
+    """Wall time between the step's borders that is not the step's: validation, checkpointing, epoch restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """Where a profile was taken."""
+
+    framework: str
+    """``lightning.pytorch``, ``pytorch_lightning``, ``deepspeed`` or ``torch``."""
+    framework_version: str
+    torch_version: str
+    device_type: str
+    """``cpu``, ``cuda`` …"""
+    device_name: str
+    precision: str
+    """The framework's name for it, such as ``bf16-mixed``."""
+    rank: int = 0
+    world_size: int = 1
+    dp_size: int = 1
+    """Ranks that see different data."""
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1
+    micro_batch_size: int | None = None
+    accumulate: int = 1
+    strategy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """One whole window, ready for analysis."""
+
+    profile_step: int
+    """N: the counted step is the one that began after N steps of this fit."""
+    report_step: int
+    """The run's own x-axis value when the report came out."""
+    context: RunContext
+    modules: tuple[ModuleRecord, ...]
+    flops: FlopRecord
+    counted_steps: tuple[StepRecord, ...]
+    """One step, or several where signatures keep changing."""
+    timed_steps: tuple[StepRecord, ...]
+    timing_steps: int
+    """How many timed steps were asked for."""
+    settle_steps: int = 0
+    variable: bool = False
+    """Signatures kept changing: counted and timed steps are different samples of the same run."""
+    notes: tuple[str, ...] = ()
+    """What is missing or degraded, in sentences for the report."""
