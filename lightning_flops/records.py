@@ -146,6 +146,8 @@ class StepRecord:
     samples: int | None
     """Samples this rank processed, all micro-steps together; None when the batch size is not known."""
     tokens: int | None = None
+    flops: PhaseFlops | None = None
+    """FLOPs of this step alone; None for a step that was not counted."""
     seconds: PhaseSeconds | None = None
     """None for a step that was counted: counting costs time, so its time would not be true."""
     reader_sec: float | None = None
@@ -198,5 +200,7 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False
     """Signatures kept changing: counted and timed steps are different samples of the same run."""
+    mixed_phases: tuple[TimePhase, ...] = ()
+    """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()
     """What is missing or degraded, in sentences for the report."""

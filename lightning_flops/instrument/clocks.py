@@ -1,0 +1,110 @@
+"""Clocks that stamp the borders between the parts of a step.
+
+A stamp is cheap and never waits for a device. What lies between two stamps is read later, after ``settle``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+StampT = TypeVar("StampT")
+
+
+class Clock(Protocol[StampT]):
+    """Stamps moments; tells the seconds between two of them once ``settle`` has returned."""
+
+    def stamp(self) -> StampT:
+        """A moment: now, in the order in which the device sees it."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until every stamp taken so far has a time. Called once, when the window closes."""
+        ...
+
+    def seconds_between(self, start: StampT, end: StampT) -> float:
+        """Seconds from *start* to *end* where the step's work happens: on the device, if there is one."""
+        ...
+
+    def host_seconds_between(self, start: StampT, end: StampT) -> float:
+        """Seconds from *start* to *end* on the host."""
+        ...
+
+
+class WallClock:
+    """The host's clock: true for work that the calling thread itself does, as on a CPU."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.stamp = now
+
+    def settle(self) -> None:
+        """Host stamps have their time at once."""
+
+    def seconds_between(self, start: float, end: float) -> float:
+        """Seconds from *start* to *end*."""
+        return end - start
+
+    host_seconds_between = seconds_between
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStamp:
+    """An event recorded on the compute stream, and the host's time when it was put there."""
+
+    event: Any
+    host: float
+
+
+class CudaEventClock:
+    """CUDA events on the current stream, which is the one the training loop computes on.
+
+    The interval between two consecutive events holds the device's work between them and the device's idling for the
+    host, so consecutive intervals tile the device's time without any synchronization before ``settle``.
+    """
+
+    def __init__(
+        self,
+        *,
+        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._new_event = new_event
+        self._now = now
+        self._last: DeviceStamp | None = None
+
+    def stamp(self) -> DeviceStamp:
+        """Record an event on the current stream."""
+        event = self._new_event()
+        event.record()
+        self._last = DeviceStamp(event, self._now())
+        return self._last
+
+    def settle(self) -> None:
+        """Wait for the last event; every earlier one on the stream is then done too."""
+        if self._last is not None:
+            self._last.event.synchronize()
+
+    def seconds_between(self, start: DeviceStamp, end: DeviceStamp) -> float:
+        """Seconds of the compute stream from *start* to *end*."""
+        return float(start.event.elapsed_time(end.event)) / 1e3  # elapsed_time is in milliseconds
+
+    def host_seconds_between(self, start: DeviceStamp, end: DeviceStamp) -> float:
+        """Seconds from *start* to *end* on the host."""
+        return end.host - start.host
+
+
+def clock_for(device: torch.device) -> Clock[Any] | None:
+    """The clock that tells the truth about *device*.
+
+    Returns:
+        None for a device that works behind the host's back and has no events we read: its phases cannot be timed.
+    """
+    if device.type == "cpu":
+        return WallClock()
+    if device.type == "cuda":
+        return CudaEventClock()
+    return None

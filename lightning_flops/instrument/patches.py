@@ -1,0 +1,67 @@
+"""Instance attributes set on somebody else's objects for a while, and taken off again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class _Patch:
+    """One replaced attribute of one object."""
+
+    def __init__(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self.target = target
+        self.name = name
+        self.alive = True
+        self.had = name in vars(target)
+        self.previous = vars(target).get(name)
+        original = getattr(target, name)
+        inner = make(original)
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            # Somebody may have wrapped us in turn and keep us beyond our time: then we are not there.
+            return (inner if self.alive else original)(*args, **kwargs)
+
+        replacement.__lightning_flops_patch__ = self  # type: ignore[attr-defined]
+        self.replacement = replacement
+        setattr(target, name, replacement)
+
+    def undo(self) -> None:
+        self.alive = False
+        attributes = vars(self.target)
+        if attributes.get(self.name) is not self.replacement:
+            return  # wrapped by somebody else since; what is left of us there calls the original
+        had, previous = self.had, self.previous
+        # What we replaced may be another patch of ours that was undone while we were on top of it.
+        while (older := getattr(previous, "__lightning_flops_patch__", None)) is not None and not older.alive:
+            had, previous = older.had, older.previous
+        if had:
+            attributes[self.name] = previous
+        else:
+            del attributes[self.name]
+
+
+class Patches:
+    """Replaced methods of other people's instances; ``undo`` leaves each as it was found."""
+
+    def __init__(self) -> None:
+        self._patches: list[_Patch] = []
+
+    def __bool__(self) -> bool:
+        """Whether anything is replaced."""
+        return bool(self._patches)
+
+    def replace(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Set ``target.name`` on the instance to ``make(original)``.
+
+        Raises:
+            AttributeError: *target* has no such attribute.
+        """
+        self._patches.append(_Patch(target, name, make))
+
+    def undo(self) -> None:
+        """Take every replacement off, the last one first."""
+        while self._patches:
+            self._patches.pop().undo()

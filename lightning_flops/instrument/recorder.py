@@ -1,0 +1,405 @@
+"""Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
+
+A front door translates its framework's events into calls on a ``Recorder``; which step is counted, which are timed and
+when the window is over is decided here and nowhere else::
+
+    waiting ── N steps ──> counting ──> settling ──> timing ──> closed
+                                                       │
+                              signatures keep changing └──> counting more ──> closed
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from enum import Enum
+from typing import Any, Protocol
+
+from torch import nn
+
+from lightning_flops.instrument.batches import Shapes, shapes_text
+from lightning_flops.instrument.clocks import Clock
+from lightning_flops.instrument.module_scope import describe_modules
+from lightning_flops.instrument.phase_timer import PhaseTimer, StepMarks
+from lightning_flops.records import (
+    FlopRecord,
+    ModuleRecord,
+    PhaseFlops,
+    RunContext,
+    StepRecord,
+    StepSignature,
+    TimePhase,
+    WindowRecord,
+)
+
+logger = logging.getLogger(__name__)
+
+LIMIT_FACTOR = 10
+"""A window watches at most this many times ``timing_steps`` steps for the counted step's signature."""
+
+_FEW_MATCHES = 10
+"""Signatures "keep changing" when fewer than one timed step in this many has the counted step's."""
+
+
+class Counter(Protocol):
+    """What the recorder needs of a FLOP counter."""
+
+    def __enter__(self) -> Any:
+        """Start counting; may be entered again after it was left, and adds up."""
+
+    def __exit__(self, *exc: object) -> Any:
+        """Stop counting and take everything off torch."""
+
+    def pause(self) -> AbstractContextManager[Any]:
+        """Inside, nothing is counted."""
+
+    def in_root(self) -> AbstractContextManager[Any]:
+        """Inside, work that no module call owns is the root's own."""
+
+    def record(self) -> FlopRecord:
+        """What was counted so far."""
+
+
+class State(Enum):
+    """Where in the window the run is."""
+
+    WAITING = "waiting"
+    COUNTING = "counting"
+    SETTLING = "settling"
+    TIMING = "timing"
+    COUNTING_MORE = "counting more"
+    CLOSED = "closed"
+
+
+class _Step:
+    """What is known of the step that is running."""
+
+    def __init__(self) -> None:
+        self.batches: list[Shapes] = []
+        self.samples: int | None = 0
+        self.tokens: int | None = 0
+        self.forwards = 0
+        self.backwards = 0
+        self.updates = 0
+
+    def signature(self) -> StepSignature:
+        return StepSignature(
+            batches=tuple(shapes_text(shapes) for shapes in self.batches),
+            forwards=self.forwards,
+            backwards=self.backwards,
+            updates=self.updates,
+        )
+
+
+class Recorder:
+    """One window over the steps of one training run, on one rank.
+
+    The caller tells it about every batch (``begin_batch``, ``end_batch``). While ``marking`` is true it also calls
+    ``enter``/``leave`` around each part of a step, and while ``counting`` is true it runs each batch inside
+    ``counting_scope``.
+
+    Args:
+        root: the model whose modules own the work.
+        profile_step: the step to count, by the number of steps before it.
+        timing_steps: how many steps of the counted step's signature to time.
+        settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
+        clock: stamps the parts of a step; None where the device cannot be timed.
+        new_counter: makes the FLOP counter when the window opens.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        profile_step: int,
+        timing_steps: int,
+        settle_steps: int,
+        clock: Clock[Any] | None,
+        new_counter: Callable[[nn.Module], Counter],
+    ) -> None:
+        self._root = root
+        self._profile_step = profile_step
+        self._timing_steps = timing_steps
+        self._settle_steps = min(settle_steps, timing_steps)
+        self._clock = clock
+        self._timer = PhaseTimer(clock) if clock is not None else None
+        self._new_counter = new_counter
+        self._counter: Counter | None = None
+        self._modules: tuple[ModuleRecord, ...] = ()
+        self._state = State.WAITING
+        self._steps_done = 0
+        self._settled = 0
+        self._matches = 0
+        self._step = _Step()
+        self._counted: list[StepRecord] = []
+        self._timed: list[tuple[StepRecord, StepMarks]] = []
+        self._variable = False
+        self._notes: list[str] = []
+        self._scopes: list[ExitStack] = []
+        self._flops = FlopRecord()
+        self._counted_shapes: tuple[Shapes, ...] | None = None
+        self._gradient_flops_in_backward = 0
+        self._backward_depth = 0
+        if profile_step == 0:
+            self._open()
+
+    @property
+    def state(self) -> State:
+        """Where in the window the run is."""
+        return self._state
+
+    @property
+    def steps_done(self) -> int:
+        """Steps of this run that ended so far."""
+        return self._steps_done
+
+    @property
+    def counting(self) -> bool:
+        """The running step is counted; its time means nothing."""
+        return self._state in (State.COUNTING, State.COUNTING_MORE)
+
+    @property
+    def marking(self) -> bool:
+        """The running step's phases must be marked."""
+        return self.counting or self._state is State.TIMING
+
+    @property
+    def counted_shapes(self) -> tuple[Shapes, ...] | None:
+        """Batch shapes of the counted step; None before it ended and where several different ones were counted."""
+        return self._counted_shapes if not self._variable else None
+
+    def note(self, sentence: str) -> None:
+        """Add *sentence* to the report, once."""
+        if sentence not in self._notes:
+            self._notes.append(sentence)
+
+    # ---- the parts of a step
+
+    def counting_scope(self) -> AbstractContextManager[Any]:
+        """Run one whole batch inside this; it counts when the running step is a counted one."""
+        return self._counter if self.counting and self._counter is not None else nullcontext()
+
+    def enter(self, part: TimePhase | str) -> None:
+        """*part* of the step begins, inside whatever part is running.
+
+        A name that is no phase (``validation``, ``checkpoint``) is time the step does not own.
+        """
+        if self._state is State.TIMING and self._timer is not None:
+            self._timer.enter(part)
+        elif self.counting and self._counter is not None:
+            scope = ExitStack()
+            if part == "forward":
+                scope.enter_context(self._counter.in_root())
+            elif part == "backward":
+                self._watch_backward(scope, self._counter)
+            elif part not in ("optimizer", "transfer"):
+                scope.enter_context(self._counter.pause())
+            self._scopes.append(scope)
+        if part == "forward":
+            self._step.forwards += 1
+        elif part == "backward":
+            self._step.backwards += 1
+        elif part == "optimizer":
+            self._step.updates += 1
+
+    def _watch_backward(self, scope: ExitStack, counter: Counter) -> None:
+        """Sum up the gradient FLOPs that run where the loop says "backward"; any others ran inside another phase."""
+        self._backward_depth += 1
+        before = _gradient_flops(counter.record()) if self._backward_depth == 1 else 0
+
+        def after() -> None:
+            self._backward_depth -= 1
+            if self._backward_depth == 0:
+                self._gradient_flops_in_backward += _gradient_flops(counter.record()) - before
+
+        scope.callback(after)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._state is State.TIMING and self._timer is not None:
+            self._timer.leave()
+        elif self._scopes:
+            self._scopes.pop().close()
+
+    def between_epochs(self) -> None:
+        """The epoch is over: until the next batch, time belongs to no step."""
+        if self._state is State.TIMING and self._timer is not None:
+            self._timer.pause("epoch restart")
+
+    # ---- the borders
+
+    def begin_batch(self) -> None:
+        """The loop turns to the next batch: the wait for it begins."""
+        if self._state is State.TIMING and self._timer is not None:
+            self._timer.resume()
+
+    def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
+        """A batch went through the loop.
+
+        Args:
+            shapes: shapes of its tensors.
+            samples: samples in it; None if not known.
+            tokens: tokens in it; None if not known.
+            ends_step: an optimizer attempt belongs to this batch, so a global step ends here.
+        """
+        step = self._step
+        step.batches.append(shapes)
+        step.samples = None if step.samples is None or samples is None else step.samples + samples
+        step.tokens = None if step.tokens is None or tokens is None else step.tokens + tokens
+        if ends_step:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, _Step()
+        state = self._state
+        if state is State.COUNTING:
+            self._end_counted_step(step)
+            self._counted_shapes = tuple(step.batches)
+            self._modules = describe_modules(self._root)
+            self._state = State.SETTLING if self._timer is not None else State.CLOSED
+            if self._settle_steps == 0 and self._timer is not None:
+                self._start_timing()
+        elif state is State.SETTLING:
+            self._settled += 1
+            if self._settled >= self._settle_steps:
+                self._start_timing()
+        elif state is State.TIMING:
+            self._end_timed_step(step)
+        elif state is State.COUNTING_MORE:
+            self._end_counted_step(step)
+            if len(self._counted) >= len(self._timed):
+                self._state = State.CLOSED
+        self._steps_done += 1
+        if state is State.WAITING and self._steps_done >= self._profile_step:
+            self._open()
+
+    def _open(self) -> None:
+        self._counter = self._new_counter(self._root)
+        self._state = State.COUNTING
+
+    def _start_timing(self) -> None:
+        assert self._timer is not None
+        self._state = State.TIMING
+        self._timer.begin()
+
+    def _end_counted_step(self, step: _Step) -> None:
+        assert self._counter is not None
+        before, self._flops = self._flops, self._counter.record()
+        self._counted.append(replace(self._record(step), flops=_phase_flops(self._flops, less=before)))
+
+    def _end_timed_step(self, step: _Step) -> None:
+        assert self._timer is not None
+        record = self._record(step)
+        self._timed.append((record, self._timer.cut()))
+        self._matches += record.signature == self._counted[0].signature
+        if self._matches >= self._timing_steps:
+            self._state = State.CLOSED
+            return
+        watched = len(self._timed)
+        if watched == max(self._timing_steps, _FEW_MATCHES) and self._matches * _FEW_MATCHES < watched:
+            self._variable = True
+            self._timed = self._timed[-self._timing_steps :]
+            enough = len(self._counted) >= len(self._timed)
+            self._state = State.CLOSED if enough else State.COUNTING_MORE
+        elif watched >= LIMIT_FACTOR * self._timing_steps:
+            self._state = State.CLOSED
+
+    def _record(self, step: _Step) -> StepRecord:
+        return StepRecord(
+            index=self._steps_done,
+            signature=step.signature(),
+            micro_steps=len(step.batches),
+            samples=step.samples,
+            tokens=step.tokens,
+        )
+
+    # ---- the result
+
+    def close(self, *, context: RunContext, report_step: int) -> WindowRecord | None:
+        """End the window, whatever state it is in, and say what it measured.
+
+        Args:
+            context: where the run takes place.
+            report_step: the run's own x-axis value now.
+
+        Returns:
+            None if no step was counted to its end.
+        """
+        closed_early = self._state is not State.CLOSED
+        self._state = State.CLOSED
+        while self._scopes:
+            self._scopes.pop().close()
+        if self._counter is None or not self._counted:
+            return None
+        counted = self._counted
+        if closed_early:
+            self.note("Training ended before the window closed.")
+        timed = self._read_times()
+        mixed: tuple[TimePhase, ...] = ()
+        if self._gradient_flops_in_backward < _gradient_flops(self._flops):
+            mixed = ("forward", "backward")
+            self.note(
+                "Gradients were also computed inside the forward (autograd.grad, or a backward the training loop does "
+                "not see), so the times of forward and backward cannot be told apart; their sum is true."
+            )
+        if self._timer is None:
+            self.note("This device has no clock this profiler can read without stopping it, so no phase was timed.")
+        elif self._variable:
+            self.note(
+                f"Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: "
+                f"FLOPs are of {len(counted)} steps and times of {len(timed)} other steps of the same run, so rates "
+                "compare averages."
+            )
+        elif len(timed) < self._timing_steps:
+            self.note(
+                f"{len(timed)} of the {self._timing_steps} steps asked for were timed: "
+                + (
+                    "the run was too short."
+                    if closed_early
+                    else f"only they had the counted step's signature among {len(self._timed)} watched."
+                )
+            )
+        return WindowRecord(
+            profile_step=self._profile_step,
+            report_step=report_step,
+            context=context,
+            modules=self._modules,
+            flops=self._flops,
+            counted_steps=tuple(counted),
+            timed_steps=timed,
+            timing_steps=self._timing_steps,
+            settle_steps=self._settle_steps,
+            variable=self._variable,
+            mixed_phases=mixed,
+            notes=tuple(self._notes),
+        )
+
+    def _read_times(self) -> tuple[StepRecord, ...]:
+        if self._timer is None or self._clock is None or not self._timed:
+            return ()
+        self._clock.settle()
+        steps = []
+        for record, marks in self._timed:
+            if not self._variable and record.signature != self._counted[0].signature:
+                continue
+            times = self._timer.read(marks)
+            steps.append(
+                replace(record, seconds=times.seconds, reader_sec=times.reader_sec, excluded_sec=times.excluded_sec)
+            )
+        return tuple(steps)
+
+
+def _gradient_flops(record: FlopRecord) -> int:
+    return sum(cell.flops for cell in record.cells if cell.phase in ("backward", "recompute"))
+
+
+def _phase_flops(record: FlopRecord, *, less: FlopRecord) -> PhaseFlops:
+    """FLOPs by phase of *record*, less those it shares with the earlier record *less*."""
+    total = dict.fromkeys(("forward", "backward", "recompute", "optimizer"), 0)
+    for cell in record.cells:
+        total[cell.phase] += cell.flops
+    for cell in less.cells:
+        total[cell.phase] -= cell.flops
+    return PhaseFlops(**total)
