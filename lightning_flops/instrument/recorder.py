@@ -170,10 +170,12 @@ class Recorder:
         """Batch shapes of the counted step; None before it ended and where several different ones were counted."""
         return self._counted_shapes if not self._variable else None
 
-    def note(self, sentence: str) -> None:
-        """Add *sentence* to the report, once."""
-        if sentence not in self._notes:
-            self._notes.append(sentence)
+    def note(self, sentence: str) -> bool:
+        """Add *sentence* to the report; False if it is there already."""
+        if sentence in self._notes:
+            return False
+        self._notes.append(sentence)
+        return True
 
     # ---- the parts of a step
 

@@ -1,0 +1,37 @@
+"""Clocks whose time the test decides."""
+
+from __future__ import annotations
+
+
+class FakeNow:
+    """Stands still until told to go on."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        """Let *seconds* go by."""
+        self.seconds += seconds
+
+
+class FakeEvent:
+    """A device event that takes place *lag* seconds after the host recorded it."""
+
+    def __init__(self, now: FakeNow, lag: float = 0.0) -> None:
+        self._now = now
+        self._lag = lag
+        self.at: float | None = None
+        self.synchronized = 0
+
+    def record(self) -> None:
+        self.at = self._now() + self._lag
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.at is not None and end.at is not None
+        return (end.at - self.at) * 1e3

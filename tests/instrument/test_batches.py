@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections import UserDict
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_flops.instrument.batches import samples_in, shapes_text, tensor_shapes
+
+
+@dataclass
+class Pair:
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+IMAGE, LABEL = torch.zeros(5, 3, 2, 2), torch.zeros(5)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (IMAGE, LABEL),
+        [IMAGE, LABEL],
+        {"image": IMAGE, "label": LABEL},
+        {"a": {"b": [IMAGE]}, "c": (LABEL, "name", None, 3)},
+        Pair(IMAGE, LABEL),
+        UserDict(image=IMAGE, label=LABEL),
+    ],
+    ids=["tuple", "list", "dict", "nested", "dataclass", "mapping"],
+)
+def test_tensors_are_found_wherever_a_batch_keeps_them(batch: Any) -> None:
+    assert tensor_shapes(batch) == ((5, 3, 2, 2), (5,))
+    assert samples_in(tensor_shapes(batch)) == 5
+
+
+def test_scalars_do_not_speak_for_the_batch() -> None:
+    assert samples_in(tensor_shapes([IMAGE, torch.tensor(1.0)])) == 5
+
+
+def test_a_batch_whose_tensors_disagree_has_no_known_size() -> None:
+    assert samples_in(tensor_shapes({"a": torch.zeros(2, 3), "b": torch.zeros(4, 3)})) is None
+
+
+@pytest.mark.parametrize("batch", [None, "text", 3, object(), [], torch.tensor(1.0)])
+def test_a_batch_without_tensors_that_have_a_first_dimension_has_no_known_size(batch: Any) -> None:
+    assert samples_in(tensor_shapes(batch)) is None
+
+
+def test_a_batch_that_contains_itself_is_described_too() -> None:
+    batch: list[Any] = [IMAGE]
+    batch.append(batch)
+    assert samples_in(tensor_shapes(batch)) == 5
+
+
+def test_shapes_read_as_text() -> None:
+    assert shapes_text(((5, 3), (5,), ())) == "[5, 3] [5] []"

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lightning_flops.instrument.patches import Patches
+
+
+class Loop:
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def run(self, what: str) -> str:
+        """Run it."""
+        self.ran.append(what)
+        return what
+
+
+def spying(spied: list[str], tag: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(what: str) -> Any:
+            spied.append(tag + what)
+            return original(what)
+
+        return run
+
+    return make
+
+
+def test_a_replaced_method_runs_around_the_original_and_keeps_its_name() -> None:
+    loop, spied, patches = Loop(), [], Patches()
+    patches.replace(loop, "run", spying(spied))
+    assert loop.run("a") == "a"
+    assert (spied, loop.ran) == (["a"], ["a"])
+    assert (loop.run.__name__, loop.run.__doc__) == ("run", "Run it.")
+
+
+def test_undo_leaves_the_instance_as_it_was() -> None:
+    loop, patches = Loop(), Patches()
+    before = dict(vars(loop))
+    patches.replace(loop, "run", spying([]))
+    assert patches
+    patches.undo()
+    assert vars(loop) == before
+    assert not patches
+
+
+def test_an_instance_attribute_that_was_there_comes_back() -> None:
+    loop, patches = Loop(), Patches()
+    mine: Callable[[str], str] = lambda what: what.upper()  # noqa: E731
+    loop.run = mine  # type: ignore[method-assign]
+    patches.replace(loop, "run", spying([]))
+    patches.undo()
+    assert vars(loop)["run"] is mine
+
+
+def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> None:
+    loop, spied, theirs, patches = Loop(), [], [], Patches()
+    patches.replace(loop, "run", spying(spied))
+    ours = loop.run
+
+    def wrapper(what: str) -> str:
+        theirs.append(what)
+        return str(ours(what))
+
+    loop.run = wrapper  # type: ignore[method-assign]
+    patches.undo()
+    assert loop.run("a") == "a"
+    assert (spied, theirs, loop.ran) == ([], ["a"], ["a"])
+
+
+@pytest.mark.parametrize("first_undone", [0, 1])
+def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: int) -> None:
+    loop, spied = Loop(), []
+    both = [Patches(), Patches()]
+    both[0].replace(loop, "run", spying(spied, "inner "))
+    both[1].replace(loop, "run", spying(spied, "outer "))
+    loop.run("a")
+    assert spied == ["outer a", "inner a"]
+    both[first_undone].undo()
+    both[1 - first_undone].undo()
+    assert "run" not in vars(loop)
+
+
+def test_a_missing_method_is_an_error_of_ours() -> None:
+    with pytest.raises(AttributeError, match="walk"):
+        Patches().replace(Loop(), "walk", spying([]))
