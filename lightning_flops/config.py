@@ -1,0 +1,218 @@
+"""Settings: DeepSpeed's ``"flops_profiler"`` block with its own names and defaults, and the keys this project adds."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import fsspec
+
+from lightning_flops.errors import ConfigError
+
+BLOCK = "flops_profiler"
+"""Name of the block in a DeepSpeed config, and of the settings in every message."""
+
+DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
+"""Names by which ``peak_flops_per_sec`` may be given for each dtype."""
+
+
+class _Rule(NamedTuple):
+    """What a setting may be: in words for the message, and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    largest = sys.float_info.max  # an int may be larger than any float, and is not finite then
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -largest <= value <= largest
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_count_or_function(value: Any) -> bool:
+    return value is None or callable(value) or (_is_integer(value) and value > 0)
+
+
+def _is_peak(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(key in DTYPE_NAMES and _is_positive(peak) for key, peak in value.items())
+    return value is None or _is_positive(value)
+
+
+def _is_tag_prefix(value: object) -> bool:
+    # MLflow, the strictest of the usual loggers, takes these characters, in a path that is written the short way.
+    return (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z0-9_/. -]+", value) is not None
+        and value.strip() == posixpath.normpath(value) == value
+        and value[0] not in "/."
+    )
+
+
+def _integer_from(lowest: int) -> _Rule:
+    return _Rule(f"an integer >= {lowest}", lambda value: _is_integer(value) and value >= lowest)
+
+
+_BOOLEAN = _Rule("true or false", lambda value: isinstance(value, bool))
+_COUNT_OR_FUNCTION = _Rule("an integer > 0, a function of the batch, or None", _is_count_or_function)
+
+_RULES: Mapping[str, _Rule] = {
+    "enabled": _BOOLEAN,
+    "profile_step": _integer_from(0),
+    "module_depth": _integer_from(-1),
+    "top_modules": _integer_from(1),
+    "detailed": _BOOLEAN,
+    "output_file": _Rule(
+        "a path or URL as text, or None",
+        lambda value: value is None or (isinstance(value, str) and value.strip() != ""),
+    ),
+    "recompute_fwd_factor": _Rule("a number >= 0", lambda value: _is_number(value) and value >= 0),
+    "timing_steps": _integer_from(1),
+    "monitor": _BOOLEAN,
+    "batch_size": _COUNT_OR_FUNCTION,
+    "tokens_per_sample": _COUNT_OR_FUNCTION,
+    "causal_attention": _Rule("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half")),
+    "peak_flops_per_sec": _Rule(
+        f"a number > 0, a mapping from dtype names ({', '.join(DTYPE_NAMES)}) to numbers > 0, or None", _is_peak
+    ),
+    "tag_prefix": _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    """Settings of one profiler; the first seven are DeepSpeed's, with DeepSpeed's defaults except ``enabled``.
+
+    Raises:
+        ConfigError: a setting breaks its rule; the message names the setting, the rule and the value.
+    """
+
+    enabled: bool = True
+    """Profile at all. A DeepSpeed block that does not say so is not enabled."""
+    profile_step: int = 1
+    """Profile the global step that starts after this many steps of the fit."""
+    module_depth: int = -1
+    """Deepest module level that the report shows; -1 shows all."""
+    top_modules: int = 1
+    """How many modules the aggregated profile lists at each level."""
+    detailed: bool = True
+    """Print every module with its parameters and FLOPs."""
+    output_file: str | None = None
+    """Path or URL the text report is written to; None sends it to the package's logger."""
+    recompute_fwd_factor: float = 0.0
+    """Forward passes repeated during the backward, for the estimated backward only; the measured one needs no hint."""
+    timing_steps: int = 20
+    """How many steps to time after the counted one."""
+    monitor: bool = True
+    """Log throughput and MFU for as long as training runs."""
+    batch_size: int | Callable[[Any], int] | None = None
+    """Samples in each batch, or a function that returns the samples of the batch it is given."""
+    tokens_per_sample: int | Callable[[Any], int] | None = None
+    """Tokens in each sample, or a function that returns the tokens of the whole batch it is given."""
+    causal_attention: Literal["full", "half"] = "full"
+    """Whether attention calls flagged causal count the whole score matrix or half of it."""
+    peak_flops_per_sec: float | Mapping[str, float] | None = None
+    """Dense peak of one device in FLOP/s, one for all dtypes or by dtype name; None looks the device up."""
+    tag_prefix: str = BLOCK
+    """What the tags of scalars and texts begin with."""
+
+    def __post_init__(self) -> None:
+        """Check every setting against its rule."""
+        for name, rule in _RULES.items():
+            value = getattr(self, name)
+            if not rule.holds(value):
+                raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {value!r}")
+        object.__setattr__(self, "recompute_fwd_factor", float(self.recompute_fwd_factor))
+        if isinstance(self.peak_flops_per_sec, Mapping):
+            # A copy: the caller's mapping may change later.
+            peaks = {name: float(peak) for name, peak in self.peak_flops_per_sec.items()}
+            object.__setattr__(self, "peak_flops_per_sec", peaks)
+        elif self.peak_flops_per_sec is not None:
+            object.__setattr__(self, "peak_flops_per_sec", float(self.peak_flops_per_sec))
+
+    @classmethod
+    def from_block(cls, block: object) -> ProfilerConfig:
+        """Settings from a ``"flops_profiler"`` block as DeepSpeed reads it: not enabled unless it says so.
+
+        Args:
+            block: the block's JSON object as a mapping. Besides DeepSpeed's keys it may hold ours.
+
+        Raises:
+            ConfigError: not an object, an unknown key, or a setting that breaks its rule.
+        """
+        if not isinstance(block, Mapping):
+            raise ConfigError(f"{BLOCK} must be an object, got {block!r}")
+        for key in block:
+            if key not in _RULES:
+                near = difflib.get_close_matches(str(key), _RULES, n=1)
+                hint = f", did you mean {near[0]}?" if near else f"; the settings are {', '.join(_RULES)}"
+                raise ConfigError(f"{BLOCK}.{key} is not a setting{hint}")
+        return cls(**{"enabled": False, **block})
+
+    @classmethod
+    def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
+        """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; DeepSpeed need not be installed.
+
+        Args:
+            config: the config as a mapping, or the path or URL (anything fsspec opens) of its JSON file.
+
+        Returns:
+            The block's settings; not enabled where the config has no such block.
+
+        Raises:
+            ConfigError: the file cannot be read or is no JSON object, or the block is wrong as in ``from_block``.
+        """
+        if not isinstance(config, Mapping):
+            config = _read_json_object(config)
+        return cls.from_block(config.get(BLOCK, {}))
+
+
+_SETTINGS = tuple(field.name for field in fields(ProfilerConfig))
+assert _SETTINGS == tuple(_RULES), "every setting has a rule, in the order of the settings"
+
+
+def _read_json_object(path: str | Path) -> Mapping[str, Any]:
+    """The JSON object in the file at *path*, a path or URL."""
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {path!r}")
+    try:
+        file_system, name = fsspec.core.url_to_fs(str(path))
+        with file_system.open(name, "rb") as file:
+            text = file.read().decode("utf-8-sig")
+    except (OSError, ValueError, ImportError) as error:  # ImportError: the URL needs a package that is not installed
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
+    try:
+        value = json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"the DeepSpeed config {path} is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"the DeepSpeed config {path} {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {value!r:.80}")
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a key given twice is a mistake, in DeepSpeed as here."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ConfigError(f"gives {next(key for key in keys if keys.count(key) > 1)!r} twice")
+    return found
