@@ -1,0 +1,137 @@
+"""A network that carries its own FLOP counts, worked out by hand from its layer sizes.
+
+A family file defines networks; nothing in it needs pytest, so a benchmark can run the same networks through other tools:
+
+    for network in all_networks():
+        example = network.example()
+        example.model(*example.args, **example.kwargs)   # the forward alone
+        example.run()                                    # what ``network.expected`` counts
+
+The arithmetic of every truth follows one rule: a multiply-add is two FLOPs, and only matrix-product-like work counts.
+A product of an (m, k) with a (k, n) matrix is ``2 * m * k * n``. Its backward is two more products of the same cost, one for
+each factor that needs a gradient. Biases, norms, activations, softmax, embeddings and losses are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_flops.records import PhaseFlops
+
+SEED = 20_240_229
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a network's run costs, by hand."""
+
+    forward: int
+    backward: int = 0
+    recompute: int = 0
+    optimizer: int = 0
+    causal_skipped: int = 0
+    """What fused causal attention does not execute: for every head, the scores above the diagonal."""
+    by_module: Mapping[str, PhaseFlops] = field(default_factory=dict)
+    """The modules worth naming, what is below them included; every one listed is compared in all four phases."""
+
+    @property
+    def phases(self) -> PhaseFlops:
+        """The four buckets of the whole run."""
+        return PhaseFlops(
+            forward=self.forward, backward=self.backward, recompute=self.recompute, optimizer=self.optimizer
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Example:
+    """A network, built, with the inputs its truth is for."""
+
+    model: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    step: Callable[[Example], None] | None = None
+    """What is counted; by default one forward and a backward from the sum of its outputs."""
+    teardown: Callable[[], None] = lambda: None
+    """Undoes what building set up outside the model, such as a process group."""
+
+    def forward(self) -> Any:
+        """The model's output on the example's inputs."""
+        return self.model(*self.args, **self.kwargs)
+
+    def run(self) -> None:
+        """Runs what the truth counts, once."""
+        (self.step or forward_and_backward)(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """One member of the corpus."""
+
+    build: Callable[[], Example]
+    expected: Expected
+    name: str = ""
+    family: str = ""
+
+    def example(self) -> Example:
+        """Builds the model and its inputs, the same ones every time."""
+        torch.manual_seed(SEED)
+        return self.build()
+
+
+class Family:
+    """The networks of one file, in the order they are written."""
+
+    def __init__(self, name: str) -> None:
+        """Starts an empty family called *name*."""
+        self.name = name
+        self.networks: list[Network] = []
+
+    def network(self, define: Callable[[], Network]) -> Callable[[], Network]:
+        """Decorates a function that returns a network; the function's name becomes the network's."""
+        self.networks.append(replace(define(), name=define.__name__, family=self.name))
+        return define
+
+
+def forward_and_backward(example: Example) -> None:
+    """One forward, and the backward of the sum of everything it returned."""
+    total(example.forward()).backward()  # type: ignore[no-untyped-call]
+
+
+def forward_only(example: Example) -> None:
+    """One forward with gradients on, and no backward."""
+    example.forward()
+
+
+def forward_without_grad(example: Example) -> None:
+    """One forward under ``torch.no_grad``."""
+    with torch.no_grad():
+        example.forward()
+
+
+def forward_in_inference_mode(example: Example) -> None:
+    """One forward under ``torch.inference_mode``."""
+    with torch.inference_mode():
+        example.forward()
+
+
+def total(output: Any) -> Tensor:
+    """The sum of every tensor in *output* that a gradient can flow back from."""
+    tensors = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    return sum((tensor.sum() for tensor in tensors), start=torch.zeros(()))
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from tensors_in(value)
