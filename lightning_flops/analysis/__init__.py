@@ -1,0 +1,1 @@
+"""Pure functions over records: sums, rates and trees; standard library only."""

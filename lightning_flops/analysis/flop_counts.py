@@ -1,0 +1,224 @@
+"""Sums over a ``FlopRecord``: FLOPs and bytes by module, operator and dtype."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TypeVar
+
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBytes:
+    """Bytes by phase: the inputs and outputs of every operator that ran, views left out."""
+
+    forward: int = 0
+    backward: int = 0
+    recompute: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        """All four phases added up."""
+        return self.forward + self.backward + self.recompute + self.optimizer
+
+    def __add__(self, other: PhaseBytes) -> PhaseBytes:
+        """Phase by phase."""
+        return PhaseBytes(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            recompute=self.recompute + other.recompute,
+            optimizer=self.optimizer + other.optimizer,
+        )
+
+
+class FlopCounts:
+    """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two.
+
+    Reads the record anew at each question, so over a running counter the answers are those of the moment.
+
+    Args:
+        record: the record, or a function that returns the record of the moment.
+    """
+
+    def __init__(self, record: FlopRecord | Callable[[], FlopRecord]) -> None:
+        self._record = record
+
+    @property
+    def record(self) -> FlopRecord:
+        """The record that the sums are over."""
+        return self._record if isinstance(self._record, FlopRecord) else self._record()
+
+    @property
+    def total(self) -> PhaseFlops:
+        """All modules and operators together, work outside the root included."""
+        return _phase_flops(self.record.cells)
+
+    @property
+    def forward(self) -> int:
+        """Model FLOPs of the forward pass."""
+        return self.total.forward
+
+    @property
+    def backward(self) -> int:
+        """Model FLOPs that autograd ran."""
+        return self.total.backward
+
+    @property
+    def recompute(self) -> int:
+        """FLOPs spent a second time: activation checkpointing, and what fused attention's backward repeats."""
+        return self.total.recompute
+
+    @property
+    def optimizer(self) -> int:
+        """FLOPs inside optimizer steps and gradient-accumulation hooks."""
+        return self.total.optimizer
+
+    @property
+    def causal_skipped(self) -> int:
+        """FLOPs, among the four phases', that fused causal attention does not execute."""
+        return sum(cell.causal_skipped for cell in self.record.cells)
+
+    @property
+    def model_flops(self) -> int:
+        """Forward plus backward: what the model's arithmetic asks for, the numerator of MFU."""
+        total = self.total
+        return total.forward + total.backward
+
+    @property
+    def hardware_flops(self) -> int:
+        """All four phases less what fused causal attention skips: what the kernels execute, the numerator of HFU."""
+        record = self.record
+        return _phase_flops(record.cells).total - sum(cell.causal_skipped for cell in record.cells)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of all operators' inputs."""
+        return sum(cell.bytes_read for cell in self.record.cells)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all operators' outputs."""
+        return sum(cell.bytes_written for cell in self.record.cells)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written."""
+        return sum(cell.bytes_read + cell.bytes_written for cell in self.record.cells)
+
+    @property
+    def without_backward(self) -> int:
+        """Forward FLOPs from which no backward can follow, because nothing in them needed a gradient."""
+        return sum(cell.without_backward for cell in self.record.cells)
+
+    @property
+    def uncounted(self) -> Mapping[str, UncountedOperator]:
+        """Operators that ran and are in no sum, by name."""
+        return self.record.uncounted
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether an operator that looks like matmul work could not be counted, so that every sum is at least that."""
+        return any(operator.heavy for operator in self.record.uncounted.values())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the counter could not do, in sentences."""
+        return self.record.notes
+
+    def by_module(self) -> dict[str, PhaseFlops]:
+        """FLOPs of each module with everything below it, by qualified name.
+
+        The root is ``""``. Work that belongs to no module of the root stands under ``"(outside)"``, if there is any.
+        """
+        sums: defaultdict[str, PhaseFlops] = defaultdict(PhaseFlops)
+        record = self.record
+        for name, own in _own_by_module(record).items():
+            for above in _with_ancestors(name):
+                sums[above] += own
+        return _root_first(sums)
+
+    def own_by_module(self) -> dict[str, PhaseFlops]:
+        """FLOPs of each module without those of the modules below it."""
+        return _root_first(_own_by_module(self.record))
+
+    def by_operator(self) -> dict[str, PhaseFlops]:
+        """FLOPs of each operator, such as ``aten.mm``; operators that spent none are left out."""
+        return _grouped(self.record.cells, lambda cell: cell.operator)
+
+    def by_module_and_operator(self) -> dict[str, dict[str, PhaseFlops]]:
+        """FLOPs of each module, everything below it included, by operator; pairs that spent none are left out."""
+        cells: defaultdict[str, list[OperatorCell]] = defaultdict(list)
+        for cell in self.record.cells:
+            for name in _with_ancestors(cell.module):
+                cells[name].append(cell)
+        groups = {name: _grouped(group, lambda cell: cell.operator) for name, group in cells.items()}
+        return _root_first({name: group for name, group in groups.items() if group})
+
+    def by_dtype(self) -> dict[str, PhaseFlops]:
+        """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
+        return _grouped(self.record.cells, lambda cell: cell.dtype)
+
+    def bytes_by_module(self) -> dict[str, PhaseBytes]:
+        """Bytes read and written by each module with everything below it, by qualified name."""
+        sums: defaultdict[str, PhaseBytes] = defaultdict(PhaseBytes)
+        for cell in self.record.cells:
+            moved = replace(PhaseBytes(), **{cell.phase: cell.bytes_read + cell.bytes_written})
+            for name in _with_ancestors(cell.module):
+                sums[name] += moved
+        return _root_first(sums)
+
+    def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
+        """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
+
+        Forwards that no backward can follow are left out. Stands for backward and recompute together.
+        """
+        return round((2 + Fraction(recompute_fwd_factor)) * (self.forward - self.without_backward))
+
+
+def _phase_flops(cells: Iterable[OperatorCell]) -> PhaseFlops:
+    sums = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+    for cell in cells:
+        sums[cell.phase] += cell.flops
+    return PhaseFlops(**sums)
+
+
+def _grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
+    groups: defaultdict[str, list[OperatorCell]] = defaultdict(list)
+    for cell in cells:
+        if cell.flops:
+            groups[key(cell)].append(cell)
+    return {name: _phase_flops(group) for name, group in groups.items()}
+
+
+def _own_by_module(record: FlopRecord) -> dict[str, PhaseFlops]:
+    groups: defaultdict[str, list[OperatorCell]] = defaultdict(list)
+    for name in record.module_calls:
+        groups[name] = []
+    for cell in record.cells:
+        groups[cell.module].append(cell)
+    own = {name: _phase_flops(group) for name, group in groups.items()}
+    own.setdefault("", PhaseFlops())
+    if OUTSIDE in own and not own[OUTSIDE].total:
+        del own[OUTSIDE]
+    return own
+
+
+def _with_ancestors(name: str) -> Iterator[str]:
+    """Yield the module's name, then those of the modules around it, the root last."""
+    yield name
+    if name == OUTSIDE:
+        return
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Sort by name, so that a module stands before those below it; what is outside the root stands last."""
+    return {name: sums[name] for name in sorted(sums, key=lambda name: (name == OUTSIDE, name.split(".")))}
