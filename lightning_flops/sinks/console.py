@@ -1,0 +1,21 @@
+"""A sink that goes to the package's logger, where a program's own logging settings decide what is shown."""
+
+from __future__ import annotations
+
+import logging
+
+# The package's own logger, not this module's: it is the one that users know to set a level for.
+logger = logging.getLogger("lightning_flops")
+
+
+class ConsoleSink:
+    """Logs each text as one record at level INFO."""
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        """Log *text* under its tag and step.
+
+        Returns:
+            Whether the program's logging settings let it through.
+        """
+        logger.info("%s at step %d\n%s", tag, step, text)
+        return logger.isEnabledFor(logging.INFO)

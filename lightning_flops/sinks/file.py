@@ -1,0 +1,81 @@
+"""A sink that is one file: a local path, or any URL that fsspec opens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+
+class FileSink:
+    """Writes each text to one file, in place of what was there."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        """Local path or URL."""
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        """Replace the file's content by *text*.
+
+        Raises:
+            OSError: the file cannot be written; the message names it.
+        """
+        write_text_file(self.path, text)
+        return True
+
+
+def write_text_file(path: str | Path, text: str) -> None:
+    """Replace the content of the file at *path* by *text*, as UTF-8; missing folders are created.
+
+    A local file appears whole or not at all: a reader, or a crash, never meets half a report.
+
+    Args:
+        path: local path, or a URL of any file system that fsspec knows.
+        text: the new content; a newline is added at its end if it has none.
+
+    Raises:
+        OSError: the file cannot be written, for whatever reason; the message names it.
+    """
+    content = (text if text.endswith("\n") else text + "\n").encode()
+    try:
+        file_system, name = fsspec.core.url_to_fs(str(path))
+        if isinstance(file_system, LocalFileSystem):
+            _write_local(Path(name), content)
+            return
+        try:
+            file_system.makedirs(file_system._parent(name), exist_ok=True)
+        except PermissionError:
+            pass  # an object store needs no folders, and may not let us make the bucket that exists
+        with file_system.open(name, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"cannot write {path}: {error}") from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:  # file systems raise what their client libraries raise
+        raise OSError(f"cannot write {path}: {type(error).__name__}: {error}") from error
+
+
+def _write_local(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()  # a link stays a link; what it points to is replaced
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):
+        path.write_bytes(content)  # a device or a pipe cannot be replaced; a folder raises, as it should
+        return
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        draft.write_bytes(content)
+        if mode is not None:
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,25 @@
+"""A sink that keeps what it is given, for notebooks and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class MemorySink:
+    """Keeps scalars and texts by tag and step."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, dict[int, float]] = {}
+        """``{tag: {step: value}}``"""
+        self.texts: dict[str, dict[int, str]] = {}
+        """``{tag: {step: text}}``"""
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Keep every scalar; one that is written again at the same step replaces the first."""
+        for tag, value in scalars.items():
+            self.scalars.setdefault(tag, {})[step] = value
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        """Keep *text*; one that is written again at the same step replaces the first."""
+        self.texts.setdefault(tag, {})[step] = text
+        return True
