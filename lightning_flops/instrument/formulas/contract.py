@@ -1,0 +1,199 @@
+"""What a formula is, what it answers, and how one is bound to an operator's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Arguments = tuple[Any, ...]
+Keywords = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one call of an operator spends, where a single number does not say it."""
+
+    flops: int
+    """Model FLOPs, which belong to the running phase; attention over the full score matrix."""
+    recompute: int = 0
+    """FLOPs with which a fused attention's backward repeats a part of its forward."""
+    causal_skipped: int = 0
+    """FLOPs of ``flops + recompute`` that belong to score-matrix entries the kernel's mask rules out.
+
+    Exact for the mask's shape, rectangular masks and sliding windows included. A kernel skips whole tiles only, so what
+    it executes is a little more than ``flops + recompute - causal_skipped``.
+    """
+    causal: bool = False
+    """Whether the call was flagged causal, so that ``causal_attention="half"`` halves it."""
+
+
+Formula = Callable[[Arguments, Keywords, Any], "int | Work"]
+"""FLOPs of one call, from its positional arguments, its keyword arguments and its result; a multiply-add is two.
+
+The arguments are the dispatcher's: in the schema's order, trailing defaults left out.
+"""
+
+DtypeRule = Callable[[Arguments, Keywords, Any], torch.dtype]
+"""The dtype in which one call's arithmetic runs."""
+
+Kind = Literal["formula", "free", "unknown"]
+
+
+class Unreadable(ValueError):
+    """A formula needs numbers that the call's tensors do not show (fake tensors, a CUDA graph being captured)."""
+
+
+RESULT = "->"
+"""Stands for the call's result where a rule lists the arguments its formula reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the FLOPs of one operator, in all its overloads, follow from its arguments."""
+
+    flops: Callable[..., int | Work]
+    """Takes the values of *arguments*, in that order; or, when *arguments* is empty, ``(args, kwargs, out)`` itself."""
+    arguments: tuple[str, ...] = ()
+    """Schema names of what *flops* reads; ``RESULT`` is the call's result.
+
+    A name that ends in ``?`` reads None where the schema has no such argument (an older torch, another overload).
+    """
+    dtype: str | torch.dtype | None = None
+    """Argument whose dtype the arithmetic has, or that dtype itself; None: the first tensor's."""
+    estimate: str = ""
+    """Where the leading terms come from, when they are an estimate; empty for an exact count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is known about one operator."""
+
+    name: str
+    """Without overload, such as ``aten.mm``."""
+    kind: Kind
+    compute: Formula
+    """Zero for free and unknown operators."""
+    dtype_of: DtypeRule
+    estimate: str = ""
+    """Source of the formula where it is an estimate, such as ``5 N log2 N for a complex FFT``; else empty."""
+    composite: bool = False
+    """Unknown as a whole, but made of other operators: ``op.decompose(*args, **kwargs)`` runs exactly those.
+
+    Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
+    """
+
+
+def first_tensor(values: Any) -> torch.Tensor | None:
+    """The first tensor among *values*, lists and tuples searched one level deep."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, torch.Tensor):
+                    return item
+    return None
+
+
+def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
+    """Dtype of the first tensor given, else of the first one made, else torch's default dtype."""
+    if args and isinstance(args[0], torch.Tensor):
+        return args[0].dtype
+    found = first_tensor(args)
+    if found is None:
+        found = first_tensor(kwargs.values())
+    if found is None:
+        found = first_tensor((out,))
+    return torch.get_default_dtype() if found is None else found.dtype
+
+
+def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
+    """What a free operator spends."""
+    return 0
+
+
+def argument_reader(schema: Any, name: str) -> Formula | Callable[[Arguments, Keywords, Any], Any]:
+    """Reads the argument *name* of a call of the operator with this *schema*; its default where the call leaves it out.
+
+    Raises:
+        LookupError: the schema has no argument of that name.
+    """
+    if name == RESULT:
+        return lambda args, kwargs, out: out
+    name, optional = name.removesuffix("?"), name.endswith("?")
+    position = 0
+    for argument in schema.arguments:
+        if argument.name == name:
+            break
+        if not argument.kwarg_only:
+            position += 1
+    else:
+        if optional:
+            return lambda args, kwargs, out: None
+        raise LookupError(f"{schema.name} has no argument {name!r}")
+    default = argument.default_value
+
+    def read_keyword(args: Arguments, kwargs: Keywords, out: Any) -> Any:
+        return kwargs.get(name, default)
+
+    def read(args: Arguments, kwargs: Keywords, out: Any) -> Any:
+        # The dispatcher hands positional arguments over by position, a caller of our own formula may not.
+        return args[position] if len(args) > position else kwargs.get(name, default)
+
+    return read_keyword if argument.kwarg_only else read
+
+
+def bind_formula(rule: Rule, schema: Any) -> Formula:
+    """The rule's formula for calls of one overload.
+
+    Raises:
+        LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
+    """
+    flops = rule.flops
+    if not rule.arguments:
+        return flops
+    readers = [argument_reader(schema, name) for name in rule.arguments]
+    if len(readers) == 1:
+        (only,) = readers
+        return lambda args, kwargs, out: flops(only(args, kwargs, out))
+    if len(readers) == 2:
+        left, right = readers
+        return lambda args, kwargs, out: flops(left(args, kwargs, out), right(args, kwargs, out))
+    return lambda args, kwargs, out: flops(*[read(args, kwargs, out) for read in readers])
+
+
+def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
+    """The rule's dtype for calls of one overload."""
+    dtype = rule.dtype
+    if dtype is None:
+        return dtype_of_first_tensor
+    if isinstance(dtype, torch.dtype):
+        return lambda args, kwargs, out: dtype
+    read = argument_reader(schema, dtype)
+
+    def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
+        value = read(args, kwargs, out)
+        tensor = value if isinstance(value, torch.Tensor) else first_tensor((value,))
+        return dtype_of_first_tensor(args, kwargs, out) if tensor is None else tensor.dtype
+
+    return dtype_of
+
+
+def host_integers(tensor: torch.Tensor) -> list[int]:
+    """Values of a small integer tensor, such as sequence offsets.
+
+    Raises:
+        Unreadable: the tensor has no values (fake, meta, functional), or reading it now would break a CUDA graph capture.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if tensor.device.type == "meta" or isinstance(tensor, (FakeTensor, FunctionalTensor)):
+        raise Unreadable("its lengths are values of a tensor that holds none")
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise Unreadable("its lengths cannot be read while a CUDA graph is captured")
+    values = tensor.detach().reshape(-1).tolist()
+    return [int(value) for value in values]

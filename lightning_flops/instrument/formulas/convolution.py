@@ -1,0 +1,170 @@
+"""Convolutions: plain, transposed, grouped, dilated, in every backend, forward and backward.
+
+Each output element of a convolution meets C_in/groups × (kernel size) weights; each input element of a transposed one
+meets C_out/groups × (kernel size). Taps that fall on padding count like the others, as everywhere in the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lightning_flops.instrument.formulas.contract import RESULT, Arguments, Keywords, Rule
+
+
+def plain(weight: torch.Tensor, out: torch.Tensor) -> int:
+    """A convolution with weight (C_out, C_in/groups, …kernel) that makes *out*; also from a gradient of that shape."""
+    return 2 * out.numel() * prod(weight.shape[1:])
+
+
+def transposed(values: torch.Tensor, weight: torch.Tensor) -> int:
+    """A transposed convolution of *values* with weight (C_in, C_out/groups, …kernel)."""
+    return 2 * values.numel() * prod(weight.shape[1:])
+
+
+def convolution(args: Arguments, kwargs: Keywords, out: Any) -> int:
+    """``convolution(input, weight, bias, stride, padding, dilation, transposed, …)`` and what shares its order."""
+    side = args[0] if args[6] else out
+    return 2 * int(side.numel()) * prod(args[1].shape[1:])
+
+
+def backward(
+    grad: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, is_transposed: bool, mask: Sequence[bool]
+) -> int:
+    """``convolution_backward``: input and weight gradient cost one forward each; the bias's is a reduction."""
+    forward = transposed(values, weight) if is_transposed else plain(weight, grad)
+    return (bool(mask[0]) + bool(mask[1])) * forward
+
+
+def plain_backward(grad: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]) -> int:
+    """Backward of a convolution that is not transposed."""
+    return (bool(mask[0]) + bool(mask[1])) * plain(weight, grad)
+
+
+def transposed_backward(values: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]) -> int:
+    """Backward of a transposed convolution."""
+    return (bool(mask[0]) + bool(mask[1])) * transposed(values, weight)
+
+
+def double_backward(
+    input_direction: torch.Tensor | None,
+    weight_direction: torch.Tensor | None,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    values: torch.Tensor,
+    is_transposed: bool,
+    mask: Sequence[bool],
+) -> int:
+    """``_convolution_double_backward``: each direction gives a part of two of the three gradients, one forward each.
+
+    The direction of the input reaches the gradients of *grad* and of the weight; that of the weight reaches the
+    gradients of *grad* and of the input.
+    """
+    forward = transposed(values, weight) if is_transposed else plain(weight, grad)
+    count = 0
+    if input_direction is not None:
+        count += bool(mask[0]) + bool(mask[1])
+    if weight_direction is not None:
+        count += bool(mask[0]) + bool(mask[2])
+    return count * forward
+
+
+def reordered(weight: torch.Tensor, out: torch.Tensor) -> int:
+    """A convolution whose weight may have been laid out anew: only its number of elements is trusted.
+
+    *out* is (N, C_out, …); the weight has C_out × C_in/groups × (kernel size) elements in any layout.
+    """
+    return 2 * (out.numel() // int(out.shape[1])) * weight.numel()
+
+
+def reordered_transposed(values: torch.Tensor, weight: torch.Tensor) -> int:
+    """A transposed convolution whose weight may have been laid out anew; *values* is (N, C_in, …)."""
+    return 2 * (values.numel() // int(values.shape[1])) * weight.numel()
+
+
+def deformable_backward(grad: torch.Tensor, weight: torch.Tensor) -> int:
+    """The two convolution-sized products of a deformable convolution's backward."""
+    return 2 * plain(weight, grad)
+
+
+def temporal(values: torch.Tensor, weight: torch.Tensor) -> int:
+    """``conv_tbc``: weight (kernel, C_in, C_out), *values* being the (T, B, C_out) result or a gradient of its shape."""
+    return 2 * values.numel() * int(weight.shape[0]) * int(weight.shape[1])
+
+
+def _plain(values: str = "input", weight: str = "weight") -> Rule:
+    return Rule(plain, (weight, RESULT), values)
+
+
+def _transposed(values: str = "input", weight: str = "weight") -> Rule:
+    return Rule(transposed, (values, weight), values)
+
+
+_SAMPLING_LEFT_OUT = "the convolution's products; sampling the input at the offsets is left out"
+
+CONVOLUTION_RULES: dict[str, Rule] = {
+    "aten::convolution": Rule(convolution, dtype="input"),
+    "aten::_convolution": Rule(convolution, dtype="input"),
+    "aten::convolution_overrideable": Rule(convolution, dtype="input"),
+    "aten::convolution_backward": Rule(
+        backward, ("grad_output", "input", "weight", "transposed", "output_mask"), "grad_output"
+    ),
+    "aten::convolution_backward_overrideable": Rule(
+        backward, ("grad_output", "input", "weight", "transposed", "output_mask"), "grad_output"
+    ),
+    "aten::_convolution_double_backward": Rule(
+        double_backward, ("ggI", "ggW", "gO", "weight", "self", "transposed", "output_mask"), "gO"
+    ),
+    # Whole forms, which reach a dispatch mode where autograd's keys are off
+    "aten::conv1d": _plain(),
+    "aten::conv2d": _plain(),
+    "aten::conv3d": _plain(),
+    "aten::conv_transpose1d": _transposed(),
+    "aten::conv_transpose2d": _transposed(),
+    "aten::conv_transpose3d": _transposed(),
+    "aten::_convolution_mode": _plain(),
+    "aten::conv_tbc": Rule(lambda weight, out: temporal(out, weight), ("weight", RESULT), "self"),
+    "aten::conv_tbc_backward": Rule(lambda grad, weight: 2 * temporal(grad, weight), ("self", "weight"), "self"),
+    "aten::conv_depthwise3d": _plain("self"),
+    "aten::_conv_depthwise2d": _plain("self"),
+    "aten::_depthwise_convolution": _plain(),
+    # Backends
+    "aten::mkldnn_convolution": Rule(reordered, ("weight", RESULT), "self"),
+    "aten::cudnn_convolution": _plain("self"),
+    "aten::cudnn_convolution_transpose": _transposed("self"),
+    "aten::cudnn_convolution_relu": _plain("self"),
+    "aten::cudnn_convolution_add_relu": _plain("self"),
+    "aten::miopen_convolution": _plain("self"),
+    "aten::miopen_convolution_transpose": _transposed("self"),
+    "aten::miopen_depthwise_convolution": _plain("self"),
+    "aten::miopen_convolution_relu": _plain("self"),
+    "aten::miopen_convolution_add_relu": _plain("self"),
+    "aten::_mps_convolution": _plain("self"),
+    "aten::_mps_convolution_transpose": _transposed("self"),
+    "aten::mps_convolution_backward": Rule(plain_backward, ("grad_output", "weight", "output_mask"), "grad_output"),
+    "aten::mps_convolution_transpose_backward": Rule(
+        transposed_backward, ("self", "weight", "output_mask"), "grad_output"
+    ),
+    "aten::_nnpack_spatial_convolution": _plain(),
+    "aten::thnn_conv2d": _plain("self"),
+    "aten::_slow_conv2d_forward": _plain("self"),
+    "aten::_slow_conv2d_backward": Rule(plain_backward, ("grad_output", "weight", "output_mask"), "grad_output"),
+    "aten::slow_conv_dilated2d": _plain("self"),
+    "aten::slow_conv_dilated3d": _plain("self"),
+    "aten::slow_conv3d": _plain("self"),
+    "aten::slow_conv3d_forward": _plain("self"),
+    "aten::slow_conv_transpose2d": _transposed("self"),
+    "aten::slow_conv_transpose3d": _transposed("self"),
+    # What the compiler's CPU code calls
+    "mkldnn::_convolution_pointwise": Rule(reordered, ("W", RESULT), "X"),
+    "mkldnn::_convolution_pointwise_": Rule(reordered, ("W", RESULT), "X"),
+    "mkldnn::_convolution_transpose_pointwise": Rule(reordered_transposed, ("X", "W"), "X"),
+    # torchvision
+    "torchvision::deform_conv2d": Rule(plain, ("weight", RESULT), "input", _SAMPLING_LEFT_OUT),
+    "torchvision::_deform_conv2d_backward": Rule(
+        deformable_backward, ("grad", "weight"), "grad", _SAMPLING_LEFT_OUT
+    ),
+}

@@ -1,0 +1,162 @@
+"""From an operator to what is known about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lightning_flops.instrument.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_RULES
+from lightning_flops.instrument.formulas.contract import (
+    Arguments,
+    DtypeRule,
+    Entry,
+    Formula,
+    Keywords,
+    Kind,
+    Rule,
+    Work,
+    bind_dtype,
+    bind_formula,
+    dtype_of_first_tensor,
+    no_flops,
+)
+from lightning_flops.instrument.formulas.convolution import CONVOLUTION_RULES
+from lightning_flops.instrument.formulas.estimates import ESTIMATE_RULES
+from lightning_flops.instrument.formulas.free_operators import is_free, says_heavy
+from lightning_flops.instrument.formulas.matmul import MATMUL_RULES
+from lightning_flops.instrument.formulas.quantized import QUANTIZED_OVERLOAD_RULES, QUANTIZED_RULES
+from lightning_flops.instrument.formulas.recurrent import RECURRENT_OVERLOAD_RULES, RECURRENT_RULES
+
+RULES: Mapping[str, Rule] = {
+    **MATMUL_RULES,
+    **CONVOLUTION_RULES,
+    **ATTENTION_RULES,
+    **RECURRENT_RULES,
+    **ESTIMATE_RULES,
+    **QUANTIZED_RULES,
+}
+"""Rules of whole operators, all overloads alike: ``aten::mm``."""
+
+OVERLOAD_RULES: Mapping[str, Rule] = {**RECURRENT_OVERLOAD_RULES, **QUANTIZED_OVERLOAD_RULES}
+"""Rules of single overloads, ``aten::lstm.input``; the default overload has no suffix. They win over ``RULES``."""
+
+user_formulas: dict[str, Formula] = {}
+"""Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``."""
+
+_entries: dict[Any, Entry] = {}
+
+
+def forget_entries() -> None:
+    """Look every operator up anew: a formula was registered."""
+    _entries.clear()
+
+
+def lookup(operator: Any) -> Entry:
+    """What is known about *operator*, an ``OpOverload`` or a higher-order operator; the same object at every call.
+
+    A user's formula wins over ours, ours over one registered with ``torch.utils.flop_counter``, any over "free".
+    """
+    entry = _entries.get(operator)
+    if entry is None:
+        entry = _entries[operator] = _find(operator)
+    return entry
+
+
+def _find(operator: Any) -> Entry:
+    if not isinstance(operator, torch._ops.OpOverload):
+        return _find_higher_order(operator)
+    qualified = operator._schema.name  # "aten::mm"
+    overload = operator._schema.overload_name
+    full = f"{qualified}.{overload}" if overload else qualified
+    name = qualified.replace("::", ".", 1)
+    user = user_formulas.get(full) or user_formulas.get(qualified)
+    if user is not None:
+        return Entry(name, "formula", user, dtype_of_first_tensor)
+    rule = OVERLOAD_RULES.get(full) or RULES.get(qualified)
+    if rule is not None:
+        try:
+            return Entry(name, "formula", bind_formula(rule, operator._schema), _dtype(rule, operator), rule.estimate)
+        except LookupError:
+            # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
+            return _unknown(name, operator)
+    from_torch = _formula_of_torch(operator)
+    if from_torch is not None:
+        return Entry(name, "formula", from_torch, dtype_of_first_tensor)
+    if is_free(qualified, operator):
+        return Entry(name, "free", no_flops, dtype_of_first_tensor)
+    return _unknown(name, operator)
+
+
+def _dtype(rule: Rule, operator: torch._ops.OpOverload) -> DtypeRule:
+    try:
+        return bind_dtype(rule, operator._schema)
+    except LookupError:
+        return dtype_of_first_tensor
+
+
+def _unknown(name: str, operator: Any) -> Entry:
+    return Entry(name, "unknown", no_flops, dtype_of_first_tensor, composite=_is_composite(operator))
+
+
+def _is_composite(operator: Any) -> bool:
+    try:
+        return bool(operator._can_decompose())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _find_higher_order(operator: Any) -> Entry:
+    short = str(getattr(operator, "_name", None) or operator)
+    name = f"higher_order.{short}"
+    user = user_formulas.get(f"higher_order::{short}")
+    if user is not None:
+        return Entry(name, "formula", user, dtype_of_first_tensor)
+    rule = HIGHER_ORDER_RULES.get(short)
+    if rule is not None:
+        return Entry(name, "formula", bind_formula(rule, None), dtype_of_first_tensor, rule.estimate)
+    return Entry(name, "unknown", no_flops, dtype_of_first_tensor)
+
+
+def _formula_of_torch(operator: torch._ops.OpOverload) -> Formula | None:
+    """A formula registered with ``torch.utils.flop_counter.register_flop_formula``, in our signature."""
+    module = sys.modules.get("torch.utils.flop_counter")  # not imported: nobody registered anything
+    registered: Mapping[Any, Callable[..., Any]] = getattr(module, "flop_registry", {})
+    formula = registered.get(operator._overloadpacket)
+    return None if formula is None else as_our_formula(formula)
+
+
+def as_our_formula(formula: Callable[..., Any]) -> Formula:
+    """Torch's signature ``f(*args, out_val=out, **kwargs)`` in ours."""
+
+    def call(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        return int(formula(*args, **kwargs, out_val=out))
+
+    return call
+
+
+def heavy_hint(name: str, args: Arguments, out: Any) -> bool:
+    """Whether an operator that nothing is known about looks as costly as a matrix product.
+
+    It does when its name (``namespace.name``) speaks of one: mm, gemm, conv, attention, flash, rnn, lstm, linear,
+    einsum, fft, solve …; or when two of its inputs are floating-point or 8-bit tensors of at least two dimensions whose
+    shapes do not broadcast together, so that it cannot be working element by element.
+    """
+    if says_heavy(name.partition(".")[2] or name):
+        return True
+    shapes: list[tuple[int, ...]] = []
+    for value in args:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor) and not item.is_nested and item.dim() >= 2:
+                if item.is_floating_point() or item.dtype in (torch.int8, torch.uint8):
+                    shapes.append(tuple(item.shape))
+    return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
+
+
+def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(left), reversed(right), strict=False))
+
+
+__all__ = ["Entry", "Formula", "Kind", "Work", "heavy_hint", "lookup"]
