@@ -1,0 +1,174 @@
+"""The profiled model as a tree: what each module is, how often it ran, and what it spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleProfile:
+    """One module of the model; its FLOPs, bytes and calls are sums over all counted steps."""
+
+    name: str
+    """Qualified name; the root is ``""``."""
+    type_name: str
+    """Class of the module; ``""`` if it did work and was not among the model's modules."""
+    extra_repr: str
+    depth: int
+    """Levels below the root, which has 0."""
+    params: int
+    """Unique logical parameters of the module and all below it."""
+    trainable_params: int
+    local_params: int
+    calls: int
+    own: PhaseFlops
+    """Without the modules below it."""
+    total: PhaseFlops
+    """With the modules below it."""
+    total_bytes: PhaseBytes
+    """Read and written, with the modules below it."""
+    alias_of: str | None = None
+    """Name under which the same module object stands earlier in the tree."""
+
+    @property
+    def short_name(self) -> str:
+        """Last part of the name: what its parent calls it."""
+        return self.name.rpartition(".")[2]
+
+
+def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[ModuleProfile, ...]:
+    """Every module in tree order: each before those below it, siblings in the model's own order.
+
+    A module that did work and that *records* does not list (it was created while the step ran) is added at the end of
+    its parent, so that no FLOPs are lost from the tree.
+    """
+    by_name: dict[str, ModuleRecord] = {}
+    for record in records:
+        by_name.setdefault(record.name, record)
+    flops_record = counts.record
+    own, total, moved = counts.own_by_module(), counts.by_module(), counts.bytes_by_module()
+    known = set(by_name)
+    for name in (*by_name, *total, *moved, *flops_record.module_calls):
+        while name not in known and name != OUTSIDE:
+            known.add(name)
+            by_name[name] = ModuleRecord(name=name, type_name="")
+            name = parent_name(name)
+    children: dict[str, list[str]] = {}
+    for name in by_name:
+        if name:
+            children.setdefault(parent_name(name), []).append(name)
+    ordered: list[str] = []
+    waiting = [""] if "" in by_name else []
+    while waiting:
+        name = waiting.pop()
+        ordered.append(name)
+        waiting.extend(reversed(children.get(name, ())))
+    return tuple(
+        ModuleProfile(
+            name=name,
+            type_name=by_name[name].type_name,
+            extra_repr=by_name[name].extra_repr,
+            depth=name.count(".") + 1 if name else 0,
+            params=by_name[name].params,
+            trainable_params=by_name[name].trainable_params,
+            local_params=by_name[name].local_params,
+            calls=flops_record.module_calls.get(name, 0),
+            own=own.get(name, PhaseFlops()),
+            total=total.get(name, PhaseFlops()),
+            total_bytes=moved.get(name, PhaseBytes()),
+            alias_of=by_name[name].alias_of,
+        )
+        for name in ordered
+    )
+
+
+def parent_name(name: str) -> str:
+    """Qualified name of the module around *name*; the root is its own parent."""
+    return name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleNode:
+    """A module with the modules right below it, equal neighbours folded into one."""
+
+    module: ModuleProfile
+    children: tuple[ModuleNode, ...] = ()
+    last: ModuleProfile | None = None
+    """The last of the equal neighbours that this node stands for; None if it stands for itself alone."""
+    count: int = 1
+    """How many modules this node stands for."""
+    size: int = field(default=1, compare=False)
+    """Modules in the tree below and including *module*, nothing folded."""
+
+
+def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
+    """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
+
+    Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs and aliases.
+
+    Returns:
+        The root's node; None without modules.
+    """
+    if not modules:
+        return None
+    children: dict[str, list[ModuleProfile]] = {}
+    for module in modules:
+        if module.name:
+            children.setdefault(parent_name(module.name), []).append(module)
+    numbers: dict[object, int] = {}  # a number for every different tree, so that comparing two trees is comparing ints
+    tree_numbers: dict[str, int] = {}
+    nodes: dict[str, ModuleNode] = {}
+    for module in reversed(modules):  # those below a module come after it
+        below = children.get(module.name, [])
+        tree = (_what_shows(module), tuple((child.short_name, tree_numbers[child.name]) for child in below))
+        tree_numbers[module.name] = numbers.setdefault(tree, len(numbers))
+        nodes[module.name] = ModuleNode(
+            module=module,
+            children=tuple(_folded(below, nodes, tree_numbers)),
+            size=1 + sum(nodes[child.name].size for child in below),
+        )
+    return nodes[modules[0].name]
+
+
+def _folded(
+    siblings: Sequence[ModuleProfile], nodes: Mapping[str, ModuleNode], tree_numbers: Mapping[str, int]
+) -> list[ModuleNode]:
+    folded: list[ModuleNode] = []
+    for module in siblings:
+        before = folded[-1] if folded else None
+        if (
+            before is not None
+            and tree_numbers[before.module.name] == tree_numbers[module.name]
+            and _follows(before.last or before.module, module)
+        ):
+            folded[-1] = ModuleNode(
+                module=before.module, children=before.children, last=module, count=before.count + 1, size=before.size
+            )
+        else:
+            folded.append(nodes[module.name])
+    return folded
+
+
+def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:
+    first, second = before.short_name, module.short_name
+    return first.isdecimal() and second.isdecimal() and int(second) == int(first) + 1
+
+
+def _what_shows(module: ModuleProfile) -> object:
+    """Everything about *module* that a report may print, its own name left out."""
+    return (
+        module.type_name,
+        module.extra_repr,
+        module.params,
+        module.trainable_params,
+        module.local_params,
+        module.calls,
+        module.own,
+        module.total,
+        module.total_bytes,
+        module.alias_of,
+    )

@@ -1,0 +1,64 @@
+"""Ratios of what was counted and what was timed: pure functions of numbers; None where a ratio would not be honest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+def per_second(*, amount: float | None, seconds: float | None) -> float | None:
+    """Rate of *amount* over *seconds*.
+
+    None when either is not known, negative or not finite, or when *seconds* is zero: a rate nobody measured.
+    """
+    if amount is None or seconds is None or not _is_measured(amount) or not _is_measured(seconds) or seconds == 0:
+        return None
+    try:
+        rate = amount / seconds
+    except OverflowError:  # an int that no float can hold
+        return None
+    return rate if math.isfinite(rate) else None
+
+
+def ratio(*, part: float | None, whole: float | None) -> float | None:
+    """Share of *part* in *whole*; None under the same conditions as ``per_second``."""
+    return per_second(amount=part, seconds=whole)
+
+
+def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str, float | None]) -> float | None:
+    """Seconds one device needs for *flops* at its dense peak: the sum over dtypes of FLOPs / peak of that dtype.
+
+    Divided by the measured seconds this is MFU (of model FLOPs) or HFU (of executed FLOPs); it is how a run whose
+    operators use several dtypes has one utilization.
+
+    Args:
+        flops: FLOPs by the dtype of the arithmetic.
+        peaks_flops_per_sec: dense peak in FLOP/s by dtype; None or missing where it is not known.
+
+    Returns:
+        None if a dtype that spent FLOPs has no known peak.
+    """
+    total = 0.0
+    for dtype, spent in flops.items():
+        if spent == 0:
+            continue
+        seconds = per_second(amount=spent, seconds=peaks_flops_per_sec.get(dtype))
+        if seconds is None:
+            return None
+        total += seconds
+    return total if math.isfinite(total) else None
+
+
+def over_ranks(*, amount: float | None, ranks: int) -> float | None:
+    """What all *ranks* did together, if each did *amount*; None when that is not known or there are no ranks."""
+    if amount is None or ranks < 1 or not _is_measured(amount):
+        return None
+    return amount * ranks
+
+
+def _is_measured(value: float) -> bool:
+    """Whether *value* can be something that was counted or timed."""
+    try:
+        return math.isfinite(value) and value >= 0
+    except OverflowError:
+        return False
