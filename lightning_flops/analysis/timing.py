@@ -1,0 +1,146 @@
+"""What the timed steps come to: the mean of every part of a step, and how far the steps lie apart."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import get_args
+
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.records import PhaseSeconds, StepRecord, TimePhase
+
+_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_LONGEST_SEC = 1e9
+"""Thirty years: whatever shows more is no time of a step."""
+
+assert _PHASES == tuple(field.name for field in fields(PhaseSeconds)), "a step has one time for every phase"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTiming:
+    """Seconds of one part of a step, over the timed steps."""
+
+    name: str
+    """The phase; phases that cannot be told apart stand together, joined by ``" + "``."""
+    mean_sec: float
+    """Total over the timed steps / their number."""
+    share: float | None
+    """Fraction of the global step's mean; None if that is zero."""
+    minimum_sec: float
+    median_sec: float
+    maximum_sec: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingProfile:
+    """Where the time of a step goes on this rank, means over the timed steps; None where phases cannot be told apart."""
+
+    timed_steps: int
+    parts: tuple[PartTiming, ...]
+    """Tile the step: their means add up to ``global_step_sec``."""
+    global_step: PartTiming
+    data_wait_sec: float | None
+    transfer_sec: float | None
+    forward_sec: float | None
+    backward_sec: float | None
+    optimizer_sec: float | None
+    """DeepSpeed prints it as "step latency"."""
+    other_sec: float | None
+    forward_backward_sec: float | None
+    iter_sec: float | None
+    """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
+    global_step_sec: float
+    """Wall time from the end of one update to the end of the next, less what is excluded."""
+    reader_sec: float | None
+    """Host seconds a step inside the data loader, hidden behind device work or not."""
+    excluded_sec: Mapping[str, float]
+    """Wall time between the timed steps' borders that is not theirs, added up over all of them, by cause."""
+
+
+def is_timed(step: StepRecord) -> bool:
+    """Whether *step* has a time that a clock can have shown: no part negative or absurd, together more than zero."""
+    if step.seconds is None:
+        return False
+    return all(_is_duration(getattr(step.seconds, phase)) for phase in _PHASES) and step.seconds.total > 0
+
+
+def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhase]) -> TimingProfile | None:
+    """Means and spread over *steps*.
+
+    Args:
+        steps: steps for which ``is_timed`` holds.
+        mixed_phases: phases whose seconds cannot be told apart; only their sum is given.
+
+    Returns:
+        None without steps.
+    """
+    seconds = [step.seconds for step in steps if step.seconds is not None]
+    if not seconds:
+        return None
+    mixed = tuple(phase for phase in _PHASES if phase in set(mixed_phases))
+    samples: dict[tuple[TimePhase, ...], list[float]] = {}
+    for phase in _PHASES:
+        together = mixed if phase in mixed else (phase,)
+        if together not in samples:
+            samples[together] = [sum(getattr(one, each) for each in together) for one in seconds]
+    means = {together: math.fsum(times) / len(times) for together, times in samples.items()}
+    global_step_sec = sum(means.values())
+
+    def seconds_of(*phases: TimePhase) -> float | None:
+        """Mean of *phases* together; None if some of them, but not all, are mixed up with others."""
+        groups = [together for together in means if set(together) & set(phases)]
+        return sum(means[group] for group in groups) if all(set(group) <= set(phases) for group in groups) else None
+
+    return TimingProfile(
+        timed_steps=len(seconds),
+        parts=tuple(
+            _part(" + ".join(together), times, mean_sec=means[together], whole_sec=global_step_sec)
+            for together, times in samples.items()
+        ),
+        global_step=_part(
+            "global step", [one.total for one in seconds], mean_sec=global_step_sec, whole_sec=global_step_sec
+        ),
+        data_wait_sec=seconds_of("data_wait"),
+        transfer_sec=seconds_of("transfer"),
+        forward_sec=seconds_of("forward"),
+        backward_sec=seconds_of("backward"),
+        optimizer_sec=seconds_of("optimizer"),
+        other_sec=seconds_of("other"),
+        forward_backward_sec=seconds_of("forward", "backward"),
+        iter_sec=seconds_of("forward", "backward", "optimizer"),
+        global_step_sec=global_step_sec,
+        reader_sec=_mean([step.reader_sec for step in steps]),
+        excluded_sec=_excluded(steps),
+    )
+
+
+def _part(name: str, times: Sequence[float], *, mean_sec: float, whole_sec: float) -> PartTiming:
+    return PartTiming(
+        name=name.replace("_", " "),
+        mean_sec=mean_sec,
+        share=ratio(part=mean_sec, whole=whole_sec),
+        minimum_sec=min(times),
+        median_sec=statistics.median(times),
+        maximum_sec=max(times),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None and _is_duration(value)]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _excluded(steps: Iterable[StepRecord]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for step in steps:
+        for cause, seconds in step.excluded_sec.items():
+            if _is_duration(seconds) and seconds > 0:
+                total[cause] = total.get(cause, 0.0) + seconds
+    return dict(sorted(total.items()))
+
+
+def _is_duration(seconds: float) -> bool:
+    return 0 <= seconds <= _LONGEST_SEC  # false for NaN as well
