@@ -9,6 +9,7 @@ same under every backend. What a causal mask or a sliding window rules out is ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -120,14 +121,22 @@ def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: b
         *heads, queries, size = query.shape
         return 2 * prod(heads) * queries * int(key.shape[-2]) * (size + int(value.shape[-1]))
     return forward_work(
-        heads_first(query, key), _head_size(query), _head_size(value), _CAUSAL_TOP_LEFT if causal else None, bool(causal)
+        heads_first(query, key),
+        _head_size(query),
+        _head_size(value),
+        _CAUSAL_TOP_LEFT if causal else None,
+        bool(causal),
     )
 
 
 def fused_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:
     """A fused attention's backward, heads before sequence."""
     return backward_work(
-        heads_first(query, key), _head_size(query), _head_size(value), _CAUSAL_TOP_LEFT if causal else None, bool(causal)
+        heads_first(query, key),
+        _head_size(query),
+        _head_size(value),
+        _CAUSAL_TOP_LEFT if causal else None,
+        bool(causal),
     )
 
 
@@ -139,7 +148,7 @@ def unfused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal:
 
 def _lengths(offsets: torch.Tensor) -> list[int]:
     ends = host_integers(offsets)
-    return [stop - start for start, stop in zip(ends, ends[1:], strict=False)]
+    return [stop - start for start, stop in pairwise(ends)]
 
 
 def sequence_first(
@@ -192,9 +201,7 @@ def flash(
         if used is None or query_offsets is None:
             raise Unreadable("a paged key cache without used lengths")
         queries = _lengths(query_offsets)
-        matrices = [
-            Scores(int(query.shape[-2]), q, k) for q, k in zip(queries, host_integers(used), strict=True)
-        ]
+        matrices = [Scores(int(query.shape[-2]), q, k) for q, k in zip(queries, host_integers(used), strict=True)]
     else:
         matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
     return forward_work(
@@ -333,7 +340,7 @@ def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[A
     tall, wide = int(block_mask[-3]), int(block_mask[-2])
     if partial is None or (tall >= queries and wide >= keys):
         return int(batch * heads) * queries * keys
-    entries = 0
+    entries: int = 0
     for counts, columns in ((partial, partial_columns), (full, full_columns)):
         if counts is None:
             continue
@@ -344,7 +351,7 @@ def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[A
             height = min(tall, queries - (index % rows) * tall)
             kept = listed[index * width : index * width + count]
             entries += max(height, 0) * sum(max(min(wide, keys - column * wide), 0) for column in kept)
-    shared = int(batch * heads) // max(prod(partial.shape[:-1]), 1)
+    shared: int = int(batch * heads) // max(prod(partial.shape[:-1]), 1)
     return entries * shared
 
 
@@ -395,6 +402,16 @@ def encoder_layer(
 
 
 _QKV = ("query", "key", "value")
+_FLASH = (
+    *_QKV,
+    "cum_seq_q",
+    "cum_seq_k",
+    "is_causal",
+    "window_size_left?",
+    "window_size_right?",
+    "seqused_k?",
+    "block_table?",
+)
 _MULTI_HEAD = Rule(native_multi_head, (*_QKV, "qkv_weight", "proj_weight"), "query")
 
 
@@ -419,20 +436,8 @@ ATTENTION_RULES: dict[str, Rule] = {
     "aten::_scaled_dot_product_fused_attention_overrideable_backward": _fused_backward(),
     "aten::_scaled_dot_product_attention_math": Rule(unfused, (*_QKV, "is_causal"), "query"),
     "aten::_scaled_dot_product_attention_math_for_mps": Rule(unfused, (*_QKV, "is_causal"), "query"),
-    "aten::_flash_attention_forward": Rule(
-        flash,
-        (
-            *_QKV,
-            "cum_seq_q",
-            "cum_seq_k",
-            "is_causal",
-            "window_size_left?",
-            "window_size_right?",
-            "seqused_k?",
-            "block_table?",
-        ),
-        "query",
-    ),
+    "aten::_flash_attention_forward": Rule(flash, _FLASH, "query"),
+    "aten::_flash_attention_forward_no_dropout_inplace": Rule(flash, _FLASH, "query"),
     "aten::_flash_attention_backward": Rule(
         flash_backward,
         (*_QKV, "cum_seq_q", "cum_seq_k", "is_causal", "window_size_left?", "window_size_right?"),

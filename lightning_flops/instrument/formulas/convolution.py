@@ -28,7 +28,8 @@ def transposed(values: torch.Tensor, weight: torch.Tensor) -> int:
 def convolution(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """``convolution(input, weight, bias, stride, padding, dilation, transposed, …)`` and what shares its order."""
     side = args[0] if args[6] else out
-    return 2 * int(side.numel()) * prod(args[1].shape[1:])
+    flops: int = 2 * side.numel() * prod(args[1].shape[1:])
+    return flops
 
 
 def backward(
@@ -103,7 +104,12 @@ def _transposed(values: str = "input", weight: str = "weight") -> Rule:
     return Rule(transposed, (values, weight), values)
 
 
-_SAMPLING_LEFT_OUT = "the convolution's products; sampling the input at the offsets is left out"
+CONVOLUTION_OVERLOAD_RULES: dict[str, Rule] = {
+    # This overload names no mask: it fills the three tensors it is handed.
+    "aten::_slow_conv2d_backward.grad_input": Rule(
+        lambda grad, weight: plain_backward(grad, weight, (True, True)), ("grad_output", "weight"), "grad_output"
+    ),
+}
 
 CONVOLUTION_RULES: dict[str, Rule] = {
     "aten::convolution": Rule(convolution, dtype="input"),
@@ -130,7 +136,6 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "aten::conv_tbc_backward": Rule(lambda grad, weight: 2 * temporal(grad, weight), ("self", "weight"), "self"),
     "aten::conv_depthwise3d": _plain("self"),
     "aten::_conv_depthwise2d": _plain("self"),
-    "aten::_depthwise_convolution": _plain(),
     # Backends
     "aten::mkldnn_convolution": Rule(reordered, ("weight", RESULT), "self"),
     "aten::cudnn_convolution": _plain("self"),
@@ -162,9 +167,4 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "mkldnn::_convolution_pointwise": Rule(reordered, ("W", RESULT), "X"),
     "mkldnn::_convolution_pointwise_": Rule(reordered, ("W", RESULT), "X"),
     "mkldnn::_convolution_transpose_pointwise": Rule(reordered_transposed, ("X", "W"), "X"),
-    # torchvision
-    "torchvision::deform_conv2d": Rule(plain, ("weight", RESULT), "input", _SAMPLING_LEFT_OUT),
-    "torchvision::_deform_conv2d_backward": Rule(
-        deformable_backward, ("grad", "weight"), "grad", _SAMPLING_LEFT_OUT
-    ),
 }

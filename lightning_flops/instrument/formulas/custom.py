@@ -52,7 +52,9 @@ _lock = threading.RLock()
 @overload
 def register_flop_formula(target: Any, formula: F, *, backward: Formula | None = None) -> F: ...
 @overload
-def register_flop_formula(target: Any, formula: None = None, *, backward: Formula | None = None) -> Callable[[F], F]: ...
+def register_flop_formula(
+    target: Any, formula: None = None, *, backward: Formula | None = None
+) -> Callable[[F], F]: ...
 def register_flop_formula(
     target: Any, formula: F | None = None, *, backward: Formula | None = None
 ) -> F | Callable[[F], F]:

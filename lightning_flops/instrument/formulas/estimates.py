@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import log2, prod
-from typing import Any
 
 import torch
 
@@ -127,6 +126,13 @@ def least_squares(matrix: torch.Tensor, right: torch.Tensor) -> int:
     return householder(matrix) + columns * (4 * m * n - n * n)
 
 
+def pseudo_inverse(matrix: torch.Tensor, hermitian: bool) -> int:
+    """``pinv``: a thin singular value (or eigenvalue) decomposition, and the product of its factors, 2·m·n·k."""
+    m, n = _tall(matrix)
+    factors = symmetric_eigen(matrix, True) if hermitian else svd(matrix, False, True)
+    return factors + 2 * _batch(matrix) * m * n * n
+
+
 def _fft(points: int, transforms: float) -> int:
     return int(5 * points * log2(points) * transforms) if points > 1 else 0
 
@@ -151,7 +157,8 @@ def complex_to_real_fft(out: torch.Tensor, dims: Sequence[int]) -> int:
 def _neighbours(dims: int, mode: int) -> int:
     if mode == _NEAREST:
         return 0
-    return 4**dims + 4 ** (dims - 1) if mode == _BICUBIC else 2**dims
+    # Two-dimensional bicubic: four rows of four neighbours, then the four rows.
+    return 20 if mode == _BICUBIC else int(2**dims)
 
 
 def grid_sample(values: torch.Tensor, mode: int, out: torch.Tensor) -> int:
@@ -183,10 +190,6 @@ def own_distances(values: torch.Tensor) -> int:
 
 def _golub(flops: Callable[..., int], *arguments: str) -> Rule:
     return Rule(flops, arguments, arguments[0], _GOLUB)
-
-
-def _always(flops: Callable[..., int], *constants: Any) -> Callable[[torch.Tensor], int]:
-    return lambda matrix: flops(matrix, *constants)
 
 
 def _grid(arguments: tuple[str, ...], flops: Callable[..., int] = grid_sample) -> Rule:
@@ -241,6 +244,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     "aten::_linalg_solve_ex": _golub(solve, "A", "B"),
     "aten::linalg_inv_ex": _golub(_per_square(2), "A"),
     "aten::linalg_lstsq": _golub(least_squares, "self", "b"),
+    "aten::linalg_pinv": _golub(pseudo_inverse, "self", "hermitian"),
     "aten::geqrf": _golub(householder, "self"),
     "aten::linalg_qr": _golub(qr, "A", "mode"),
     "aten::linalg_householder_product": _golub(householder_product, "input", "tau"),

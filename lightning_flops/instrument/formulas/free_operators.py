@@ -4,10 +4,12 @@ An operator is free when one of these holds, in this order:
 
 1. its name is in ``FREE_NAMES`` (a trailing underscore, which marks an in-place form, is dropped before looking);
 2. its namespace moves data, talks to other processes or marks a profile (``FREE_NAMESPACES``);
-3. torch says that it works element by element (``torch.Tag.pointwise``) or returns a view;
-4. it is the list form of an elementwise operator (``_foreach_…``), or an optimizer's fused update (``_fused_adam`` …).
+3. torch says of it, or of another overload of it, that it works element by element (``torch.Tag.pointwise``), or it
+   returns a view;
+4. it takes and makes no tensor;
+5. it is the list form of an elementwise operator (``_foreach_…``), or an optimizer's fused update (``_fused_adam`` …).
 
-Rules 2 to 4 stop at names that speak of a product (``says_heavy``): such an operator is free by name or not at all.
+Rules 2 to 5 stop at names that speak of a product (``says_heavy``): such an operator is free by name or not at all.
 """
 
 from __future__ import annotations
@@ -159,7 +161,21 @@ _QUESTIONS = """
     sym_storage_offset sym_stride
 """
 
+_QUANTIZED = """
+    add add_out add_relu add_relu_out add_scalar add_scalar_out add_scalar_relu add_scalar_relu_out batch_norm
+    batch_norm1d batch_norm1d_relu batch_norm2d batch_norm2d_relu batch_norm3d batch_norm3d_relu batch_norm_relu cat
+    cat_out cat_relu cat_relu_out celu clamp dropout elu embedding_2bit embedding_4bit embedding_bag_2bit
+    embedding_bag_2bit_rowwise_offsets embedding_bag_4bit embedding_bag_4bit_rowwise_offsets embedding_bag_byte
+    embedding_bag_byte_rowwise_offsets embedding_byte group_norm hardswish instance_norm layer_norm leaky_relu
+    max_pool1d max_pool2d mul mul_out mul_relu mul_relu_out mul_scalar mul_scalar_out mul_scalar_relu
+    mul_scalar_relu_out prelu relu6 sigmoid softmax threshold
+"""
+
 FREE_NAMES = frozenset(
+    [f"quantized::{name}" for name in _QUANTIZED.split()]
+    + [f"onednn::{name}" for name in ("qadd", "qadd_relu", "qbatch_norm2d", "qmul")]
+    + ["_quantized::add", "quantization::_Bfloat16QuantizedToFloat", "quantization::_FloatToBfloat16Quantized"]
+) | frozenset(
     f"aten::{name}"
     for names in (
         _AGGREGATES, _NORMALIZATIONS, _POOLING_AND_RESIZING, _LOSSES, _ELEMENTWISE, _RANDOM, _INDEXING,
@@ -184,4 +200,21 @@ def is_free(qualified_name: str, operator: Any) -> bool:
         return False
     if namespace in FREE_NAMESPACES or (namespace == "aten" and _LIST_FORM.match(name)):
         return True
-    return _POINTWISE in operator.tags or bool(getattr(operator, "is_view", False))
+    return bool(operator.is_view) or not _has_tensors(operator) or _is_pointwise(namespace, name)
+
+
+def _is_pointwise(namespace: str, name: str) -> bool:
+    """Whether an overload of the operator, or of the one it is the in-place form of, has torch's tag."""
+    if _POINTWISE is None:
+        return False
+    operators = getattr(torch.ops, namespace)
+    for spelled in {name, name.rstrip("_")}:
+        packet = getattr(operators, spelled, None)
+        if packet is not None and any(_POINTWISE in getattr(packet, one).tags for one in packet.overloads()):
+            return True
+    return False
+
+
+def _has_tensors(operator: Any) -> bool:
+    schema = operator._schema
+    return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))

@@ -8,6 +8,7 @@ their stored non-zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -40,8 +41,8 @@ def non_zeros(tensor: torch.Tensor) -> int:
 
 def _row_ids(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """For each stored element of a two-dimensional sparse tensor, its index along *dim*."""
-    indices = tensor._indices() if tensor.layout is torch.sparse_coo else tensor.to_sparse_coo()._indices()
-    return indices[dim]
+    coordinates = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
+    return coordinates._indices()[dim]
 
 
 def _sparse_times_sparse(left: torch.Tensor, right: torch.Tensor) -> int:
@@ -67,8 +68,10 @@ def _nested_product(left: torch.Tensor, right: torch.Tensor) -> int:
 def _shape_product(left: Sequence[int], right: Sequence[int]) -> int:
     """``matmul`` of two shapes, batch dimensions broadcast, vectors allowed on either side."""
     rows, columns = (left[-2] if len(left) > 1 else 1), (right[-1] if len(right) > 1 else 1)
-    batch = torch.broadcast_shapes(tuple(left[:-2]), tuple(right[:-2]))
-    return 2 * prod(batch) * rows * left[-1] * columns
+    # Broadcast batches: trailing sizes meet, the longer shape's leading ones stand alone.
+    batches = zip_longest(reversed(left[:-2]), reversed(right[:-2]), fillvalue=1)
+    batch = prod(a if b == 1 else b for a, b in batches)
+    return 2 * batch * rows * left[-1] * columns
 
 
 def _irregular_product(left: torch.Tensor, right: torch.Tensor) -> int:
@@ -97,7 +100,8 @@ def mm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     if left.layout is not _STRIDED or right.layout is not _STRIDED:
         return _irregular_product(left, right)
     rows, inner = left.shape
-    return 2 * rows * inner * int(right.shape[1])
+    flops: int = 2 * rows * inner * right.shape[1]
+    return flops
 
 
 def addmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
@@ -106,7 +110,8 @@ def addmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     if left.layout is not _STRIDED or right.layout is not _STRIDED:
         return _irregular_product(left, right)
     rows, inner = left.shape
-    return 2 * rows * inner * int(right.shape[1])
+    flops: int = 2 * rows * inner * right.shape[1]
+    return flops
 
 
 def bmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
@@ -115,7 +120,8 @@ def bmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     if left.is_nested or right.is_nested or left.layout is not _STRIDED or right.layout is not _STRIDED:
         return _irregular_product(left, right)
     batch, rows, inner = left.shape
-    return 2 * batch * rows * inner * int(right.shape[2])
+    flops: int = 2 * batch * rows * inner * right.shape[2]
+    return flops
 
 
 def baddbmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
@@ -124,7 +130,8 @@ def baddbmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     if left.layout is not _STRIDED or right.layout is not _STRIDED:
         return _irregular_product(left, right)
     batch, rows, inner = left.shape
-    return 2 * batch * rows * inner * int(right.shape[2])
+    flops: int = 2 * batch * rows * inner * right.shape[2]
+    return flops
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> int:
@@ -233,7 +240,9 @@ def chain_product(matrices: Sequence[torch.Tensor]) -> int:
         for start in range(count - length):
             stop = start + length
             cheapest[start][stop] = min(
-                cheapest[start][split] + cheapest[split + 1][stop] + 2 * sizes[start] * sizes[split + 1] * sizes[stop + 1]
+                cheapest[start][split]
+                + cheapest[split + 1][stop]
+                + 2 * sizes[start] * sizes[split + 1] * sizes[stop + 1]
                 for split in range(start, stop)
             )
     return cheapest[0][count - 1]
@@ -303,6 +312,16 @@ def trilinear(
     return 2 * prod(pair) + 2 * prod(whole)
 
 
+def affine_grid(theta: torch.Tensor, grid: torch.Tensor) -> int:
+    """``affine_grid``: every point of the grid (N, …, d) from its d + 1 homogeneous coordinates, matrix (N, d, d + 1)."""
+    return 2 * grid.numel() * int(theta.shape[2])
+
+
+def linear_combination(values: torch.Tensor, coefficients: torch.Tensor) -> int:
+    """Sums of the *values* (n, …) with coefficients (m, n): an (m, n) by (n, …) product."""
+    return 2 * int(coefficients.shape[0]) * values.numel()
+
+
 def _pair(left: str, right: str, *, dtype: str | None = None) -> Rule:
     return Rule(product, (left, right), dtype or left)
 
@@ -332,11 +351,17 @@ MATMUL_RULES: dict[str, Rule] = {
     "aten::addbmm_": Rule(baddbmm, dtype="batch1"),
     "aten::matmul": _pair("self", "other"),
     "aten::linalg_matmul": _pair("self", "other"),
-    "aten::__rmatmul__": _pair("self", "other"),
     "aten::matmul_backward": Rule(product_backward, ("grad", "self", "other", "mask"), "grad"),
-    "aten::inner": Rule(lambda a, b: 2 * a.numel() * (b.numel() // max(int(b.shape[-1]), 1)), ("self", "other"), "self"),
+    "aten::inner": Rule(
+        lambda a, b: 2 * a.numel() * (b.numel() // max(int(b.shape[-1]), 1)), ("self", "other"), "self"
+    ),
     "aten::linear": Rule(linear, ("input", "weight"), "input"),
     "aten::linear_backward": Rule(linear_backward, ("self", "weight", "output_mask"), "grad_output"),
+    # Deprecated int8 and float16 layers of FBGEMM, which have no kernel per device
+    "aten::fbgemm_linear_int8_weight": Rule(linear_from_result, ("input", RESULT), torch.qint8),
+    "aten::fbgemm_linear_int8_weight_fp32_activation": Rule(linear_from_result, ("input", RESULT), torch.qint8),
+    "aten::fbgemm_linear_fp16_weight": Rule(linear_from_result, ("input", RESULT), "input"),
+    "aten::fbgemm_linear_fp16_weight_fp32_activation": Rule(linear_from_result, ("input", RESULT), "input"),
     "aten::mkldnn_linear": Rule(linear, ("self", "weight"), "self"),
     "aten::mkldnn_linear_backward": Rule(linear_backward, ("self", "weight", "output_mask"), "grad_output"),
     "aten::mkldnn_linear_backward_input": Rule(linear_input_gradient, ("grad_output", "weight"), "grad_output"),
@@ -344,12 +369,16 @@ MATMUL_RULES: dict[str, Rule] = {
     "aten::_grouped_mm": Rule(grouped_product, ("self", "mat2", "offs"), "self"),
     "aten::_scaled_grouped_mm": Rule(scaled_grouped_product, ("self", "mat2", "offs"), "self"),
     "aten::_scaled_grouped_mm_v2": Rule(scaled_grouped_product, ("self", "mat2", "offs"), "self"),
-    "transformers::grouped_mm_fallback": Rule(grouped_product, ("input", "weight", "offs"), "input"),
     "aten::_foreach_mm": Rule(list_product, ("self", "mat2"), "self"),
     "_native::_foreach_mm_native_0": Rule(list_product, ("self", "mat2"), "self"),
     "aten::chain_matmul": Rule(chain_product, ("matrices",), "matrices"),
     "aten::linalg_multi_dot": Rule(chain_product, ("tensors",), "tensors"),
     "aten::bilinear": Rule(bilinear, ("input1", "input2", "weight"), "input1"),
+    # A grid of homogeneous points (…, 3 or 4 coordinates) times each sample's matrix
+    "aten::affine_grid_generator": Rule(affine_grid, ("theta", RESULT), "theta"),
+    "aten::cudnn_affine_grid_generator": Rule(affine_grid, ("theta", RESULT), "theta"),
+    "aten::cudnn_affine_grid_generator_backward": Rule(affine_grid, (RESULT, "grad"), "grad"),
+    "aten::_compute_linear_combination": Rule(linear_combination, ("input", "coefficients"), "input"),
     "aten::_trilinear": Rule(
         trilinear, ("i1", "i2", "i3", "expand1", "expand2", "expand3", "sumdim", "unroll_dim"), "i1"
     ),

@@ -23,9 +23,10 @@ from lightning_flops.instrument.formulas.contract import (
     dtype_of_first_tensor,
     no_flops,
 )
-from lightning_flops.instrument.formulas.convolution import CONVOLUTION_RULES
+from lightning_flops.instrument.formulas.convolution import CONVOLUTION_OVERLOAD_RULES, CONVOLUTION_RULES
 from lightning_flops.instrument.formulas.estimates import ESTIMATE_RULES
 from lightning_flops.instrument.formulas.free_operators import is_free, says_heavy
+from lightning_flops.instrument.formulas.libraries import LIBRARY_RULES
 from lightning_flops.instrument.formulas.matmul import MATMUL_RULES
 from lightning_flops.instrument.formulas.quantized import QUANTIZED_OVERLOAD_RULES, QUANTIZED_RULES
 from lightning_flops.instrument.formulas.recurrent import RECURRENT_OVERLOAD_RULES, RECURRENT_RULES
@@ -37,10 +38,15 @@ RULES: Mapping[str, Rule] = {
     **RECURRENT_RULES,
     **ESTIMATE_RULES,
     **QUANTIZED_RULES,
+    **LIBRARY_RULES,
 }
 """Rules of whole operators, all overloads alike: ``aten::mm``."""
 
-OVERLOAD_RULES: Mapping[str, Rule] = {**RECURRENT_OVERLOAD_RULES, **QUANTIZED_OVERLOAD_RULES}
+OVERLOAD_RULES: Mapping[str, Rule] = {
+    **CONVOLUTION_OVERLOAD_RULES,
+    **RECURRENT_OVERLOAD_RULES,
+    **QUANTIZED_OVERLOAD_RULES,
+}
 """Rules of single overloads, ``aten::lstm.input``; the default overload has no suffix. They win over ``RULES``."""
 
 user_formulas: dict[str, Formula] = {}
@@ -149,9 +155,10 @@ def heavy_hint(name: str, args: Arguments, out: Any) -> bool:
     shapes: list[tuple[int, ...]] = []
     for value in args:
         for item in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(item, torch.Tensor) and not item.is_nested and item.dim() >= 2:
-                if item.is_floating_point() or item.dtype in (torch.int8, torch.uint8):
-                    shapes.append(tuple(item.shape))
+            if not isinstance(item, torch.Tensor) or item.is_nested or item.dim() < 2:
+                continue
+            if item.is_floating_point() or item.dtype in (torch.int8, torch.uint8):
+                shapes.append(tuple(item.shape))
     return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
 
 
