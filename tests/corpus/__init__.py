@@ -14,6 +14,10 @@ FAMILY_MODULES = (
     "products",
     "convolutional",
     "recurrent",
+    "attention",
+    "training",
+    "checkpointed",
+    "autograd_forms",
 )
 
 

@@ -1,0 +1,304 @@
+"""Autograd beyond one backward: custom functions, gradients of gradients, functional transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network
+
+FAMILY = Family("autograd_forms")
+
+
+class OwnProduct(torch.autograd.Function):
+    """x W with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        """The product."""
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Both gradients, asked for or not."""
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.T @ gradient
+
+
+class Own(nn.Module):
+    """A module whose forward is a custom function of its weight."""
+
+    def __init__(self, function: type[torch.autograd.Function], inputs: int, outputs: int) -> None:
+        """Applies *function* to the input and an (inputs, outputs) weight."""
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the function returns."""
+        result: Tensor = self.function.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return result
+
+
+@FAMILY.network
+def custom_function() -> Network:
+    """Its backward computes both gradients although the first input needs none: what runs is what counts."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(Own(OwnProduct, inputs, hidden), nn.Tanh(), Own(OwnProduct, hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+        ),
+        expected=Expected(
+            forward=first + second,
+            backward=2 * first + 2 * second,
+            by_module={
+                "0": PhaseFlops(forward=first, backward=2 * first),
+                "2": PhaseFlops(forward=second, backward=2 * second),
+            },
+        ),
+    )
+
+
+class RepeatedProduct(torch.autograd.Function):
+    """tanh(x W), of which nothing but the inputs is kept: the backward runs the forward again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        """The forward, without a graph."""
+        ctx.save_for_backward(x, weight)
+        return torch.tanh(x @ weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """The forward again, with a graph, and its gradients."""
+        with torch.enable_grad():
+            x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+            output = torch.tanh(x @ weight)
+        gradients = torch.autograd.grad(output, (x, weight), gradient)
+        return gradients[0], gradients[1]
+
+
+@FAMILY.network
+def custom_function_that_recomputes() -> Network:
+    """The product in the backward that repeats the forward is recompute, the two gradients are backward."""
+    batch, inputs, outputs = 3, 5, 7
+    product = 2 * batch * inputs * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Tanh(), Own(RepeatedProduct, inputs, outputs)), args=(torch.randn(batch, inputs),)
+        ),
+        expected=Expected(
+            forward=product,
+            backward=2 * product,
+            recompute=product,
+            by_module={"1": PhaseFlops(forward=product, backward=2 * product, recompute=product)},
+        ),
+    )
+
+
+@FAMILY.network
+def backward_twice() -> Network:
+    """A graph that is kept runs its backward twice."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        loss = example.forward().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=first + second,
+            backward=2 * (first + 2 * second),
+            by_module={
+                "0": PhaseFlops(forward=first, backward=2 * first),
+                "2": PhaseFlops(forward=second, backward=4 * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def gradient_of_the_input_alone() -> Network:
+    """autograd.grad for the input computes no weight gradient: one product a layer."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        (x,) = example.args
+        torch.autograd.grad(example.forward().sum(), x)
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs, requires_grad=True),),
+            step=step,
+        ),
+        expected=Expected(forward=first + second, backward=first + second),
+    )
+
+
+@FAMILY.network
+def gradient_penalty() -> Network:
+    """The squared norm of d(sum y)/dx, differentiated again, for y = W2 tanh(W1 x).
+
+    The first gradient is two products: g1 = g0 W2 and g2 = (g1 * tanh') W1. Its own backward runs, for W1: the gradients of
+    both factors of g2, and, through tanh', those of W1 x, of which x needs one too. For W2: the gradient of the factor W2
+    of g1; g0 is constant. The product W2 tanh(W1 x) itself is not on the way.
+    """
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        (x,) = example.args
+        (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs, requires_grad=True),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=first + second,
+            backward=(first + second) + (2 * first + 2 * first) + second,
+            by_module={
+                "0": PhaseFlops(forward=first, backward=(1 + 2 + 2) * first),
+                "2": PhaseFlops(forward=second, backward=(1 + 1) * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def forces_from_an_energy() -> Network:
+    """A gradient taken inside the forward, as interatomic potentials do, and a loss on energy and forces.
+
+    To the gradient penalty's products the energy adds its own path: both gradients of W2 tanh(W1 x). What reaches tanh is
+    one sum of two gradients, so W1's own are not computed twice.
+    """
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Potential(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter = nn.Linear(inputs, hidden)
+            self.leave = nn.Linear(hidden, outputs)
+
+        def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+            energy = self.leave(torch.tanh(self.enter(positions))).sum()
+            (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
+            return energy, forces
+
+    def step(example: Example) -> None:
+        energy, forces = example.forward()
+        (energy.square() + forces.square().sum()).backward()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),), step=step
+        ),
+        expected=Expected(
+            forward=first + second,
+            backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
+            by_module={
+                "enter": PhaseFlops(forward=first, backward=5 * first),
+                "leave": PhaseFlops(forward=second, backward=4 * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def functional_gradient() -> Network:
+    """torch.func.grad of a functional call: weights' gradients, and the inner layer's input."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
+
+        def loss(values: dict[str, Tensor]) -> Tensor:
+            output: Tensor = torch.func.functional_call(example.model, values, example.args)
+            return output.sum()
+
+        torch.func.grad(loss)(parameters)
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(forward=first + second, backward=first + 2 * second),
+    )
+
+
+@FAMILY.network
+def per_sample_gradients() -> Network:
+    """vmap over grad: every sample has its own weight gradient, a product of a column with a row."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
+
+        def loss(values: dict[str, Tensor], sample: Tensor) -> Tensor:
+            output: Tensor = torch.func.functional_call(example.model, values, (sample.unsqueeze(0),))
+            return output.sum()
+
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, *example.args)
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(forward=first + second, backward=first + 2 * second),
+    )
+
+
+@FAMILY.network
+def forward_mode_tangent() -> Network:
+    """A Jacobian-vector product: the tangent of x W is dx W + x dW, so three products a layer, all of them forward."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        (x,) = example.args
+        parameters = {name: parameter.detach() for name, parameter in example.model.named_parameters()}
+
+        def output(values: dict[str, Tensor], x: Tensor) -> Tensor:
+            result: Tensor = torch.func.functional_call(example.model, values, (x,))
+            return result
+
+        tangents = {name: torch.ones_like(parameter) for name, parameter in parameters.items()}
+        torch.func.jvp(output, (parameters, x), (tangents, torch.ones_like(x)))
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=3 * (first + second),
+            by_module={"0": PhaseFlops(forward=3 * first), "2": PhaseFlops(forward=3 * second)},
+        ),
+    )

@@ -1,0 +1,331 @@
+"""Activation checkpointing: what the backward repeats of the forward.
+
+Reentrant checkpointing repeats the whole block. The other kind stops as soon as every tensor that the backward needs has
+been saved again. A product saves its factors before it is computed, so a block that ends in a product does not repeat it;
+a block that ends in an activation, which saves its result, repeats everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network
+
+FAMILY = Family("checkpointed")
+
+
+class Checkpointed(nn.Module):
+    """A stem, then blocks that are checkpointed, then a head."""
+
+    def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module, *, reentrant: bool) -> None:
+        """Every one of *blocks* is checkpointed on its own."""
+        super().__init__()
+        self.stem = stem
+        self.blocks = nn.ModuleList(blocks)
+        self.head = head
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Stem, blocks, head."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        result: Tensor = self.head(x)
+        return result
+
+
+def block_of(inputs: int, hidden: int, outputs: int, *last: nn.Module) -> nn.Module:
+    """Two linear layers, a tanh between them."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs), *last)
+
+
+def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module], ...] = ()) -> Network:
+    """Two blocks between a stem and a head; *last* makes the modules at the end of each block."""
+    batch, inputs, width, hidden, classes = 3, 5, 7, 11, 2
+    stem = 2 * batch * inputs * width
+    first = 2 * batch * width * hidden
+    second = 2 * batch * hidden * width
+    head = 2 * batch * width * classes
+    repeated = first + second if reentrant or last else first
+    block = PhaseFlops(forward=first + second, backward=2 * (first + second), recompute=repeated)
+
+    def build() -> Example:
+        blocks = [block_of(width, hidden, width, *(make() for make in last)) for _ in range(2)]
+        model = Checkpointed(nn.Linear(inputs, width), blocks, nn.Linear(width, classes), reentrant=reentrant)
+        return Example(model=model, args=(torch.randn(batch, inputs),))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=stem + 2 * (first + second) + head,
+            backward=stem + 2 * 2 * (first + second) + 2 * head,
+            recompute=2 * repeated,
+            by_module={
+                "stem": PhaseFlops(forward=stem, backward=stem),
+                "blocks.0": block,
+                "blocks.1": block,
+                "blocks.1.0": PhaseFlops(forward=first, backward=2 * first, recompute=first),
+                "blocks.1.2": PhaseFlops(forward=second, backward=2 * second, recompute=repeated - first),
+                "head": PhaseFlops(forward=head, backward=2 * head),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def reentrant_blocks() -> Network:
+    """The first forward runs without gradients and counts like any other; the backward repeats both products."""
+    return checkpointed_blocks(reentrant=True)
+
+
+@FAMILY.network
+def blocks_that_end_in_a_product() -> Network:
+    """Not reentrant: the last product of each block is not repeated."""
+    return checkpointed_blocks(reentrant=False)
+
+
+@FAMILY.network
+def blocks_that_end_in_an_activation() -> Network:
+    """Not reentrant: the sigmoid at the end saves its result, so both products are repeated."""
+    return checkpointed_blocks(reentrant=False, last=(nn.Sigmoid,))
+
+
+@FAMILY.network
+def checkpointed_sequence() -> Network:
+    """Six modules in two segments: (linear, tanh, linear) is checkpointed, (tanh, linear, tanh) never is."""
+    batch, inputs, hidden, middle, outputs = 3, 5, 7, 11, 13
+    first = 2 * batch * inputs * hidden
+    second = 2 * batch * hidden * middle
+    third = 2 * batch * middle * outputs
+
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(
+                nn.Linear(inputs, hidden),
+                nn.Tanh(),
+                nn.Linear(hidden, middle),
+                nn.Tanh(),
+                nn.Linear(middle, outputs),
+                nn.Tanh(),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+            return result
+
+    return Network(
+        build=lambda: Example(model=Sequence(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=first + second + third,
+            backward=first + 2 * second + 2 * third,
+            recompute=first,
+            by_module={
+                "layers.0": PhaseFlops(forward=first, backward=first, recompute=first),
+                "layers.2": PhaseFlops(forward=second, backward=2 * second),
+                "layers.4": PhaseFlops(forward=third, backward=2 * third),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def checkpointed_function() -> Network:
+    """No module is inside: a plain function of the module's parameters is repeated, but for its last product."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    first = 2 * batch * inputs * hidden
+    second = 2 * batch * hidden * outputs
+
+    class WithFunction(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(inputs, hidden))
+            self.second = nn.Parameter(torch.randn(hidden, outputs))
+
+        def core(self, x: Tensor) -> Tensor:
+            return torch.tanh(x @ self.first) @ self.second
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.core, x, use_reentrant=False)
+            return result
+
+    return Network(
+        build=lambda: Example(model=WithFunction(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=first + second,
+            backward=first + 2 * second,
+            recompute=first,
+            by_module={"": PhaseFlops(forward=first + second, backward=first + 2 * second, recompute=first)},
+        ),
+    )
+
+
+class NestedCheckpoints(nn.Module):
+    """stem, then checkpoint(a, tanh, checkpoint(b, tanh, c), tanh, d)."""
+
+    def __init__(self, sizes: tuple[int, int, int, int, int, int], *, outer: bool, inner: bool) -> None:
+        """*outer* and *inner* say which of the two are reentrant."""
+        super().__init__()
+        widths = list(zip(sizes, sizes[1:], strict=False))
+        self.stem, self.a, self.b, self.c, self.d = (nn.Linear(inputs, outputs) for inputs, outputs in widths)
+        self.outer = outer
+        self.inner = inner
+
+    def inside(self, x: Tensor) -> Tensor:
+        """The inner checkpoint's content."""
+        result: Tensor = self.c(torch.tanh(self.b(x)))
+        return result
+
+    def around(self, x: Tensor) -> Tensor:
+        """The outer checkpoint's content."""
+        x = checkpoint(self.inside, torch.tanh(self.a(x)), use_reentrant=self.inner)
+        result: Tensor = self.d(torch.tanh(x))
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The whole."""
+        result: Tensor = checkpoint(self.around, self.stem(x), use_reentrant=self.outer)
+        return result
+
+
+def nested(*, outer: bool, inner: bool) -> Network:
+    """The outer checkpoint repeats a, b, c and d once (d only if reentrant), the inner b and c again (c likewise)."""
+    batch = 2
+    sizes = (3, 4, 5, 6, 7, 8)
+    stem, a, b, c, d = (2 * batch * inputs * outputs for inputs, outputs in zip(sizes, sizes[1:], strict=False))
+    again = {
+        "a": a,
+        "b": b + b,
+        "c": c + (c if inner else 0),
+        "d": d if outer else 0,
+    }
+    products = {"a": a, "b": b, "c": c, "d": d}
+    return Network(
+        build=lambda: Example(
+            model=NestedCheckpoints(sizes, outer=outer, inner=inner), args=(torch.randn(batch, sizes[0]),)
+        ),
+        expected=Expected(
+            forward=stem + a + b + c + d,
+            backward=stem + 2 * (a + b + c + d),
+            recompute=sum(again.values()),
+            by_module={
+                "stem": PhaseFlops(forward=stem, backward=stem),
+                **{
+                    name: PhaseFlops(forward=product, backward=2 * product, recompute=again[name])
+                    for name, product in products.items()
+                },
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def reentrant_in_reentrant() -> Network:
+    """Everything in the inner checkpoint runs three times."""
+    return nested(outer=True, inner=True)
+
+
+@FAMILY.network
+def reentrant_in_other() -> Network:
+    """The outer stops before d; the inner, reached with its inputs alone, repeats b and c whole."""
+    return nested(outer=False, inner=True)
+
+
+@FAMILY.network
+def other_in_reentrant() -> Network:
+    """The outer repeats all of it; the inner stops before c."""
+    return nested(outer=True, inner=False)
+
+
+@FAMILY.network
+def other_in_other() -> Network:
+    """Both stop early."""
+    return nested(outer=False, inner=False)
+
+
+@FAMILY.network
+def selective_checkpoint() -> Network:
+    """The linear layers' products are kept and only the attention's two are repeated, as far as they are needed."""
+    batch, sequence, hidden = 2, 7, 5
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * sequence * hidden
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query = nn.Linear(hidden, hidden)
+            self.out = nn.Linear(hidden, hidden)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = torch.softmax(torch.bmm(self.query(x), x.transpose(1, 2)), dim=-1)
+            return torch.tanh(self.out(torch.bmm(weights, x)))
+
+    class Selective(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(hidden, hidden)
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+            def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+                return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+            result: Tensor = checkpoint(
+                self.block,
+                self.stem(x),
+                use_reentrant=False,
+                context_fn=partial(create_selective_checkpoint_contexts, policy),
+            )
+            return result
+
+    return Network(
+        build=lambda: Example(model=Selective(), args=(torch.randn(batch, sequence, hidden),)),
+        expected=Expected(
+            forward=3 * projection + 2 * scores,
+            backward=projection + 4 * projection + 4 * scores,
+            recompute=2 * scores,
+            by_module={
+                "block": PhaseFlops(
+                    forward=2 * projection + 2 * scores, backward=4 * projection + 4 * scores, recompute=2 * scores
+                ),
+                "block.out": PhaseFlops(forward=projection, backward=2 * projection),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def checkpoint_with_a_frozen_body() -> Network:
+    """Nothing in the block needs a gradient and neither does its input: the backward never reaches it."""
+    batch, inputs, hidden, classes = 3, 5, 7, 2
+    first = 2 * batch * inputs * hidden
+    second = 2 * batch * hidden * inputs
+    head = 2 * batch * inputs * classes
+
+    def build() -> Example:
+        block = block_of(inputs, hidden, inputs).requires_grad_(False)
+        model = Checkpointed(nn.Identity(), [block], nn.Linear(inputs, classes), reentrant=False)
+        return Example(model=model, args=(torch.randn(batch, inputs),))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=first + second + head,
+            backward=head,
+            by_module={"blocks.0": PhaseFlops(forward=first + second), "head": PhaseFlops(forward=head, backward=head)},
+        ),
+    )

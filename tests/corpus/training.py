@@ -1,0 +1,603 @@
+"""What training programs do to a network: freezing, adapters, shared weights, teachers, accumulation, optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_flops.records import OUTSIDE, PhaseFlops
+
+from .case import Example, Expected, Family, Network, forward_and_backward, total
+
+FAMILY = Family("training")
+
+
+@FAMILY.network
+def frozen_body() -> Network:
+    """No gradient is needed below the head: the head computes its weight's alone."""
+    batch, inputs, hidden, classes = 3, 5, 7, 11
+    body = 2 * batch * inputs * hidden + 2 * batch * hidden * hidden
+    head = 2 * batch * hidden * classes
+
+    def build() -> Example:
+        frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
+        return Example(
+            model=nn.Sequential(frozen, nn.Linear(hidden, classes)), args=(torch.randn(batch, inputs),)
+        )
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=body + head,
+            backward=head,
+            by_module={"0": PhaseFlops(forward=body), "1": PhaseFlops(forward=head, backward=head)},
+        ),
+    )
+
+
+@FAMILY.network
+def frozen_middle() -> Network:
+    """A frozen layer between trained ones passes the gradient on: one product instead of two."""
+    batch, inputs, hidden, middle, outputs = 3, 5, 7, 11, 13
+    first = 2 * batch * inputs * hidden
+    second = 2 * batch * hidden * middle
+    third = 2 * batch * middle * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(
+                nn.Linear(inputs, hidden),
+                nn.Linear(hidden, middle).requires_grad_(False),
+                nn.Linear(middle, outputs),
+            ),
+            args=(torch.randn(batch, inputs),),
+        ),
+        expected=Expected(
+            forward=first + second + third,
+            backward=first + second + 2 * third,
+            by_module={
+                "0": PhaseFlops(forward=first, backward=first),
+                "1": PhaseFlops(forward=second, backward=second),
+                "2": PhaseFlops(forward=third, backward=2 * third),
+            },
+        ),
+    )
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer and a trained low-rank update beside it."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int) -> None:
+        """An update of *rank*."""
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Base plus update."""
+        result: Tensor = self.base(x) + self.up(self.down(x))
+        return result
+
+
+@FAMILY.network
+def lora() -> Network:
+    """The base never computes a weight gradient, and no input gradient in the first layer."""
+    batch, inputs, hidden, outputs, rank = 3, 11, 7, 5, 2
+    base1, down1, up1 = 2 * batch * inputs * hidden, 2 * batch * inputs * rank, 2 * batch * rank * hidden
+    base2, down2, up2 = 2 * batch * hidden * outputs, 2 * batch * hidden * rank, 2 * batch * rank * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(LoraLinear(inputs, hidden, rank), nn.ReLU(), LoraLinear(hidden, outputs, rank)),
+            args=(torch.randn(batch, inputs),),
+        ),
+        expected=Expected(
+            forward=base1 + down1 + up1 + base2 + down2 + up2,
+            backward=(down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
+            by_module={
+                "0.base": PhaseFlops(forward=base1),
+                "0.down": PhaseFlops(forward=down1, backward=down1),
+                "0.up": PhaseFlops(forward=up1, backward=2 * up1),
+                "2.base": PhaseFlops(forward=base2, backward=base2),
+                "2.down": PhaseFlops(forward=down2, backward=2 * down2),
+                "2.up": PhaseFlops(forward=up2, backward=2 * up2),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def tied_embedding_and_head() -> Network:
+    """One weight looks words up for nothing and scores them with a product."""
+    batch, sequence, vocabulary, hidden = 2, 5, 29, 7
+
+    class TiedLanguageModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(vocabulary, hidden)
+            self.mix = nn.Linear(hidden, hidden)
+            self.head = nn.Linear(hidden, vocabulary, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            result: Tensor = self.head(torch.tanh(self.mix(self.embedding(tokens))))
+            return result
+
+    mix = 2 * batch * sequence * hidden * hidden
+    head = 2 * batch * sequence * hidden * vocabulary
+    return Network(
+        build=lambda: Example(model=TiedLanguageModel(), args=(torch.randint(vocabulary, (batch, sequence)),)),
+        expected=Expected(
+            forward=mix + head,
+            backward=2 * mix + 2 * head,
+            by_module={
+                "mix": PhaseFlops(forward=mix, backward=2 * mix),
+                "head": PhaseFlops(forward=head, backward=2 * head),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def tied_autoencoder() -> Network:
+    """The decoder multiplies with the encoder's weight, transposed, from the root's own forward."""
+    batch, inputs, hidden = 3, 7, 5
+
+    class TiedAutoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(inputs, hidden)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.encoder(x)) @ self.encoder.weight
+
+    product = 2 * batch * inputs * hidden
+    return Network(
+        build=lambda: Example(model=TiedAutoencoder(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=2 * product,
+            backward=product + 2 * product,
+            by_module={
+                "": PhaseFlops(forward=2 * product, backward=3 * product),
+                "encoder": PhaseFlops(forward=product, backward=product),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def repeated_module() -> Network:
+    """One layer called three times costs three times; its first input needs no gradient."""
+    batch, hidden, calls = 3, 7, 3
+
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(hidden, hidden)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(calls):
+                x = torch.tanh(self.layer(x))
+            return x
+
+    product = 2 * batch * hidden * hidden
+    layer = PhaseFlops(forward=calls * product, backward=product + (calls - 1) * 2 * product)
+    return Network(
+        build=lambda: Example(model=Repeated(), args=(torch.randn(batch, hidden),)),
+        expected=Expected(forward=layer.forward, backward=layer.backward, by_module={"layer": layer}),
+    )
+
+
+@FAMILY.network
+def module_under_two_names() -> Network:
+    """A layer that two towers share is counted once a call, under the name of the tower that called it."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Tower(nn.Module):
+        def __init__(self, inputs: int, shared: nn.Module) -> None:
+            super().__init__()
+            self.own = nn.Linear(inputs, hidden)
+            self.shared = shared
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.shared(torch.relu(self.own(x)))
+            return result
+
+    class TwoTowers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Linear(hidden, outputs)
+            self.left = Tower(inputs, shared)
+            self.right = Tower(2 * inputs, shared)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            result: Tensor = self.left(x) + self.right(y)
+            return result
+
+    left, right = 2 * batch * inputs * hidden, 2 * batch * (2 * inputs) * hidden
+    shared = 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(model=TwoTowers(), args=(torch.randn(batch, inputs), torch.randn(batch, 2 * inputs))),
+        expected=Expected(
+            forward=left + right + 2 * shared,
+            backward=left + right + 2 * (2 * shared),
+            by_module={
+                "left": PhaseFlops(forward=left + shared, backward=left + 2 * shared),
+                "left.shared": PhaseFlops(forward=shared, backward=2 * shared),
+                "right": PhaseFlops(forward=right + shared, backward=right + 2 * shared),
+                "right.shared": PhaseFlops(forward=shared, backward=2 * shared),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def same_module_twice_in_a_sequence() -> Network:
+    """Two names in one parent: both calls are listed under the first."""
+    batch, hidden = 3, 7
+    product = 2 * batch * hidden * hidden
+
+    def build() -> Example:
+        layer = nn.Linear(hidden, hidden)
+        return Example(model=nn.Sequential(layer, nn.ReLU(), layer), args=(torch.randn(batch, hidden),))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=2 * product,
+            backward=product + 2 * product,
+            by_module={"0": PhaseFlops(forward=2 * product, backward=3 * product)},
+        ),
+    )
+
+
+@FAMILY.network
+def keyword_only_calls() -> Network:
+    """Blocks that take their input by keyword only are found in the backward like any others."""
+    batch, hidden, wide = 3, 7, 11
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(hidden, wide)
+            self.down = nn.Linear(wide, hidden)
+
+        def forward(self, *, states: Tensor) -> dict[str, Tensor]:
+            return {"states": states + self.down(torch.relu(self.up(states)))}
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, *, states: Tensor) -> dict[str, Tensor]:
+            for block in self.blocks:
+                states = block(states=states)["states"]
+            return {"states": states}
+
+    product = 2 * batch * hidden * wide
+    later = PhaseFlops(forward=2 * product, backward=4 * product)
+    return Network(
+        build=lambda: Example(model=Stack(), kwargs={"states": torch.randn(batch, hidden)}),
+        expected=Expected(
+            forward=3 * 2 * product,
+            backward=3 * 4 * product - product,
+            by_module={
+                "blocks.0": PhaseFlops(forward=2 * product, backward=3 * product),
+                "blocks.1": later,
+                "blocks.2": later,
+            },
+        ),
+    )
+
+
+@dataclass
+class OpaqueOutput:
+    """An output that no tree of containers leads into."""
+
+    scores: Tensor
+    loss: Callable[[], Tensor]
+
+
+@FAMILY.network
+def opaque_output() -> Network:
+    """The tensors are hidden in an object; the backward still belongs to the layers."""
+    batch, inputs, hidden, classes = 3, 5, 7, 11
+
+    class Hiding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(inputs, hidden)
+            self.head = nn.Linear(hidden, classes)
+
+        def forward(self, x: Tensor) -> OpaqueOutput:
+            scores = self.head(torch.relu(self.body(x)))
+            return OpaqueOutput(scores=scores, loss=scores.sum)
+
+    def step(example: Example) -> None:
+        example.forward().loss().backward()
+
+    body, head = 2 * batch * inputs * hidden, 2 * batch * hidden * classes
+    return Network(
+        build=lambda: Example(model=Hiding(), args=(torch.randn(batch, inputs),), step=step),
+        expected=Expected(
+            forward=body + head,
+            backward=body + 2 * head,
+            by_module={
+                "body": PhaseFlops(forward=body, backward=body),
+                "head": PhaseFlops(forward=head, backward=2 * head),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def branch_that_the_loss_leaves_out() -> Network:
+    """Its forward runs, its backward does not."""
+    batch, inputs, outputs, unused = 3, 5, 7, 11
+
+    class TwoHeads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(inputs, outputs)
+            self.unused = nn.Linear(inputs, unused)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.used(x), self.unused(x)
+
+    def step(example: Example) -> None:
+        example.forward()[0].sum().backward()
+
+    used, left_out = 2 * batch * inputs * outputs, 2 * batch * inputs * unused
+    return Network(
+        build=lambda: Example(model=TwoHeads(), args=(torch.randn(batch, inputs),), step=step),
+        expected=Expected(
+            forward=used + left_out,
+            backward=used,
+            by_module={"unused": PhaseFlops(forward=left_out), "used": PhaseFlops(forward=used, backward=used)},
+        ),
+    )
+
+
+@FAMILY.network
+def teacher_inside_the_model() -> Network:
+    """A teacher without gradients counts in the forward, under its own name."""
+    batch, inputs, hidden, outputs = 3, 5, 11, 7
+
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student = nn.Linear(inputs, outputs)
+            self.teacher = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                target = self.teacher(x)
+            return nn.functional.mse_loss(self.student(x), target)
+
+    student = 2 * batch * inputs * outputs
+    teacher = 2 * batch * inputs * hidden + 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(model=Distilled(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=student + teacher,
+            backward=student,
+            by_module={
+                "teacher": PhaseFlops(forward=teacher),
+                "student": PhaseFlops(forward=student, backward=student),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def teacher_outside_the_model() -> Network:
+    """A teacher that is no part of the model still runs in the step: it is listed outside."""
+    batch, inputs, outputs = 3, 5, 7
+
+    def build() -> Example:
+        teacher = nn.Linear(inputs, outputs)
+
+        def step(example: Example) -> None:
+            with torch.no_grad():
+                target = teacher(example.args[0])
+            nn.functional.mse_loss(example.forward(), target).backward()
+
+        return Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs),), step=step)
+
+    product = 2 * batch * inputs * outputs
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=2 * product,
+            backward=product,
+            by_module={"": PhaseFlops(forward=product, backward=product), OUTSIDE: PhaseFlops(forward=product)},
+        ),
+    )
+
+
+@FAMILY.network
+def contrastive_loss_outside_the_model() -> Network:
+    """A product in the loss, forward and backward, belongs to no module."""
+    batch, inputs, hidden = 3, 5, 7
+
+    def step(example: Example) -> None:
+        features = nn.functional.normalize(example.forward())
+        (features @ features.T).exp().sum().backward()
+
+    encoder = 2 * batch * inputs * hidden
+    similarity = 2 * batch * hidden * batch
+    return Network(
+        build=lambda: Example(model=nn.Linear(inputs, hidden), args=(torch.randn(batch, inputs),), step=step),
+        expected=Expected(
+            forward=encoder + similarity,
+            backward=encoder + 2 * similarity,
+            by_module={
+                "": PhaseFlops(forward=encoder, backward=encoder),
+                OUTSIDE: PhaseFlops(forward=similarity, backward=2 * similarity),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def gradient_accumulation() -> Network:
+    """Four micro-batches, one update that is elementwise."""
+    batch, inputs, hidden, outputs, micro_steps = 3, 5, 7, 11, 4
+
+    def step(example: Example) -> None:
+        optimizer = torch.optim.AdamW(example.model.parameters(), lr=1e-3)
+        for _ in range(micro_steps):
+            forward_and_backward(example)
+        optimizer.step()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=micro_steps * (first + second),
+            backward=micro_steps * (first + 2 * second),
+            by_module={"0": PhaseFlops(forward=micro_steps * first, backward=micro_steps * first)},
+        ),
+    )
+
+
+@FAMILY.network
+def autocast() -> Network:
+    """Lower precision changes no count."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = total(example.forward())
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(forward=first + second, backward=first + 2 * second),
+    )
+
+
+def newton_schulz(rows: int, columns: int, steps: int) -> int:
+    """Orthogonalizing a matrix: X X^T, its square, and that times X, in every step, over the shorter side."""
+    short, long = sorted((rows, columns))
+    return steps * (2 * short * long * short + 2 * short * short * short + 2 * short * short * long)
+
+
+@FAMILY.network
+def muon_optimizer() -> Network:
+    """Torch's Muon: five Newton-Schulz steps for each weight matrix; biases do not exist here."""
+    batch, inputs, hidden, outputs = 3, 5, 11, 7
+
+    def step(example: Example) -> None:
+        optimizer = torch.optim.Muon(example.model.parameters(), lr=1e-3, ns_steps=5)
+        forward_and_backward(example)
+        optimizer.step()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    update = newton_schulz(hidden, inputs, 5) + newton_schulz(outputs, hidden, 5)
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(
+                nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False)
+            ),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=first + second,
+            backward=first + 2 * second,
+            optimizer=update,
+            by_module={"": PhaseFlops(forward=first + second, backward=first + 2 * second)},
+        ),
+    )
+
+
+class Whitening(torch.optim.Optimizer):
+    """A user's own optimizer: the gradient times its own second moment."""
+
+    def __init__(self, parameters: Any) -> None:
+        """Optimizes matrices."""
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update; the closure, if there is one, computes the gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad @ (parameter.grad.T @ parameter.grad), alpha=1e-3)
+        return loss
+
+
+@FAMILY.network
+def own_optimizer_with_a_closure() -> Network:
+    """The closure's forward and backward stay what they are, though they run inside the optimizer's step."""
+    batch, inputs, outputs = 3, 5, 7
+
+    def step(example: Example) -> None:
+        optimizer = Whitening(example.model.parameters())
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = example.forward().square().sum()
+            loss.backward()
+            return float(loss)
+
+        optimizer.step(closure)
+
+    product = 2 * batch * inputs * outputs
+    second_moment = 2 * inputs * outputs * inputs
+    update = 2 * outputs * inputs * inputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Linear(inputs, outputs, bias=False), args=(torch.randn(batch, inputs),), step=step
+        ),
+        expected=Expected(
+            forward=product,
+            backward=product,
+            optimizer=second_moment + update,
+            by_module={"": PhaseFlops(forward=product, backward=product)},
+        ),
+    )
+
+
+@FAMILY.network
+def update_under_a_gradient_hook() -> Network:
+    """An update that runs as soon as a gradient is complete, in the middle of the backward, is optimizer work."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def build() -> Example:
+        model = nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False))
+
+        @torch.no_grad()
+        def update(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad @ (parameter.grad.T @ parameter.grad), alpha=1e-3)
+            parameter.grad = None
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        return Example(model=model, args=(torch.randn(batch, inputs),))
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    updates = 2 * (2 * inputs * hidden * inputs) + 2 * (2 * hidden * outputs * hidden)
+    return Network(
+        build=build,
+        expected=Expected(forward=first + second, backward=first + 2 * second, optimizer=updates),
+    )
