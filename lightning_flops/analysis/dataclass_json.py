@@ -11,7 +11,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from lightning_flops.errors import ProfileFormatError
@@ -74,7 +74,7 @@ def _to_plain(value: Any, where: str) -> Any:
     _fail(f"{where or 'the value'} is a {type(value).__name__}, which has no JSON form here")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls)}

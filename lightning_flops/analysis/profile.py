@@ -5,15 +5,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.analysis import dataclass_json
-from lightning_flops.analysis.module_tree import ModuleProfile
-from lightning_flops.analysis.timing import TimingProfile
-from lightning_flops.records import PhaseFlops, RunContext, UncountedOperator, WindowRecord
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
+from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.step_flops import (
+    DtypeFlops,
+    FlopSpread,
+    OperatorProfile,
+    StepFlops,
+    flop_spread,
+    flops_by_dtype,
+    flops_by_operator,
+    mean_flops,
+    total_flops,
+)
+from lightning_flops.analysis.step_rates import Rates, build_rates, hardware_peak_seconds, model_peak_seconds
+from lightning_flops.analysis.timing import TimingProfile, build_timing, is_timed
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import (
+    OUTSIDE,
+    ModuleRecord,
+    PhaseFlops,
+    RunContext,
+    UncountedOperator,
+    WindowRecord,
+)
 
 SCHEMA_VERSION = 1
 """Version of the JSON that ``Profile.to_json`` writes; another one is not read."""
@@ -29,96 +51,6 @@ class ReportSettings:
     recompute_fwd_factor: float
     causal_attention: Literal["full", "half"]
     timing_steps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFlops:
-    """FLOPs of one global step on this rank; a multiply-add is two."""
-
-    forward: int
-    backward: int
-    recompute: int
-    optimizer: int
-    causal_skipped: int
-    """Of the four phases' FLOPs, what fused causal attention does not execute."""
-    without_backward: int
-    """Of the forward's FLOPs, those that no backward can follow."""
-    backward_estimated: int
-    """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
-    model: int
-    """Forward + backward: the numerator of MFU."""
-    hardware: int
-    """All four phases - causal_skipped: what the kernels execute, the numerator of HFU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlopSpread:
-    """How far apart several counted steps lie, each phase for itself."""
-
-    minimum: PhaseFlops
-    maximum: PhaseFlops
-    model_minimum: int
-    model_maximum: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DtypeFlops:
-    """FLOPs in one dtype of arithmetic, over all counted steps."""
-
-    dtype: str
-    model: int
-    hardware: int
-    peak_flops_per_sec: float | None
-    """Dense peak of one device in this dtype; None if it is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorProfile:
-    """One operator in all modules, over all counted steps."""
-
-    operator: str
-    calls: int
-    flops: PhaseFlops
-    dtypes: tuple[str, ...]
-    bytes_read: int
-    bytes_written: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Every ratio of the profile, per step; None where numerator or denominator is not known (``unavailable`` says why).
-
-    FLOP/s are this rank's; samples and tokens are those of all ranks that see different data.
-    """
-
-    forward_flops_per_sec: float | None
-    """forward / forward_sec"""
-    backward_flops_per_sec: float | None
-    """(backward + recompute) / backward_sec"""
-    backward_flops_per_sec_estimated: float | None
-    """estimated backward / backward_sec"""
-    forward_backward_flops_per_sec: float | None
-    """(forward + backward + recompute) / (forward_sec + backward_sec)"""
-    forward_backward_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / (forward_sec + backward_sec)"""
-    iter_flops_per_sec: float | None
-    """hardware FLOPs / iter_sec"""
-    iter_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / iter_sec"""
-    samples_per_sec: float | None
-    """samples / global_step_sec"""
-    iter_samples_per_sec: float | None
-    """samples / iter_sec: DeepSpeed's figure"""
-    tokens_per_sec: float | None
-    """tokens / global_step_sec"""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / world_size"""
-    mfu: float | None
-    """sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak"""
-    hfu: float | None
-    """the same of hardware FLOPs"""
-    data_wait_ratio: float | None
-    """data_wait_sec / global_step_sec"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +113,9 @@ class Profile:
 
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
-        return total / len(self.counted_steps) if len(self.counted_steps) > 1 else total
+        steps = max(1, len(self.counted_steps))
+        per_step = mean(total=total, steps=steps)
+        return total // steps if per_step is None else per_step
 
     def to_json(self) -> str:
         """The profile as indented JSON, the same text for equal profiles.
@@ -208,7 +142,105 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         window: what was measured.
         config: the profiler's settings; a ``peak_flops_per_sec`` in it wins over the table of devices.
     """
-    # Building needs the classes above, so it lives beside them and is imported when it is needed.
-    from lightning_flops.analysis.profile_builder import build
+    counts = FlopCounts(window.flops)
+    timed = [step for step in window.timed_steps if is_timed(step)]
+    steps = max(1, len(window.counted_steps))
+    total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
+    timing = build_timing(timed, mixed_phases=window.mixed_phases)
+    dtypes = flops_by_dtype(
+        window.flops.cells,
+        peak_of=lambda dtype: peak_for(
+            device_name=window.context.device_name, dtype=dtype, given=config.peak_flops_per_sec
+        ),
+    )
+    samples = _mean_amount([step.samples for step in timed or window.counted_steps])
+    tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
+    rates, unavailable = build_rates(
+        flops=total,
+        counted_steps=steps,
+        dtypes=dtypes,
+        timing=timing,
+        samples=samples,
+        tokens=tokens,
+        context=window.context,
+    )
+    root = _root(window.modules)
+    return Profile(
+        schema_version=SCHEMA_VERSION,
+        profile_step=window.profile_step,
+        report_step=window.report_step,
+        context=window.context,
+        settings=ReportSettings(
+            module_depth=config.module_depth,
+            top_modules=config.top_modules,
+            detailed=config.detailed,
+            recompute_fwd_factor=float(config.recompute_fwd_factor),
+            causal_attention=config.causal_attention,
+            timing_steps=window.timing_steps,
+        ),
+        counted_steps=tuple(step.index for step in window.counted_steps),
+        timed_steps=tuple(step.index for step in timed),
+        variable=window.variable,
+        params=None if root is None else root.params,
+        trainable_params=None if root is None else root.trainable_params,
+        local_params=None if root is None else root.local_params,
+        micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
+        samples=samples,
+        tokens=tokens,
+        flops=mean_flops(total, steps=steps),
+        flops_total=total,
+        flops_spread=flop_spread(window.counted_steps),
+        dtypes=dtypes,
+        model_flops_peak_sec=mean(total=model_peak_seconds(dtypes), steps=steps),
+        hardware_flops_peak_sec=mean(total=hardware_peak_seconds(dtypes), steps=steps),
+        timing=timing,
+        rates=rates,
+        unavailable=unavailable,
+        lower_bound=counts.is_lower_bound,
+        modules=build_modules(window.modules, counts),
+        outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
+        operators=flops_by_operator(window.flops.cells),
+        uncounted=dict(window.flops.uncounted),
+        notes=_notes(window, timed=len(timed), rates=rates),
+    )
 
-    return build(window, config=config)
+
+def _root(modules: Sequence[ModuleRecord]) -> ModuleRecord | None:
+    return next((module for module in modules if module.name == ""), None)
+
+
+def _mean_amount(amounts: Sequence[int | None]) -> float | None:
+    """Mean of samples or tokens; None if one of them is not known or cannot be right."""
+    known = [amount for amount in amounts if amount is not None and amount > 0]
+    return sum(known) / len(known) if known and len(known) == len(amounts) else None
+
+
+def _notes(window: WindowRecord, *, timed: int, rates: Rates) -> tuple[str, ...]:
+    notes = [*window.notes, *window.flops.notes]
+    if not window.counted_steps:
+        notes.append("No step was counted to its end: the FLOPs are those of whatever ran while the counter was on.")
+    wrong = sum(step.seconds is not None for step in window.timed_steps) - timed
+    if wrong:
+        notes.append(f"{wrong} timed steps were left out: their clock showed times that cannot be right.")
+    for name, value in (("MFU", rates.mfu), ("HFU", rates.hfu)):
+        if value is not None and value > 1:
+            notes.append(
+                f"{name} is above 100%, which cannot be: the peak it is divided by is too low, or the clock did not "
+                "wait for the device."
+            )
+    return tuple(dict.fromkeys(notes))
+
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "DtypeFlops",
+    "FlopSpread",
+    "ModuleProfile",
+    "OperatorProfile",
+    "Profile",
+    "Rates",
+    "ReportSettings",
+    "StepFlops",
+    "TimingProfile",
+    "build_profile",
+]

@@ -56,6 +56,16 @@ def over_ranks(*, amount: float | None, ranks: int) -> float | None:
     return amount * ranks
 
 
+def mean(*, total: float | None, steps: int) -> float | None:
+    """*total* over *steps* per step: the number itself, exact, for one step; None if *total* is or is too large."""
+    if total is None or steps == 1:
+        return total
+    try:
+        return total / steps
+    except OverflowError:
+        return None
+
+
 def _is_measured(value: float) -> bool:
     """Whether *value* can be something that was counted or timed."""
     try:

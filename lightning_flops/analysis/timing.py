@@ -36,7 +36,7 @@ class PartTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingProfile:
-    """Where the time of a step goes on this rank, means over the timed steps; None where phases cannot be told apart."""
+    """Where the time of a step goes on this rank, means over the timed steps; None where phases are mixed."""
 
     timed_steps: int
     parts: tuple[PartTiming, ...]

@@ -1,0 +1,170 @@
+"""Every ratio of a profile, and why those that are not known are not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from lightning_flops.analysis.rates import mean, over_ranks, peak_seconds, per_second, ratio
+from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
+from lightning_flops.analysis.timing import TimingProfile
+from lightning_flops.records import RunContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Every ratio of a profile, per step; None where numerator or denominator is not known.
+
+    FLOP/s are this rank's; samples and tokens are those of all ranks that see different data.
+    """
+
+    forward_flops_per_sec: float | None
+    """forward / forward_sec"""
+    backward_flops_per_sec: float | None
+    """(backward + recompute) / backward_sec"""
+    backward_flops_per_sec_estimated: float | None
+    """estimated backward / backward_sec"""
+    forward_backward_flops_per_sec: float | None
+    """(forward + backward + recompute) / (forward_sec + backward_sec)"""
+    forward_backward_flops_per_sec_estimated: float | None
+    """(forward + estimated backward) / (forward_sec + backward_sec)"""
+    iter_flops_per_sec: float | None
+    """hardware FLOPs / iter_sec"""
+    iter_flops_per_sec_estimated: float | None
+    """(forward + estimated backward) / iter_sec"""
+    samples_per_sec: float | None
+    """samples / global_step_sec"""
+    iter_samples_per_sec: float | None
+    """samples / iter_sec: DeepSpeed's figure"""
+    tokens_per_sec: float | None
+    """tokens / global_step_sec"""
+    tokens_per_sec_per_device: float | None
+    """tokens_per_sec / world_size"""
+    mfu: float | None
+    """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
+    hfu: float | None
+    """The same of hardware FLOPs."""
+    data_wait_ratio: float | None
+    """data_wait_sec / global_step_sec"""
+
+
+_NO_TIME = "no step was timed"
+_MIXED = "the times of these phases cannot be told apart"
+
+_TIMES = {
+    "forward_flops_per_sec": "forward_sec",
+    "backward_flops_per_sec": "backward_sec",
+    "backward_flops_per_sec_estimated": "backward_sec",
+    "forward_backward_flops_per_sec": "forward_backward_sec",
+    "forward_backward_flops_per_sec_estimated": "forward_backward_sec",
+    "iter_flops_per_sec": "iter_sec",
+    "iter_flops_per_sec_estimated": "iter_sec",
+    "samples_per_sec": "global_step_sec",
+    "iter_samples_per_sec": "iter_sec",
+    "tokens_per_sec": "global_step_sec",
+    "tokens_per_sec_per_device": "global_step_sec",
+    "mfu": "global_step_sec",
+    "hfu": "global_step_sec",
+    "data_wait_ratio": "global_step_sec",
+}
+"""The denominator of each rate."""
+
+assert tuple(_TIMES) == tuple(field.name for field in fields(Rates)), "every rate has a denominator"
+
+
+def build_rates(
+    *,
+    flops: StepFlops,
+    counted_steps: int,
+    dtypes: tuple[DtypeFlops, ...],
+    timing: TimingProfile | None,
+    samples: float | None,
+    tokens: float | None,
+    context: RunContext,
+) -> tuple[Rates, dict[str, str]]:
+    """Every ratio, and for those that are None why.
+
+    Args:
+        flops: FLOPs of all counted steps together.
+        counted_steps: their number.
+        dtypes: the same by dtype, with peaks.
+        timing: means over the timed steps; None if none was timed.
+        samples: samples of this rank in a timed step; None if not known.
+        tokens: tokens of this rank in a timed step; None if not known.
+        context: how many ranks there are, and the device.
+    """
+    all_samples = over_ranks(amount=samples, ranks=context.dp_size)
+    all_tokens = over_ranks(amount=tokens, ranks=context.dp_size)
+    estimated = flops.forward + flops.backward_estimated
+    totals: dict[str, float | None] = {
+        "forward_flops_per_sec": flops.forward,
+        "backward_flops_per_sec": flops.backward + flops.recompute,
+        "backward_flops_per_sec_estimated": flops.backward_estimated,
+        "forward_backward_flops_per_sec": flops.forward + flops.backward + flops.recompute,
+        "forward_backward_flops_per_sec_estimated": estimated,
+        "iter_flops_per_sec": flops.hardware,
+        "iter_flops_per_sec_estimated": estimated,
+    }
+    per_step = {name: mean(total=total, steps=counted_steps) for name, total in totals.items()}
+    per_step |= {
+        "samples_per_sec": all_samples,
+        "iter_samples_per_sec": all_samples,
+        "tokens_per_sec": all_tokens,
+        "tokens_per_sec_per_device": ratio(part=all_tokens, whole=context.world_size),
+        "mfu": mean(total=model_peak_seconds(dtypes), steps=counted_steps),
+        "hfu": mean(total=hardware_peak_seconds(dtypes), steps=counted_steps),
+        "data_wait_ratio": None if timing is None else timing.data_wait_sec,
+    }
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    for name, denominator in _TIMES.items():
+        seconds: float | None = None if timing is None else getattr(timing, denominator)
+        values[name] = per_second(amount=per_step[name], seconds=seconds)
+        if values[name] is None:
+            if timing is None:
+                reasons[name] = _NO_TIME
+            elif seconds is None:
+                reasons[name] = _MIXED
+            elif seconds == 0:
+                reasons[name] = "its time is zero"
+            else:
+                reasons[name] = _missing(name, dtypes=dtypes, samples=samples, tokens=tokens, context=context)
+    return Rates(**values), reasons
+
+
+def model_peak_seconds(dtypes: tuple[DtypeFlops, ...]) -> float | None:
+    """Seconds the model FLOPs of *dtypes* take at their peaks; None if a peak is not known."""
+    return peak_seconds(
+        flops={one.dtype: one.model for one in dtypes},
+        peaks_flops_per_sec={one.dtype: one.peak_flops_per_sec for one in dtypes},
+    )
+
+
+def hardware_peak_seconds(dtypes: tuple[DtypeFlops, ...]) -> float | None:
+    """Seconds the hardware FLOPs of *dtypes* take at their peaks; None if a peak is not known."""
+    return peak_seconds(
+        flops={one.dtype: one.hardware for one in dtypes},
+        peaks_flops_per_sec={one.dtype: one.peak_flops_per_sec for one in dtypes},
+    )
+
+
+def _missing(
+    name: str,
+    *,
+    dtypes: tuple[DtypeFlops, ...],
+    samples: float | None,
+    tokens: float | None,
+    context: RunContext,
+) -> str:
+    """Why the numerator of *name* is not known."""
+    if name in ("mfu", "hfu"):
+        unknown = [one.dtype for one in dtypes if one.peak_flops_per_sec is None and (one.model or name == "hfu")]
+        if unknown:
+            device = context.device_name or context.device_type
+            return f"no dense peak is known for {', '.join(unknown)} on {device}; set peak_flops_per_sec"
+    if name in ("samples_per_sec", "iter_samples_per_sec") and samples is None:
+        return "the batch size is not known; set batch_size"
+    if name in ("tokens_per_sec", "tokens_per_sec_per_device") and tokens is None:
+        return "how to count tokens was not said; set tokens_per_sample"
+    if name == "data_wait_ratio":
+        return _MIXED
+    return "what was counted cannot be right"
