@@ -115,29 +115,34 @@ def _head_size(tensor: torch.Tensor) -> int:
     return int(tensor.shape[-1]) if not tensor.is_nested else sizes_of(tensor)[0][-1]
 
 
+def _dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> tuple[int, int, int, int]:
+    """Entries of all score matrices, those that a causal mask from the first query and key rules out, D and Dv."""
+    *heads, queries, size = query.shape
+    keys, count = int(key.shape[-2]), prod(heads)
+    skipped = count * (queries * keys - _sum_of_clamped(1, queries, keys)) if causal else 0
+    return count * queries * keys, skipped, size, int(value.shape[-1])
+
+
 def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> int | Work:
     """A fused attention's forward, heads before sequence; its causal mask starts at the first query and key."""
-    if not causal and not query.is_nested:
-        *heads, queries, size = query.shape
-        return 2 * prod(heads) * queries * int(key.shape[-2]) * (size + int(value.shape[-1]))
-    return forward_work(
-        heads_first(query, key),
-        _head_size(query),
-        _head_size(value),
-        _CAUSAL_TOP_LEFT if causal else None,
-        bool(causal),
-    )
+    if query.is_nested or key.is_nested:
+        window = _CAUSAL_TOP_LEFT if causal else None
+        return forward_work(heads_first(query, key), _head_size(query), _head_size(value), window, bool(causal))
+    entries, skipped, size, value_size = _dense(query, key, value, causal)
+    per_entry = 2 * (size + value_size)
+    if not causal:
+        return per_entry * entries
+    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=True)
 
 
 def fused_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:
     """A fused attention's backward, heads before sequence."""
-    return backward_work(
-        heads_first(query, key),
-        _head_size(query),
-        _head_size(value),
-        _CAUSAL_TOP_LEFT if causal else None,
-        bool(causal),
-    )
+    if query.is_nested or key.is_nested:
+        window = _CAUSAL_TOP_LEFT if causal else None
+        return backward_work(heads_first(query, key), _head_size(query), _head_size(value), window, bool(causal))
+    entries, skipped, size, value_size = _dense(query, key, value, causal)
+    gradients, repeated = 4 * (size + value_size), 2 * size
+    return Work(gradients * entries, repeated * entries, (gradients + repeated) * skipped, bool(causal))
 
 
 def unfused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:

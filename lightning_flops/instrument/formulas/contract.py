@@ -82,7 +82,8 @@ class Entry:
     composite: bool = False
     """Unknown as a whole, but made of other operators: ``op.decompose(*args, **kwargs)`` runs exactly those.
 
-    Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode.
+    Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode. Plain
+    tensors only: a nested tensor or another subclass may have a kernel of its own for the whole operator.
     """
 
 

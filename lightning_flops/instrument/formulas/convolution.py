@@ -32,11 +32,13 @@ def convolution(args: Arguments, kwargs: Keywords, out: Any) -> int:
     return flops
 
 
-def backward(
-    grad: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, is_transposed: bool, mask: Sequence[bool]
-) -> int:
-    """``convolution_backward``: input and weight gradient cost one forward each; the bias's is a reduction."""
-    forward = transposed(values, weight) if is_transposed else plain(weight, grad)
+def backward(args: Arguments, kwargs: Keywords, out: Any) -> int:
+    """``convolution_backward(grad_output, input, weight, …, transposed at 7, …, output_mask)``.
+
+    Input and weight gradient cost one forward each, whatever the groups; the bias's is a reduction.
+    """
+    mask = args[10]
+    forward: int = 2 * args[1 if args[7] else 0].numel() * prod(args[2].shape[1:])
     return (bool(mask[0]) + bool(mask[1])) * forward
 
 
@@ -115,11 +117,12 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "aten::convolution": Rule(convolution, dtype="input"),
     "aten::_convolution": Rule(convolution, dtype="input"),
     "aten::convolution_overrideable": Rule(convolution, dtype="input"),
-    "aten::convolution_backward": Rule(
-        backward, ("grad_output", "input", "weight", "transposed", "output_mask"), "grad_output"
-    ),
+    "aten::convolution_backward": Rule(backward, dtype="grad_output"),
+    # The same without the bias's sizes
     "aten::convolution_backward_overrideable": Rule(
-        backward, ("grad_output", "input", "weight", "transposed", "output_mask"), "grad_output"
+        lambda *read: backward((*read[:3], None, None, None, None, read[3], None, None, read[4]), {}, None),
+        ("grad_output", "input", "weight", "transposed", "output_mask"),
+        "grad_output",
     ),
     "aten::_convolution_double_backward": Rule(
         double_backward, ("ggI", "ggW", "gO", "weight", "self", "transposed", "output_mask"), "gO"

@@ -153,11 +153,12 @@ _QUANTIZING = """
     quantize_per_tensor_dynamic
 """
 _QUESTIONS = """
-    _assert_async _assert_scalar _assert_tensor_metadata dense_dim _dimI _dimV _functional_assert_async
+    _assert_async _assert_scalar _assert_tensor_metadata dense_dim _dimI _dimV element_size _functional_assert_async
     _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size _fused_sdp_choice
-    _has_same_storage_numel is_coalesced is_pinned is_same_size is_set_to item _linalg_check_errors _local_scalar_dense
+    _has_same_storage_numel is_coalesced is_contiguous is_non_overlapping_and_dense is_pinned is_same_size is_set_to
+    is_strides_like_format item _linalg_check_errors _local_scalar_dense
     _make_dep_token _nnz _print q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point
-    qscheme record_stream sparse_dim sym_constrain_range sym_constrain_range_for_size sym_numel sym_size
+    qscheme record_stream size sparse_dim storage_offset stride sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size
     sym_storage_offset sym_stride
 """
 
@@ -200,7 +201,14 @@ def is_free(qualified_name: str, operator: Any) -> bool:
         return False
     if namespace in FREE_NAMESPACES or (namespace == "aten" and _LIST_FORM.match(name)):
         return True
-    return bool(operator.is_view) or not _has_tensors(operator) or _is_pointwise(namespace, name)
+    return _is_view(operator) or not _has_tensors(operator) or _is_pointwise(namespace, name)
+
+
+def _is_view(operator: Any) -> bool:
+    try:
+        return bool(operator.is_view)
+    except (AttributeError, RuntimeError):  # an operator that only TorchScript knows
+        return False
 
 
 def _is_pointwise(namespace: str, name: str) -> bool:
@@ -210,8 +218,11 @@ def _is_pointwise(namespace: str, name: str) -> bool:
     operators = getattr(torch.ops, namespace)
     for spelled in {name, name.rstrip("_")}:
         packet = getattr(operators, spelled, None)
-        if packet is not None and any(_POINTWISE in getattr(packet, one).tags for one in packet.overloads()):
-            return True
+        try:
+            if packet is not None and any(_POINTWISE in getattr(packet, one).tags for one in packet.overloads()):
+                return True
+        except (AttributeError, RuntimeError):  # an overload that only TorchScript knows
+            continue
     return False
 
 
