@@ -1,0 +1,517 @@
+"""One ``Trainer.fit`` under the profiler: where the loop is tapped, and what goes out when the window closes.
+
+Everything here runs inside somebody's training. Every entry is guarded: the first failure of ours is logged once, the
+profiler takes itself out completely, and training goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.instrument.batches import Shapes, samples_in, tensor_shapes
+from lightning_flops.instrument.clocks import clock_for
+from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.lightning_run import log_folder, run_context, settle_steps
+from lightning_flops.report.markdown import render_markdown
+from lightning_flops.report.scalars import monitor_scalars, profile_scalars
+from lightning_flops.report.text import render_text
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.file import FileSink
+from lightning_flops.sinks.loggers import LoggersSink
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _guarded(
+    method: Callable[Concatenate[FitProfiler, P], R],
+) -> Callable[Concatenate[FitProfiler, P], R | None]:
+    """*method*, which never raises into training: its first failure takes the profiler out."""
+
+    @functools.wraps(method)
+    def guarded(self: FitProfiler, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        if self._out:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # the border to the training loop: whatever it is, it is ours to swallow
+            self._fail(error)
+            return None
+
+    return guarded
+
+
+class FitProfiler:
+    """The profiler inside one fit, on one rank. Made by ``start``; inert after ``take_out``."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        name_files: Callable[[str], str],
+    ) -> None:
+        self._trainer = trainer
+        self._module = pl_module
+        self._config = config
+        self._publish = publish
+        self._name_files = name_files
+        self._out = False
+        self._whole_fit = Patches()
+        self._window = Patches()
+        self._hooks: list[Any] = []
+        self._loggers = LoggersSink(trainer.loggers)
+        self._monitor = Monitor() if config.monitor else None
+        self._profile: Profile | None = None
+        self._batch: Any = None
+        self._shapes: Shapes = ()
+        self._step_shapes: list[Shapes] = []
+        self._in_strategy_step = False
+        self._raw_updates = 0
+        self._micro_batch_size: int | None = None
+        self._recorder: Recorder | None = None
+        self._last_global_step = 0
+        self._reported = False
+
+    @classmethod
+    def start(
+        cls,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        name_files: Callable[[str], str],
+    ) -> FitProfiler:
+        """Tap *trainer*'s loop for the fit that begins now.
+
+        Args:
+            trainer: about to run its first batch.
+            pl_module: the root of the module tree.
+            config: the settings.
+            publish: gets the profile when the window has closed.
+            name_files: gets the path the report's files would have, without suffix, and returns the one to use.
+        """
+        fit = cls(trainer, pl_module, config=config, publish=publish, name_files=name_files)
+        fit._begin()
+        return fit
+
+    @_guarded
+    def _begin(self) -> None:
+        trainer = self._trainer
+        profile_step = self._config.profile_step
+        if trainer.fast_dev_run and profile_step >= (limit := int(trainer.fast_dev_run)):
+            profile_step = limit - 1
+            logger.info("fast_dev_run: profile_step is %d in place of %d", profile_step, self._config.profile_step)
+        self._recorder = Recorder(
+            self._module,
+            profile_step=profile_step,
+            timing_steps=self._config.timing_steps,
+            settle_steps=settle_steps(trainer),
+            clock=clock_for(trainer.strategy.root_device),
+            new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
+        )
+        self._last_global_step = trainer.global_step
+        epoch_loop = trainer.fit_loop.epoch_loop
+        self._whole_fit.replace(epoch_loop, "_on_before_fetch", self._around_fetch_start)
+        self._whole_fit.replace(epoch_loop, "_on_after_fetch", self._around_fetch_end)
+        self._whole_fit.replace(trainer, "save_checkpoint", self._outside_of_steps("checkpoint"))
+        if not self._module.automatic_optimization:
+            # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every one.
+            self._hooks.append(register_optimizer_step_pre_hook(self._raw_step_begins))
+            self._hooks.append(register_optimizer_step_post_hook(self._raw_step_ends))
+        self._tap_window()
+
+    # ---- taps of the loop
+
+    def _tap_window(self) -> None:
+        """Mark the parts of a step while a window needs them, and only then."""
+        recorder = self._recorder
+        assert recorder is not None
+        if recorder.marking == bool(self._window):
+            return
+        if not recorder.marking:
+            self._window.undo()
+            return
+        trainer = self._trainer
+        strategy, epoch_loop = trainer.strategy, trainer.fit_loop.epoch_loop
+        self._window.replace(epoch_loop, "advance", self._around_advance)
+        self._window.replace(epoch_loop.val_loop, "run", self._outside_of_steps("validation"))
+        self._window.replace(strategy, "batch_to_device", self._inside_part("transfer"))
+        self._window.replace(strategy, "training_step", self._inside_part("forward"))
+        self._window.replace(strategy, "backward", self._inside_part("backward"))
+        self._window.replace(strategy, "optimizer_step", self._around_optimizer_step)
+
+    def _around_advance(self, advance: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            entered = self._begin_batch()
+            try:
+                return advance(*args, **kwargs)
+            finally:
+                if entered is not None:
+                    self._leave_scope(entered)
+
+        return run
+
+    @_guarded
+    def _begin_batch(self) -> AbstractContextManager[Any]:
+        assert self._recorder is not None
+        self._recorder.begin_batch()
+        scope = self._recorder.counting_scope()
+        scope.__enter__()
+        return scope
+
+    def _leave_scope(self, scope: AbstractContextManager[Any]) -> None:
+        # Not @_guarded: a counter that was entered is left, also when the profiler has taken itself out meanwhile.
+        try:
+            scope.__exit__(None, None, None)
+        except Exception as error:
+            self._fail(error)
+
+    def _inside_part(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._enter(part)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._leave()
+
+            return run
+
+        return make
+
+    def _around_optimizer_step(self, optimizer_step: Callable[..., Any]) -> Callable[..., Any]:
+        inside = self._inside_part("optimizer")(optimizer_step)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._in_strategy_step = True
+            try:
+                return inside(*args, **kwargs)
+            finally:
+                self._in_strategy_step = False
+
+        return run
+
+    def _outside_of_steps(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        marked = self._inside_part(name)
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            inner = marked(original)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._training_stops()
+                try:
+                    return inner(*args, **kwargs)
+                finally:
+                    self._training_goes_on()
+
+            return run
+
+        return make
+
+    def _around_fetch_start(self, before_fetch: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            self._fetch_begins()
+            return before_fetch()
+
+        return run
+
+    def _around_fetch_end(self, after_fetch: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            try:
+                return after_fetch()
+            finally:
+                self._fetch_ends()
+
+        return run
+
+    @_guarded
+    def _fetch_begins(self) -> None:
+        if self._monitor is not None:
+            self._monitor.fetch_begins()
+        self._enter("data_wait")
+
+    @_guarded
+    def _fetch_ends(self) -> None:
+        self._leave()
+        if self._monitor is not None:
+            self._monitor.fetch_ends()
+
+    @_guarded
+    def _training_stops(self) -> None:
+        if self._monitor is not None:
+            self._monitor.exclude()
+
+    @_guarded
+    def _training_goes_on(self) -> None:
+        if self._monitor is not None:
+            self._monitor.include()
+
+    @_guarded
+    def _enter(self, part: str) -> None:
+        assert self._recorder is not None
+        if self._recorder.marking:
+            self._recorder.enter(part)
+
+    @_guarded
+    def _leave(self) -> None:
+        assert self._recorder is not None
+        if self._recorder.marking:
+            self._recorder.leave()
+
+    def _raw_step_begins(self, *_: Any) -> None:
+        if not self._in_strategy_step:
+            self._enter("optimizer")
+
+    def _raw_step_ends(self, *_: Any) -> None:
+        if not self._in_strategy_step:
+            self._raw_updates += 1
+            self._leave()
+
+    # ---- events of the callback
+
+    @_guarded
+    def batch_starts(self, batch: Any) -> None:
+        """Take the batch's shapes before the user's step may change it."""
+        self._batch = batch
+        self._shapes = tensor_shapes(batch)
+
+    @_guarded
+    def batch_ends(self, batch: Any) -> None:
+        """Tell the recorder and the monitor; report if the window is over."""
+        recorder, trainer = self._recorder, self._trainer
+        assert recorder is not None
+        started, self._batch = self._batch, None
+        ends_step = self._step_ended()
+        if batch is None and started is None:
+            return  # the loader yielded None: no batch, no start, nothing ran
+        if batch is not started:
+            self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        shapes = self._shapes
+        samples = self._samples(batch, shapes)
+        counted = recorder.counting
+        recorder.end_batch(
+            shapes=shapes, samples=samples, tokens=self._tokens(batch, samples), ends_step=ends_step
+        )
+        if counted and self._micro_batch_size is None:
+            self._micro_batch_size = samples
+        self._step_shapes.append(shapes)
+        if ends_step:
+            self._tap_window()
+            if recorder.state is State.CLOSED and not self._reported:
+                self._report()
+        if self._monitor is not None:
+            self._watch(self._monitor, samples=samples, ends_step=ends_step, counted=counted)
+        if ends_step:
+            self._step_shapes.clear()
+        if recorder.state is State.CLOSED and self._monitor is None:
+            self.take_out()
+
+    def _step_ended(self) -> bool:
+        """Whether an optimizer attempt belongs to the batch that just ended."""
+        trainer = self._trainer
+        before, self._last_global_step = self._last_global_step, trainer.global_step
+        raw, self._raw_updates = self._raw_updates, 0
+        if self._last_global_step != before or raw:
+            return True
+        return not self._module.automatic_optimization and all(
+            type(optimizer).__name__ == "_MockOptimizer" for optimizer in trainer.optimizers
+        )
+
+    @_guarded
+    def epoch_ends(self) -> None:
+        """Until the next batch, time belongs to no step."""
+        assert self._recorder is not None
+        self._recorder.between_epochs()
+        if self._monitor is not None:
+            self._monitor.exclude()
+
+    def validation_starts(self) -> None:
+        """The monitor looks away."""
+        self._training_stops()
+
+    def validation_ends(self) -> None:
+        """The monitor looks again."""
+        self._training_goes_on()
+
+    @_guarded
+    def finish(self, *, interrupted_by: BaseException | None = None) -> None:
+        """The fit ends: report what there is, or say why there is nothing."""
+        recorder = self._recorder
+        assert recorder is not None
+        if self._reported:
+            return
+        if recorder.state is State.WAITING:
+            if interrupted_by is None:
+                logger.warning(
+                    "nothing was profiled: profile_step is %d, and this fit ended after %d step(s)",
+                    self._config.profile_step,
+                    recorder.steps_done,
+                )
+            return
+        if interrupted_by is not None:
+            recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")
+        self._report()
+
+    # ---- what is known of a batch
+
+    def _samples(self, batch: Any, shapes: Shapes) -> int | None:
+        batch_size = self._config.batch_size
+        if isinstance(batch_size, int):
+            return batch_size
+        if batch_size is not None:
+            return self._ask("batch_size", batch_size, batch)
+        samples = samples_in(shapes)
+        if samples is None:
+            self._note(
+                "The batch size could not be told from the batch, whose tensors have different first dimensions or "
+                "are hidden: samples/s needs batch_size=... to be given."
+            )
+        return samples
+
+    def _tokens(self, batch: Any, samples: int | None) -> int | None:
+        per_sample = self._config.tokens_per_sample
+        if per_sample is None:
+            return None
+        if isinstance(per_sample, int):
+            return None if samples is None else samples * per_sample
+        return self._ask("tokens_per_sample", per_sample, batch)
+
+    def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
+        """What the user's *function* says of *batch*; if it fails, the setting is gone, not the run."""
+        try:
+            answer = int(function(batch))
+        except Exception as error:
+            self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
+            return None
+        if answer <= 0:
+            self._note(f"{setting} must return a number > 0, got {answer}; what needs it is n/a.")
+            return None
+        return answer
+
+    def _note(self, sentence: str) -> None:
+        """Put *sentence* into the report and, once, into the log."""
+        assert self._recorder is not None
+        if self._recorder.note(sentence):
+            logger.warning(sentence)
+
+    # ---- out of the way
+
+    def take_out(self) -> None:
+        """Leave nothing of ours on the trainer, its loops, its strategy or torch."""
+        self._out = True
+        try:
+            self._window.undo()
+            self._whole_fit.undo()
+            self._reset_fetcher()
+            while self._hooks:
+                self._hooks.pop().remove()
+        except Exception:
+            logger.warning("could not take every tap off the training loop", exc_info=True)
+
+    def _reset_fetcher(self) -> None:
+        """The data fetcher keeps the epoch loop's methods, ours among them: give it the loop's own."""
+        fit_loop = self._trainer.fit_loop
+        fetcher = getattr(fit_loop, "_data_fetcher", None)
+        if fetcher is None:
+            return
+        for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
+            if hasattr(vars(fetcher).get(name), "__lightning_flops_patch__"):
+                setattr(fetcher, name, getattr(fit_loop.epoch_loop, method))
+
+    def _fail(self, error: Exception) -> None:
+        if self._out:
+            return
+        logger.warning(
+            "the FLOPs profiler failed and has taken itself out; training goes on: %s: %s",
+            type(error).__name__,
+            error,
+            exc_info=logger.isEnabledFor(logging.DEBUG),
+        )
+        self.take_out()
+
+    # ---- what goes out
+
+    def _report(self) -> None:
+        recorder, trainer = self._recorder, self._trainer
+        assert recorder is not None
+        self._reported = True
+        started = time.perf_counter()
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        window = recorder.close(context=run_context(trainer, self._micro_batch_size), report_step=step)
+        self._window.undo()
+        if window is None:
+            logger.warning("nothing was profiled: training ended while the first step was being counted")
+            return
+        profile = build_profile(window, config=self._config)
+        self._profile = profile
+        self._publish(profile)
+        if trainer.is_global_zero:
+            self._write(profile, step=step)
+        logger.info(
+            "profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started
+        )
+        if self._monitor is not None:
+            self._monitor.restart()
+
+    def _write(self, profile: Profile, *, step: int) -> None:
+        """Give the report to everything that shows it; what one of them refuses, the others still get."""
+        config, trainer, tag = self._config, self._trainer, f"{self._config.tag_prefix}/profile"
+        text = render_text(profile)
+        self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
+        shown = self._loggers.write_text(tag, render_markdown(text), step=step)
+        if config.output_file is not None:
+            self._write_file(config.output_file, text)
+        else:
+            ConsoleSink().write_text(tag, text, step=step)
+        if trainer.fast_dev_run:
+            return
+        stem = self._name_files(f"{log_folder(trainer)}/profile")
+        self._write_file(f"{stem}.json", profile.to_json())
+        if not shown and config.output_file is None:
+            self._write_file(f"{stem}.txt", text)
+
+    def _write_file(self, path: str, text: str) -> None:
+        try:
+            FileSink(path).write_text(self._config.tag_prefix, text, step=0)
+        except OSError as error:
+            logger.warning("the FLOPs report was not written: %s", error)
+
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, counted: bool) -> None:
+        assert self._recorder is not None
+        matches = tuple(self._step_shapes) == self._recorder.counted_shapes if ends_step else True
+        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=matches)
+        if counted:
+            monitor.restart()  # counting costs time, so what went by until here is no throughput
+        trainer = self._trainer
+        if not ends_step or not trainer._logger_connector.should_update_logs:
+            return
+        reading = monitor.read()
+        if reading.steps and trainer.is_global_zero:
+            scalars = monitor_scalars(
+                reading_seconds=reading.seconds,
+            )
+            self._loggers.write_scalars(scalars, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
