@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from torch import nn
+
+from lightning_flops.instrument.clocks import WallClock
+from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, PhaseSeconds, RunContext, WindowRecord
+from tests.fake_clock import FakeNow
+
+CONTEXT = RunContext(
+    framework="test", framework_version="1", torch_version="2", device_type="cpu", device_name="cpu", precision="32"
+)
+SHAPES = ((4, 3), (4,))
+
+
+class FakeCounter:
+    """Counts what the test tells it to, while it is entered and not paused."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.paused = 0
+        self.roots = 0
+        self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+
+    def __enter__(self) -> None:
+        self.entered += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.entered -= 1
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused += 1
+        yield
+        self.paused -= 1
+
+    @contextmanager
+    def in_root(self) -> Iterator[None]:
+        self.roots += 1
+        yield
+        self.roots -= 1
+
+    def spend(self, phase: FlopPhase, flops: int) -> None:
+        if self.entered and not self.paused:
+            self.flops[phase] += flops
+
+    def record(self) -> FlopRecord:
+        return FlopRecord(
+            cells=tuple(
+                OperatorCell(module="", phase=phase, operator="aten.mm", dtype="float32", calls=1, flops=flops)
+                for phase, flops in self.flops.items()
+            )
+        )
+
+
+class Run:
+    """A training loop in miniature: each batch waits 1 s, runs forward 2 s, backward 4 s, and the optimizer 8 s."""
+
+    def __init__(self, *, profile_step: int = 1, timing_steps: int = 3, settle_steps: int = 2, clock: bool = True) -> None:
+        self.now = FakeNow()
+        self.counter = FakeCounter()
+        self.states: list[State] = []
+        self.recorder = Recorder(
+            nn.Linear(3, 2),
+            profile_step=profile_step,
+            timing_steps=timing_steps,
+            settle_steps=settle_steps,
+            clock=WallClock(self.now) if clock else None,
+            new_counter=lambda root: self.counter,
+        )
+
+    def part(self, name: str, seconds: float, phase: FlopPhase | None = None, flops: int = 0) -> None:
+        marking = self.recorder.marking
+        if marking:
+            self.recorder.enter(name)
+        self.now.sleep(seconds)
+        if phase is not None:
+            self.counter.spend(phase, flops)
+        if marking:
+            self.recorder.leave()
+
+    def batch(self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0) -> None:
+        self.states.append(self.recorder.state)
+        self.recorder.begin_batch()
+        with self.recorder.counting_scope():
+            self.part("data_wait", 1.0, "forward", 10**9)  # what a loader computes is not the model's work
+            self.part("forward", 2.0 + slow, "forward", 100)
+            self.part("backward", 4.0, "backward", 200)
+            if ends_step:
+                self.part("optimizer", 8.0, "optimizer", 7)
+            self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
+
+    def close(self) -> WindowRecord:
+        window = self.recorder.close(context=CONTEXT, report_step=99)
+        assert window is not None
+        return window
+
+
+def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_then_it_times() -> None:
+    run = Run(profile_step=2, timing_steps=3, settle_steps=2)
+    for _ in range(9):
+        run.batch()
+    assert run.states == [
+        State.WAITING,
+        State.WAITING,
+        State.COUNTING,
+        State.SETTLING,
+        State.SETTLING,
+        State.TIMING,
+        State.TIMING,
+        State.TIMING,
+        State.CLOSED,
+    ]
+    window = run.close()
+    assert [step.index for step in window.counted_steps] == [2]
+    assert [step.index for step in window.timed_steps] == [5, 6, 7]
+    assert window.flops == run.counter.record()
+    assert run.counter.flops == {"forward": 100, "backward": 200, "recompute": 0, "optimizer": 7}
+    assert window.counted_steps[0].flops == PhaseFlops(forward=100, backward=200, optimizer=7)
+    assert window.counted_steps[0].seconds is None
+    assert window.notes == ()
+
+
+def test_step_zero_is_counted_from_the_first_batch_on() -> None:
+    run = Run(profile_step=0)
+    run.batch()
+    assert run.states == [State.COUNTING]
+    assert [step.index for step in run.close().counted_steps] == [0]
+
+
+def test_micro_steps_add_up_to_one_step() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    for _ in range(3):
+        for micro in range(4):
+            run.batch(ends_step=micro == 3)
+    window = run.close()
+    step = window.counted_steps[0]
+    assert step.flops == PhaseFlops(forward=400, backward=800, optimizer=7)
+    assert (step.micro_steps, step.samples) == (4, 16)
+    assert (step.signature.forwards, step.signature.backwards, step.signature.updates) == (4, 4, 1)
+    assert step.signature.batches == ("[4, 3] [4]",) * 4
+    assert [timed.seconds for timed in window.timed_steps] == [
+        PhaseSeconds(data_wait=4.0, forward=8.0, backward=16.0, optimizer=8.0)
+    ]
+
+
+def test_only_steps_of_the_counted_signature_are_timed() -> None:
+    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
+    for i in range(40):
+        run.batch(shapes=SHAPES if i % 2 == 0 else ((1, 3), (1,)), slow=0.0 if i % 2 == 0 else 50.0)
+    window = run.close()
+    assert not window.variable
+    assert [step.seconds and step.seconds.forward for step in window.timed_steps] == [2.0, 2.0, 2.0]
+    assert [step.index for step in window.timed_steps] == [4, 6, 8]
+    assert window.notes == ()
+
+
+def test_a_rare_signature_is_watched_for_at_most_ten_windows_and_the_report_says_how_many_it_found() -> None:
+    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
+    for i in range(200):
+        run.batch(shapes=SHAPES if i in (0, 5, 25) else ((1, 3), (1,)))
+    window = run.close()
+    assert run.states.count(State.TIMING) == 30
+    assert [step.index for step in window.timed_steps] == [5, 25]
+    assert window.notes == (
+        "2 of the 3 steps asked for were timed: only they had the counted step's signature among 30 watched.",
+    )
+
+
+def test_where_signatures_keep_changing_as_many_steps_are_counted_as_timed() -> None:
+    run = Run(profile_step=0, timing_steps=12, settle_steps=2)
+    for i in range(60):
+        run.batch(shapes=((4, i), (4,)))
+    window = run.close()
+    assert window.variable
+    assert [step.index for step in window.timed_steps] == list(range(3, 15))
+    assert [step.index for step in window.counted_steps] == [0, *range(15, 26)]
+    assert run.counter.flops["forward"] == 12 * 100
+    assert all(step.flops == PhaseFlops(forward=100, backward=200, optimizer=7) for step in window.counted_steps)
+    assert "keep changing" in window.notes[0]
+    assert run.recorder.counted_shapes is None
+
+
+def test_a_run_that_ends_early_reports_the_steps_it_has_and_says_so() -> None:
+    run = Run(profile_step=1, timing_steps=20, settle_steps=2)
+    for _ in range(7):
+        run.batch()
+    window = run.close()
+    assert [step.index for step in window.timed_steps] == [4, 5, 6]
+    assert window.notes == (
+        "Training ended before the window closed.",
+        "3 of the 20 steps asked for were timed: the run was too short.",
+    )
+
+
+def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
+    run = Run(profile_step=0, timing_steps=20, settle_steps=1)
+    for _ in range(4):
+        run.batch()
+    run.batch(ends_step=False)
+    assert [step.index for step in run.close().timed_steps] == [2, 3]
+
+    cut_off = Run(profile_step=0)
+    cut_off.batch(ends_step=False)
+    assert cut_off.recorder.close(context=CONTEXT, report_step=0) is None
+
+
+def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
+    run = Run(profile_step=5)
+    for _ in range(3):
+        run.batch()
+    assert run.recorder.close(context=CONTEXT, report_step=0) is None
+    assert run.counter.entered == 0
+
+
+def test_settling_is_bounded_by_the_number_of_timed_steps() -> None:
+    run = Run(profile_step=0, timing_steps=4, settle_steps=64)
+    for _ in range(9):
+        run.batch()
+    assert run.states.count(State.SETTLING) == 4
+
+
+def test_excluded_time_and_the_pause_between_epochs_belong_to_no_step() -> None:
+    run = Run(profile_step=0, timing_steps=2, settle_steps=1)
+    for _ in range(2):
+        run.batch()
+    run.part("validation", 1000.0)
+    run.batch()
+    run.recorder.between_epochs()
+    run.now.sleep(500.0)
+    run.batch()
+    first, second = run.close().timed_steps
+    assert first.seconds == second.seconds == PhaseSeconds(data_wait=1.0, forward=2.0, backward=4.0, optimizer=8.0)
+    assert first.excluded_sec == {"validation": 1000.0}
+    assert second.excluded_sec == {"epoch restart": 500.0}
+
+
+def test_an_unknown_batch_makes_the_samples_of_its_step_unknown() -> None:
+    run = Run(profile_step=0)
+    run.batch(samples=4, ends_step=False)
+    run.batch(samples=None)
+    assert run.close().counted_steps[0].samples is None
+
+
+def test_gradients_computed_inside_the_forward_make_the_two_times_inseparable() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    with run.recorder.counting_scope():
+        run.part("forward", 2.0, "backward", 50)  # autograd.grad inside training_step
+        run.part("backward", 4.0, "backward", 200)
+        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    window = run.close()
+    assert window.mixed_phases == ("forward", "backward")
+    assert any("cannot be told apart" in note for note in window.notes)
+
+
+def test_a_nested_backward_is_summed_once() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    with run.recorder.counting_scope():
+        run.recorder.enter("backward")
+        run.part("backward", 4.0, "backward", 200)
+        run.recorder.leave()
+        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    assert run.close().mixed_phases == ()
+
+
+def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
+    run = Run(profile_step=0, clock=False)
+    run.batch()
+    assert run.recorder.state is State.CLOSED
+    window = run.close()
+    assert window.timed_steps == ()
+    assert "no clock" in window.notes[0]
+
+
+@pytest.mark.parametrize("batches", [1, 3, 6])
+def test_closing_leaves_the_counter_as_it_was_entered(batches: int) -> None:
+    run = Run(profile_step=0)
+    for _ in range(batches):
+        run.batch()
+    run.recorder.enter("data_wait")
+    run.close()
+    assert (run.counter.entered, run.counter.paused, run.counter.roots) == (0, 0, 0)

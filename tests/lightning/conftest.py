@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_flops.instrument.clocks import WallClock
+from tests.fake_clock import FakeNow
+from tests.lightning.nets import ROOTS, new_trainer
+
+
+@pytest.fixture(params=ROOTS)
+def root(request: pytest.FixtureRequest) -> str:
+    """Both import roots, one after the other."""
+    return str(request.param)
+
+
+@pytest.fixture
+def trainer(root: str, tmp_path: Path) -> Callable[..., Any]:
+    """Makes a quiet Trainer of *root* with the given callbacks and settings."""
+    return lambda *callbacks, **settings: new_trainer(root, tmp_path, *callbacks, **settings)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The phases' clock, in the test's hands."""
+    fake = FakeNow()
+    monkeypatch.setattr("lightning_flops.lightning_fit.clock_for", lambda device: WallClock(fake))
+    return fake

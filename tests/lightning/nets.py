@@ -1,0 +1,174 @@
+"""A small regression net and the loops it is trained in, for either import root; all its FLOPs are a line of arithmetic.
+
+``Linear(4, 8)`` and ``Linear(8, 3)`` on batches of 6. A multiply-add is two FLOPs. The first layer's input needs no
+gradient, so its backward is one product and the second layer's is two.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_flops.records import PhaseFlops
+from tests.fake_clock import FakeNow
+
+ROOTS = ("lightning.pytorch", "pytorch_lightning")
+BATCH, IN, HIDDEN, OUT = 6, 4, 8, 3
+FORWARD = 2 * BATCH * (IN * HIDDEN + HIDDEN * OUT)
+BACKWARD = 2 * BATCH * (IN * HIDDEN + 2 * HIDDEN * OUT)
+
+
+def batch_flops(batch: int = BATCH, times: int = 1) -> PhaseFlops:
+    """FLOPs of *times* micro-steps with *batch* samples each."""
+    return PhaseFlops(forward=times * FORWARD // BATCH * batch, backward=times * BACKWARD // BATCH * batch)
+
+
+class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """*length* rows, always the same; fetching one may take time."""
+
+    def __init__(self, length: int, *, on_fetch: Callable[[], None] = lambda: None) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(length, IN, generator=generator)
+        self.y = torch.randn(length, OUT, generator=generator)
+        self.on_fetch = on_fetch
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.on_fetch()
+        return self.x[index], self.y[index]
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The same rows, without a length."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return (self.rows[i] for i in range(len(self.rows)))
+
+
+def loader(batches: int, *, extra: int = 0, on_fetch: Callable[[], None] = lambda: None, **kwargs: Any) -> DataLoader[Any]:
+    """*batches* batches of 6, and a last one of *extra*."""
+    return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **kwargs)
+
+
+class SlowSGD(torch.optim.SGD):
+    """SGD that takes eight seconds of the fake clock."""
+
+    now: FakeNow | None = None
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = super().step(closure)
+        if self.now is not None:
+            self.now.sleep(8.0)
+        return loss
+
+
+def trunk() -> nn.Sequential:
+    """The two layers."""
+    return nn.Sequential(nn.Linear(IN, HIDDEN), nn.ReLU(), nn.Dropout(0.25), nn.Linear(HIDDEN, OUT))
+
+
+def new_net(root: str, *, now: FakeNow | None = None, optimizer: str = "sgd", validates: bool = False) -> Any:
+    """A LightningModule of import root *root*: forward takes 2 s of *now*, backward 4 s, the optimizer 8 s."""
+    base: Any = importlib.import_module(root).LightningModule
+    sleep = now.sleep if now is not None else lambda seconds: None
+
+    class Net(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = trunk()
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            x, y = batch
+            sleep(2.0)
+            loss = nn.functional.mse_loss(self.net(x), y)
+            self.losses.append(loss.item())
+            return loss
+
+        def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            super().backward(loss, *args, **kwargs)
+            sleep(4.0)
+
+        def configure_optimizers(self) -> Any:
+            if optimizer == "lbfgs":
+                return torch.optim.LBFGS(self.parameters(), max_iter=2, tolerance_grad=0.0, tolerance_change=0.0)
+            sgd = SlowSGD(self.parameters(), lr=0.01)
+            sgd.now = now
+            return sgd
+
+    class ValidatingNet(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            sleep(1000.0)
+            self.net(batch[0])
+
+    torch.manual_seed(3)
+    return (ValidatingNet if validates else Net)()
+
+
+def new_gan(root: str, *, now: FakeNow | None = None, raw: bool = False) -> Any:
+    """Manual optimization with two optimizers: each batch trains *critic*, then *generator*, on the same input.
+
+    With *raw*, ``loss.backward()`` and the bare optimizers are used, of which Lightning knows nothing.
+    """
+    base: Any = importlib.import_module(root).LightningModule
+    sleep = now.sleep if now is not None else lambda seconds: None
+
+    class Gan(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.critic, self.generator = trunk(), trunk()
+            self.automatic_optimization = False
+
+        def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            super().backward(loss, *args, **kwargs)
+            sleep(4.0)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            x, y = batch
+            optimizers = self.optimizers(use_pl_optimizer=not raw)
+            for net, optimizer in zip((self.critic, self.generator), optimizers, strict=True):
+                sleep(2.0)
+                loss = nn.functional.mse_loss(net(x), y)
+                optimizer.zero_grad()
+                if raw:
+                    loss.backward()
+                else:
+                    self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            both = [SlowSGD(net.parameters(), lr=0.01) for net in (self.critic, self.generator)]
+            for sgd in both:
+                sgd.now = now
+            return both
+
+    torch.manual_seed(3)
+    return Gan()
+
+
+def new_trainer(root: str, tmp_path: Any, *callbacks: Any, **kwargs: Any) -> Any:
+    """A quiet Trainer on the CPU that writes below *tmp_path* only."""
+    module: ModuleType = importlib.import_module(root)
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": tmp_path,
+        "max_epochs": 1,
+        "callbacks": list(callbacks),
+    }
+    return module.Trainer(**{**settings, **kwargs})

@@ -1,0 +1,116 @@
+"""The callback's construction: settings, errors, both import roots, command line."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
+from tests.lightning.nets import ROOTS, loader, new_net
+
+MakeTrainer = Callable[..., Any]
+
+
+def test_one_class_is_a_callback_of_every_installed_root() -> None:
+    for root in ROOTS:
+        assert issubclass(FlopsProfilerCallback, importlib.import_module(root).Callback)
+
+
+def test_the_defaults_are_deepspeeds_and_ours() -> None:
+    assert FlopsProfilerCallback().config == ProfilerConfig()
+    config = FlopsProfilerCallback().config
+    assert (config.profile_step, config.module_depth, config.top_modules) == (1, -1, 1)
+    assert (config.detailed, config.output_file, config.recompute_fwd_factor) == (True, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"profile_step": -1}, ("profile_step", ">= 0", "-1")),
+        ({"profile_step": "2"}, ("profile_step", "integer", "'2'")),
+        ({"module_depth": -2}, ("module_depth", ">= -1", "-2")),
+        ({"top_modules": 0}, ("top_modules", ">= 1", "0")),
+        ({"detailed": "yes"}, ("detailed", "'yes'")),
+        ({"recompute_fwd_factor": -0.5}, ("recompute_fwd_factor", ">= 0", "-0.5")),
+        ({"timing_steps": 0}, ("timing_steps", ">= 1", "0")),
+        ({"causal_attention": "quarter"}, ("causal_attention", "'full'", "'quarter'")),
+        ({"peak_flops_per_sec": 0.0}, ("peak_flops_per_sec", "> 0", "0.0")),
+        ({"tag_prefix": ""}, ("tag_prefix", "''")),
+        ({"batch_size": 0}, ("batch_size", "0")),
+    ],
+)
+def test_a_bad_setting_is_an_error_at_construction_naming_setting_rule_and_value(
+    settings: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        FlopsProfilerCallback(**settings)
+    assert [part for part in said if part not in str(error.value)] == []
+
+
+BLOCK = {"enabled": True, "profile_step": 3, "module_depth": 2, "top_modules": 4, "detailed": False, "timing_steps": 5}
+
+
+def test_a_deepspeed_block_is_the_callbacks_settings() -> None:
+    callback = FlopsProfilerCallback.from_deepspeed_config({"train_batch_size": 8, "flops_profiler": BLOCK})
+    assert callback.config == ProfilerConfig(
+        profile_step=3, module_depth=2, top_modules=4, detailed=False, timing_steps=5
+    )
+
+
+def test_a_deepspeed_block_may_lie_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps({"flops_profiler": BLOCK}))
+    for form in (path, str(path)):
+        assert FlopsProfilerCallback.from_deepspeed_config(form).config.profile_step == 3
+
+
+def test_a_missing_or_broken_config_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.json"):
+        FlopsProfilerCallback.from_deepspeed_config(tmp_path / "nowhere.json")
+    (tmp_path / "broken.json").write_text("{,}")
+    with pytest.raises(ConfigError, match="broken.json"):
+        FlopsProfilerCallback.from_deepspeed_config(tmp_path / "broken.json")
+
+
+@pytest.mark.parametrize("config", [{}, {"flops_profiler": {"profile_step": 1}}, {"flops_profiler": {"enabled": False}}])
+def test_a_block_that_is_absent_or_not_enabled_profiles_nothing(
+    root: str, trainer: MakeTrainer, config: dict[str, Any]
+) -> None:
+    callback = FlopsProfilerCallback.from_deepspeed_config(config)
+    trainer(callback).fit(new_net(root), loader(8))
+    assert callback.profile is None
+
+
+def test_the_command_line_takes_the_callback_by_its_class_path(root: str, tmp_path: Path) -> None:
+    cli = importlib.import_module(f"{root}.cli")
+
+    class Data(importlib.import_module(root).LightningDataModule):  # type: ignore[misc]
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+    built = cli.LightningCLI(
+        type(new_net(root)),
+        Data,
+        args=[
+            "fit",
+            "--trainer.accelerator=cpu",
+            "--trainer.max_epochs=1",
+            "--trainer.logger=false",
+            "--trainer.enable_checkpointing=false",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_model_summary=false",
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.callbacks+=lightning_flops.FlopsProfilerCallback",
+            "--trainer.callbacks.profile_step=2",
+            "--trainer.callbacks.timing_steps=1",
+        ],
+        save_config_callback=None,
+    )
+    (callback,) = [c for c in built.trainer.callbacks if isinstance(c, FlopsProfilerCallback)]
+    assert callback.config == ProfilerConfig(profile_step=2, timing_steps=1)
+    assert callback.profile is not None

@@ -1,0 +1,40 @@
+"""Two ranks on gloo, by every launcher: each rank's own counts, files from rank 0 only, nobody hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_flops import Profile
+from tests.lightning.nets import batch_flops
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork", "ddp_find_unused_parameters_true"])
+def test_two_ranks_train_and_rank_zero_reports(strategy: str, root: str, tmp_path: Path) -> None:
+    # A spawned child imports the script anew under another name, with the same arguments.
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "taken itself out" not in done.stderr, done.stderr
+    written = sorted(path.name for path in tmp_path.rglob("profile*"))
+    assert written == ["profile.json", "profile.txt"]
+    (path,) = tmp_path.rglob("profile.json")
+    profile = Profile.from_json(path.read_text())
+    assert (profile.context.world_size, profile.context.dp_size, profile.context.rank) == (2, 2, 0)
+    assert profile.flops == batch_flops()
+    assert json.loads(path.read_text())["context"]["strategy"]

@@ -1,0 +1,217 @@
+"""The run does not notice: same numbers bit for bit, nothing left behind, no failure of ours in the training."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from lightning_flops import FlopsProfilerCallback
+from tests.lightning.nets import loader, new_gan, new_net
+
+MakeTrainer = Callable[..., Any]
+
+
+def footprint(run: Any, net: Any) -> dict[str, Any]:
+    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on."""
+    fit_loop = run.fit_loop
+    objects = {
+        "trainer": run,
+        "strategy": run.strategy,
+        "precision": run.strategy.precision_plugin,
+        "epoch loop": fit_loop.epoch_loop,
+        "validation loop": fit_loop.epoch_loop.val_loop,
+        "automatic": fit_loop.epoch_loop.automatic_optimization,
+        "manual": fit_loop.epoch_loop.manual_optimization,
+        **{f"module {name}": module for name, module in net.named_modules()},
+        **{f"parameter {name}": parameter for name, parameter in net.named_parameters()},
+    }
+    return {
+        **{name: sorted(vars(thing)) for name, thing in objects.items()},
+        "module hooks": {
+            name: len(getattr(module, name))
+            for module in net.modules()
+            for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        },
+        **torch_footprint(),
+    }
+
+
+def torch_footprint() -> dict[str, Any]:
+    """What torch itself holds: global hooks and dispatch modes."""
+    return {
+        "global module hooks": [
+            len(getattr(torch_module, name)) for name in vars(torch_module) if name.startswith("_global_")
+            and hasattr(getattr(torch_module, name), "__len__")
+        ],
+        "optimizer hooks": [
+            len(torch_optimizer._global_optimizer_pre_hooks),
+            len(torch_optimizer._global_optimizer_post_hooks),
+        ],
+        "modes": len(_get_current_dispatch_mode_stack()),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [new_net, new_gan], ids=["automatic", "manual"])
+def test_weights_losses_and_random_state_are_the_same_bit_for_bit(
+    root: str, trainer: MakeTrainer, make: Callable[..., Any]
+) -> None:
+    def train(*callbacks: Any) -> tuple[Any, Any, Any]:
+        net = make(root)
+        torch.manual_seed(11)
+        trainer(*callbacks, max_epochs=2).fit(net, loader(8))
+        return [p.detach().clone() for p in net.parameters()], getattr(net, "losses", None), torch.get_rng_state()
+
+    weights, losses, random_state = train()
+    callback = FlopsProfilerCallback(timing_steps=3)
+    profiled_weights, profiled_losses, profiled_random_state = train(callback)
+    assert callback.profile is not None
+    assert all(torch.equal(a, b) for a, b in zip(weights, profiled_weights, strict=True))
+    assert losses == profiled_losses
+    assert torch.equal(random_state, profiled_random_state)
+
+
+@pytest.mark.parametrize("make", [new_net, new_gan], ids=["automatic", "manual"])
+@pytest.mark.parametrize("batches", [1, 3, 12])
+def test_nothing_is_left_behind_wherever_the_run_ends(
+    root: str, trainer: MakeTrainer, make: Callable[..., Any], batches: int
+) -> None:
+    plain, net = trainer(), make(root)
+    plain.fit(net, loader(batches))
+    expected = footprint(plain, net)
+    run, net = trainer(FlopsProfilerCallback(timing_steps=3)), make(root)
+    run.fit(net, loader(batches))
+    assert footprint(run, net) == expected
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 4, 6])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_nothing_is_left_behind_when_the_users_step_raises(
+    root: str, trainer: MakeTrainer, at: int, error: type[BaseException]
+) -> None:
+    def failing(net: Any) -> Any:
+        step = net.training_step
+
+        def training_step(batch: Any, batch_idx: int) -> Any:
+            if batch_idx == at:
+                raise error("the user's own")
+            return step(batch, batch_idx)
+
+        net.training_step = training_step
+        return net
+
+    def train(*callbacks: Any) -> tuple[Any, Any]:
+        run, net = trainer(*callbacks), failing(new_net(root))
+        with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
+            run.fit(net, loader(12))
+        return run, net
+
+    expected = footprint(*train())
+    assert footprint(*train(FlopsProfilerCallback(profile_step=1, timing_steps=3))) == expected
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "lightning_flops.lightning_fit.Recorder",
+        "lightning_flops.lightning_fit.tensor_shapes",
+        "lightning_flops.lightning_fit.FlopCounter",
+        "lightning_flops.lightning_fit.build_profile",
+        "lightning_flops.lightning_fit.render_text",
+        "lightning_flops.instrument.recorder.Recorder.enter",
+        "lightning_flops.instrument.recorder.Recorder.leave",
+        "lightning_flops.instrument.recorder.Recorder.begin_batch",
+        "lightning_flops.instrument.recorder.Recorder.counting_scope",
+        "lightning_flops.instrument.recorder.describe_modules",
+        "lightning_flops.instrument.flop_counter.FlopCounter.__enter__",
+        "lightning_flops.instrument.flop_counter.FlopCounter.record",
+        "lightning_flops.instrument.phase_timer.PhaseTimer.cut",
+        "lightning_flops.instrument.monitor.Monitor.batch",
+        "lightning_flops.instrument.monitor.Monitor.fetch_begins",
+        "lightning_flops.instrument.monitor.Monitor.fetch_ends",
+    ],
+)
+def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(
+    target: str,
+    trainer: MakeTrainer,
+    root: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain_run, plain = trainer(), new_net(root)
+    torch.manual_seed(11)
+    plain_run.fit(plain, loader(12))
+    expected = footprint(plain_run, plain)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(target, broken)
+    run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
+    torch.manual_seed(11)
+    run.fit(net, loader(12))
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "broken on purpose" in r.getMessage()]
+    assert len(warnings) == 1, warnings
+    assert "taken itself out" in warnings[0]
+    assert net.losses == plain.losses
+    monkeypatch.undo()
+    assert footprint(run, net) == expected
+
+
+def test_two_callbacks_in_one_trainer_count_the_same_and_leave_nothing(root: str, trainer: MakeTrainer) -> None:
+    plain, net = trainer(), new_net(root)
+    plain.fit(net, loader(14))
+    expected = footprint(plain, net)
+    both = [FlopsProfilerCallback(timing_steps=3), FlopsProfilerCallback(profile_step=2, timing_steps=4)]
+    run, net = trainer(*both), new_net(root)
+    run.fit(net, loader(14))
+    assert footprint(run, net) == expected
+    first, second = (callback.profile for callback in both)
+    assert first is not None and second is not None
+    assert first.flops == second.flops
+
+
+def test_a_finished_fit_keeps_no_hold_on_trainer_or_model(root: str, trainer: MakeTrainer) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1)
+    run = trainer(callback)
+    run.fit(new_net(root), loader(6))
+    held = [value for value in vars(callback).values() if isinstance(value, (torch.nn.Module, type(run)))]
+    assert held == []
+    assert callback._fit is None
+    gc.collect()
+
+
+def test_the_callback_can_be_pickled_and_copied_at_any_time(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    callback = FlopsProfilerCallback(profile_step=2, timing_steps=1)
+    assert pickle.loads(pickle.dumps(callback)).config == callback.config
+    inside: list[FlopsProfilerCallback] = []
+    net = new_net(root)
+    step = net.training_step
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        inside.append(pickle.loads(pickle.dumps(callback)))
+        inside.append(copy.deepcopy(callback))
+        return step(batch, batch_idx)
+
+    net.training_step = training_step
+    trainer(callback).fit(net, loader(8))
+    assert callback.profile is not None
+    assert {copied.config for copied in inside} == {callback.config}
+    assert pickle.loads(pickle.dumps(callback)).profile == callback.profile
+
+
+def test_the_callback_writes_nothing_into_checkpoints(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    run = trainer(FlopsProfilerCallback(timing_steps=1))
+    run.fit(new_net(root), loader(6))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True).get("callbacks", {}) == {}

@@ -1,0 +1,194 @@
+"""Where a profile shows: the run's loggers, files, the console's log, and the callback itself."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.report.text import render_text
+from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
+
+MakeTrainer = Callable[..., Any]
+
+
+def tensorboard_logger(root: str, folder: Path) -> Any:
+    return importlib.import_module(f"{root}.loggers").TensorBoardLogger(folder, name="run", version=0)
+
+
+def read_back(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder / "run" / "version_0"))
+    events.Reload()
+    return events
+
+
+def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=1, timing_steps=3, tokens_per_sample=5, peak_flops_per_sec=1e12)
+    trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4).fit(new_net(root), loader(20))
+    events = read_back(tmp_path)
+    tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")}
+    assert tags == {
+        f"flops_profiler/{name}"
+        for name in (
+            "fwd_flops bwd_flops bwd_flops_estimated recompute_flops iter_flops "
+            "fwd_flops_per_sec bwd_flops_per_sec bwd_flops_per_sec_estimated fwd_bwd_flops_per_sec iter_flops_per_sec "
+            "fwd_latency_sec bwd_latency_sec step_latency_sec iter_latency_sec data_wait_sec global_step_sec "
+            "samples_per_sec iter_samples_per_sec tokens_per_sec mfu hfu params"
+        ).split()
+    }
+
+    def value(name: str) -> float:
+        (event,) = events.Scalars(f"flops_profiler/{name}")
+        assert event.step == 6  # steps 0 waits, 1 is counted, 2 and 3 settle, 4 to 6 are timed
+        return event.value
+
+    assert value("fwd_flops") == FORWARD
+    assert value("bwd_flops") == BACKWARD
+    assert value("bwd_flops_estimated") == 2 * FORWARD
+    assert value("iter_flops") == FORWARD + BACKWARD
+    assert value("recompute_flops") == 0
+    assert value("params") == 4 * 8 + 8 + 8 * 3 + 3
+    profile = callback.profile
+    assert profile is not None
+    (text,) = events.Tensors("flops_profiler/profile/text_summary")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert shown.startswith("```") and shown.rstrip().endswith("```")
+    assert render_text(profile).strip("\n") in shown
+
+
+def test_the_monitor_logs_at_the_loggers_interval_until_the_end(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=1, timing_steps=2, peak_flops_per_sec=1e12)
+    run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=5, max_epochs=2)
+    run.fit(new_net(root), loader(15))
+    events = read_back(tmp_path)
+    samples = events.Scalars("flops_monitor/samples_per_sec")
+    assert [event.step for event in samples] == [4, 9, 14, 19, 24, 29]
+    batches = events.Scalars("flops_monitor/batches_per_sec")
+    assert [event.value for event in samples] == pytest.approx([BATCH * event.value for event in batches], rel=1e-6)
+    waits = [event.value for event in events.Scalars("flops_monitor/data_wait_ratio")]
+    assert all(0.0 < wait < 1.0 for wait in waits)
+    # Without counts there is no MFU: the window closes with step 5.
+    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [9, 14, 19, 24, 29]
+
+
+def test_the_monitors_mfu_is_missing_where_a_step_had_other_shapes(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=0, timing_steps=1, peak_flops_per_sec=1e12)
+    run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=5, max_epochs=2)
+    run.fit(new_net(root), loader(9, extra=2))  # the tenth batch of an epoch is smaller
+    events = read_back(tmp_path)
+    assert [event.step for event in events.Scalars("flops_monitor/samples_per_sec")] == [4, 9, 14, 19]
+    assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [4, 14]
+
+
+def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1, monitor=False)
+    run, seen = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=1), []
+    net = new_net(root)
+    net.on_train_batch_end = lambda *args: seen.append("_on_before_fetch" in vars(run.fit_loop.epoch_loop))
+    run.fit(net, loader(8))
+    assert seen == [True] * 4 + [False] * 4
+    assert [tag for tag in read_back(tmp_path).Tags()["scalars"] if tag.startswith("flops_monitor/")] == []
+
+
+def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1)
+    csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
+    trainer(callback, logger=csv_logger).fit(new_net(root), loader(8))
+    folder = tmp_path / "run" / "version_0"
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    (row,) = [row for row in rows if row.get("flops_profiler/fwd_flops")]
+    assert float(row["flops_profiler/fwd_flops"]) == FORWARD
+    assert row["step"] == "4"
+    assert callback.profile is not None
+    assert (folder / "profile.txt").read_text() == render_text(callback.profile)
+    assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
+
+
+def test_a_second_fit_keeps_the_first_ones_profile(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    callback, net = FlopsProfilerCallback(timing_steps=1), new_net(root)
+    run = trainer(callback, logger=tensorboard_logger(root, tmp_path))
+    run.fit(net, loader(6))
+    first = callback.profile
+    run.fit_loop.max_epochs = 2
+    run.fit(net, loader(6))
+    folder = tmp_path / "run" / "version_0"
+    assert Profile.from_json((folder / "profile.json").read_text()) == first
+    assert Profile.from_json((folder / "profile-2.json").read_text()) == callback.profile
+
+
+def test_output_file_is_the_same_text(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1, output_file=tmp_path / "new" / "folder" / "profile.log")
+    trainer(callback).fit(new_net(root), loader(6))
+    assert callback.profile is not None
+    assert (tmp_path / "new" / "folder" / "profile.log").read_text() == render_text(callback.profile)
+
+
+def test_output_file_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1, output_file=f"memory://{root}/profile.txt")
+    trainer(callback).fit(new_net(root), loader(6))
+    assert callback.profile is not None
+    with fsspec.open(f"memory://{root}/profile.txt", "r") as file:
+        assert file.read() == render_text(callback.profile)
+
+
+def test_a_file_that_cannot_be_written_is_one_warning_naming_it_and_the_rest_still_goes_out(
+    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    callback = FlopsProfilerCallback(timing_steps=1, output_file=tmp_path / "file" / "profile.txt")
+    net = new_net(root)
+    trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(net, loader(8))
+    assert len(net.losses) == 8
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "profile.txt" in r.getMessage()]
+    assert len(warnings) == 1
+    assert callback.profile is not None
+    assert "flops_profiler/fwd_flops" in read_back(tmp_path).Tags()["scalars"]
+    assert json.loads((tmp_path / "run" / "version_0" / "profile.json").read_text())
+
+
+def test_the_console_is_the_packages_log_and_nothing_is_printed(
+    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1)
+    with caplog.at_level(logging.INFO, logger="lightning_flops"):
+        trainer(callback).fit(new_net(root), loader(6))
+    assert callback.profile is not None
+    assert render_text(callback.profile) in [r.getMessage() for r in caplog.records if r.name.startswith("lightning_flops")]
+    assert "Flops Profiler" not in capfd.readouterr().out
+
+
+def test_without_any_logger_the_profile_lies_in_the_default_folder(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1)
+    trainer(callback).fit(new_net(root), loader(6))
+    assert callback.profile is not None
+    assert Profile.from_json((tmp_path / "profile.json").read_text()) == callback.profile
+    assert (tmp_path / "profile.txt").read_text() == render_text(callback.profile)
+
+
+def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1, tag_prefix="cost/model")
+    trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(new_net(root), loader(6))
+    tags = read_back(tmp_path).Tags()
+    assert "cost/model/fwd_flops" in tags["scalars"]
+    assert tags["tensors"] == ["cost/model/profile/text_summary"]
