@@ -19,6 +19,7 @@ from lightning_flops.errors import ProfileFormatError
 _T = TypeVar("_T")
 
 _SHOWN_CHARS = 60
+_LINE_CHARS = 100
 
 
 def dump(value: object) -> str:
@@ -27,7 +28,7 @@ def dump(value: object) -> str:
     Raises:
         ProfileFormatError: a number in it is not finite, or a value's type is none of those above.
     """
-    return json.dumps(_to_plain(value, ""), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return _text(_to_plain(value, ""), indent="") + "\n"
 
 
 def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:
@@ -72,6 +73,21 @@ def _to_plain(value: Any, where: str) -> Any:
     if isinstance(value, (tuple, list)):
         return [_to_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     _fail(f"{where or 'the value'} is a {type(value).__name__}, which has no JSON form here")
+
+
+def _text(plain: Any, *, indent: str) -> str:
+    """JSON of *plain*; what fits stands on one line, as a person would write it."""
+    on_one_line = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    if not plain or not isinstance(plain, (dict, list)) or len(indent) + len(on_one_line) <= _LINE_CHARS:
+        return on_one_line
+    deeper = indent + "  "
+    if isinstance(plain, dict):
+        first, last = "{}"
+        items = [f"{json.dumps(key, ensure_ascii=False)}: {_text(item, indent=deeper)}" for key, item in plain.items()]
+    else:
+        first, last = "[]"
+        items = [_text(item, indent=deeper) for item in plain]
+    return f"{first}\n{deeper}" + f",\n{deeper}".join(items) + f"\n{indent}{last}"
 
 
 @cache

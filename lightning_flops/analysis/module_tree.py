@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
@@ -101,8 +101,10 @@ class ModuleNode:
     """The last of the equal neighbours that this node stands for; None if it stands for itself alone."""
     count: int = 1
     """How many modules this node stands for."""
-    size: int = field(default=1, compare=False)
+    size: int = 1
     """Modules in the tree below and including *module*, nothing folded."""
+    called: bool = False
+    """A call of *module*, or of one below it, was seen."""
 
 
 def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
@@ -130,6 +132,7 @@ def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
             module=module,
             children=tuple(_folded(below, nodes, tree_numbers)),
             size=1 + sum(nodes[child.name].size for child in below),
+            called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )
     return nodes[modules[0].name]
 
@@ -145,9 +148,7 @@ def _folded(
             and tree_numbers[before.module.name] == tree_numbers[module.name]
             and _follows(before.last or before.module, module)
         ):
-            folded[-1] = ModuleNode(
-                module=before.module, children=before.children, last=module, count=before.count + 1, size=before.size
-            )
+            folded[-1] = replace(before, last=module, count=before.count + 1)
         else:
             folded.append(nodes[module.name])
     return folded

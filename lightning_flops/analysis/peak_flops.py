@@ -1,9 +1,9 @@
 """Dense peaks of devices: what each vendor says one device can do in one dtype, without sparsity.
 
-The figures are those of the vendors' datasheets and white papers. Where a sheet's headline assumes 2:4 sparsity, half of
-it stands here; tensor-core rates are those with float32 accumulation, which is what PyTorch asks for. A figure that
-the vendor does not publish, or publishes in two versions, is left out: then there is no utilization rather than a wrong
-one. A user's own figure (``peak_flops_per_sec``) wins over this table.
+The figures are those of the vendors' datasheets and white papers. Where a sheet's headline assumes 2:4 sparsity, half
+of it stands here; tensor-core rates are those with float32 accumulation, which is what PyTorch asks for. A figure that
+the vendor does not publish, or publishes in two versions, is left out: no utilization is better than a wrong one. A
+user's own figure (``peak_flops_per_sec``) wins over this table.
 """
 
 from __future__ import annotations

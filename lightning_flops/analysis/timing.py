@@ -16,7 +16,7 @@ _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 _LONGEST_SEC = 1e9
 """Thirty years: whatever shows more is no time of a step."""
 
-assert _PHASES == tuple(field.name for field in fields(PhaseSeconds)), "a step has one time for every phase"
+assert tuple(field.name for field in fields(PhaseSeconds)) == _PHASES, "a step has one time for every phase"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

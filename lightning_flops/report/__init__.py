@@ -1,0 +1,1 @@
+"""A ``Profile`` as text, Markdown and scalars: renderers that only format."""

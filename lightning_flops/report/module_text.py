@@ -1,0 +1,161 @@
+"""The model's modules as text: the aggregated profile by depth, and the detailed tree."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, folded_tree
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.report.layout import WIDTH, paragraph, title
+from lightning_flops.units import percent, si
+
+_STEP = "  "
+
+
+def aggregated_lines(profile: Profile) -> list[str]:
+    """The classes of modules that weigh most at each depth; a shared module's parameters count once."""
+    top, limit = profile.settings.top_modules, profile.settings.module_depth
+    columns: tuple[tuple[str, str, Callable[[ModuleProfile], float]], ...] = (
+        ("params", "", lambda module: module.params if module.alias_of is None else 0),
+        ("MACs", "MACs", lambda module: profile.per_step(module.total.forward) / 2),
+        ("bwd flops", "", lambda module: profile.per_step(module.total.backward)),
+    )
+    lines = [
+        title("Aggregated Profile per GPU"),
+        *paragraph(
+            f"Top {top} modules in terms of params, MACs or bwd flops at different model depths, modules of one class "
+            "at one depth added up:"
+        ),
+    ]
+    for depth in range(_depth_shown(profile) + 1):
+        modules = [module for module in profile.modules if module.depth == depth]
+        lines.append(f"depth {depth}:")
+        for label, unit, weight in columns:
+            sums: defaultdict[str, float] = defaultdict(float)
+            for module in modules:
+                sums[module.type_name or "(created in the step)"] += weight(module)
+            # Sorting keeps the model's order where two classes weigh the same.
+            heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
+            entries = ", ".join(f"'{name}': '{si(value, unit)}'" for name, value in heaviest)
+            lines += paragraph(f"{{{entries}}}", first=f"    {label:<11} - ", rest=" " * 19)
+    if _depth_shown(profile) == limit < _deepest(profile):
+        lines.append(f"(module_depth is {limit}; the model is {_deepest(profile)} levels deep)")
+    return lines
+
+
+def detailed_lines(profile: Profile) -> list[str]:
+    """The tree of modules with the figures of each."""
+    lines = [title("Detailed Profile per GPU")]
+    root = folded_tree(profile.modules)
+    if root is None:
+        return [*lines, "No module was described."]
+    lines += paragraph(
+        "Each module profile is listed after its name in the following order: params, percentage of total params, "
+        "fwd MACs, percentage of total MACs, fwd flops, bwd flops (measured), recomputed flops where there are any, "
+        "percentage of total flops (fwd, bwd and recomputed). All of one global step, the modules inside included. "
+        "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
+        "of each."
+    )
+    return [*lines, "", *_Tree(profile).lines(root, indent="")]
+
+
+class _Tree:
+    """Writes one module after the other, with shares of the whole model's figures."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._depth_shown = _depth_shown(profile)
+        self._root = profile.modules[0]
+
+    def lines(self, node: ModuleNode, *, indent: str) -> Iterator[str]:
+        module = node.module
+        name = f"({module.short_name}): " if module.name else ""
+        if node.last is not None:
+            name = f"({module.short_name}-{node.last.short_name}): {node.count} x "
+        opening = f"{indent}{name}{module.type_name or '(created in the step)'}("
+        extra = " ".join(module.extra_repr.split())
+        figures = self._figures(node)
+        if not node.children:
+            yield from _leaf_lines(opening, figures, extra, indent=indent)
+            return
+        inside = indent + _STEP
+        yield opening
+        yield f"{inside}{figures}"
+        if extra:
+            yield from _wrapped(extra, indent=inside)
+        if module.depth >= self._depth_shown:
+            yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
+        else:
+            for child in node.children:
+                yield from self.lines(child, indent=inside)
+        yield f"{indent})"
+
+    def _figures(self, node: ModuleNode) -> str:
+        module, total, root = node.module, node.module.total, self._root
+        parts = []
+        if module.alias_of is not None:
+            parts.append(f"the same module as {module.alias_of or 'the root'}")
+        elif not node.called:
+            parts.append("no call seen")
+        if module.params or total.total:
+            per_step = self._profile.per_step
+            spent = total.forward + total.backward + total.recompute
+            root_spent = root.total.forward + root.total.backward + root.total.recompute
+            parts += [
+                si(module.params),
+                f"{percent(ratio(part=module.params, whole=root.params))} Params",
+                si(per_step(total.forward) / 2, "MACs"),
+                f"{percent(ratio(part=total.forward, whole=root.total.forward))} MACs",
+                f"fwd {si(per_step(total.forward))}",
+                f"bwd {si(per_step(total.backward))}",
+                *([f"recomputed {si(per_step(total.recompute))}"] if total.recompute else []),
+                *([f"optimizer {si(per_step(total.optimizer))}"] if total.optimizer else []),
+                f"{percent(ratio(part=spent, whole=root_spent))} flops",
+            ]
+        else:
+            parts.append("no params, no flops")
+        micro_steps = self._profile.micro_steps
+        calls = self._profile.per_step(module.calls)
+        if module.calls and calls != micro_steps:
+            parts.append(f"{si(calls)} call{'' if calls == 1 else 's'}")
+        return ", ".join(parts)
+
+
+def _leaf_lines(opening: str, figures: str, extra: str, *, indent: str) -> Iterator[str]:
+    """A module without modules inside: on one line if it fits, else its settings on lines of their own."""
+    whole = f"{opening}{figures}{', ' if extra else ''}{extra})"
+    if len(whole) <= WIDTH:
+        yield whole
+    elif len(opening) + len(figures) < WIDTH:
+        yield f"{opening}{figures}{',' if extra else ')'}"
+        if extra:
+            yield from _wrapped(f"{extra})", indent=indent + 2 * _STEP)
+    else:
+        yield opening
+        yield from _wrapped(f"{figures}{', ' if extra else ''}{extra})", indent=indent + 2 * _STEP)
+
+
+def _wrapped(text: str, *, indent: str) -> list[str]:
+    # Deep in a tree half the width is kept for the text, even if the line then leaves the page.
+    width = max(WIDTH, len(indent) + WIDTH // 2)
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _deepest(profile: Profile) -> int:
+    return max((module.depth for module in profile.modules), default=0)
+
+
+def _depth_shown(profile: Profile) -> int:
+    """Deepest level the report shows: ``module_depth``, or the model's own depth where that is less or -1."""
+    limit = profile.settings.module_depth
+    return _deepest(profile) if limit < 0 else min(limit, _deepest(profile))

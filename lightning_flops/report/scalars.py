@@ -1,0 +1,89 @@
+"""The scalars a run's loggers get; every tag is written here, and nowhere else."""
+
+from __future__ import annotations
+
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.rates import mean, over_ranks, per_second, ratio
+
+PROFILE_PREFIX = "flops_profiler"
+MONITOR_PREFIX = "flops_monitor"
+
+
+def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
+    """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
+
+    Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu), parameters.
+    """
+    flops, rates, timing = profile.flops_total, profile.rates, profile.timing
+
+    def per_step(total: int) -> float | None:
+        return mean(total=total, steps=max(1, len(profile.counted_steps)))
+
+    return _known(
+        prefix,
+        {
+            "fwd_flops": per_step(flops.forward),
+            "bwd_flops": per_step(flops.backward),
+            "bwd_flops_estimated": per_step(flops.backward_estimated),
+            "recompute_flops": per_step(flops.recompute),
+            "iter_flops": per_step(flops.hardware),
+            "fwd_flops_per_sec": rates.forward_flops_per_sec,
+            "bwd_flops_per_sec": rates.backward_flops_per_sec,
+            "bwd_flops_per_sec_estimated": rates.backward_flops_per_sec_estimated,
+            "fwd_bwd_flops_per_sec": rates.forward_backward_flops_per_sec,
+            "iter_flops_per_sec": rates.iter_flops_per_sec,
+            "fwd_latency_sec": timing.forward_sec if timing else None,
+            "bwd_latency_sec": timing.backward_sec if timing else None,
+            "step_latency_sec": timing.optimizer_sec if timing else None,
+            "iter_latency_sec": timing.iter_sec if timing else None,
+            "data_wait_sec": timing.data_wait_sec if timing else None,
+            "global_step_sec": timing.global_step_sec if timing else None,
+            "samples_per_sec": rates.samples_per_sec,
+            "iter_samples_per_sec": rates.iter_samples_per_sec,
+            "tokens_per_sec": rates.tokens_per_sec,
+            "mfu": rates.mfu,
+            "hfu": rates.hfu,
+            "params": profile.params,
+            # There is this tag only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
+            "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,
+        },
+    )
+
+
+def monitor_scalars(
+    *,
+    seconds: float,
+    data_wait_sec: float,
+    batches: int,
+    steps: int,
+    samples: int | None,
+    dp_size: int,
+    model_flops_peak_sec: float | None,
+    prefix: str = MONITOR_PREFIX,
+) -> dict[str, float]:
+    """What went by since the last reading; what is n/a is left out.
+
+    Args:
+        seconds: wall time that went by, on this rank.
+        data_wait_sec: of it, inside the data loader.
+        batches: batches of this rank.
+        steps: global steps.
+        samples: samples of this rank; None if not known.
+        dp_size: ranks that see different data, whose samples count together.
+        model_flops_peak_sec: ``Profile.model_flops_peak_sec``; None if the steps were not like the counted one.
+        prefix: what the tags begin with.
+    """
+    busy_sec = None if model_flops_peak_sec is None else model_flops_peak_sec * steps
+    return _known(
+        prefix,
+        {
+            "samples_per_sec": per_second(amount=over_ranks(amount=samples, ranks=dp_size), seconds=seconds),
+            "batches_per_sec": per_second(amount=batches, seconds=seconds),
+            "data_wait_ratio": ratio(part=data_wait_sec, whole=seconds),
+            "mfu": per_second(amount=busy_sec, seconds=seconds),
+        },
+    )
+
+
+def _known(prefix: str, values: dict[str, float | None]) -> dict[str, float]:
+    return {f"{prefix}/{tag}": float(value) for tag, value in values.items() if value is not None}

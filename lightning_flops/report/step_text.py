@@ -1,0 +1,243 @@
+"""What one step spent and where its time went, as text: the sections that DeepSpeed's report does not have."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+from itertools import starmap
+
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.timing import PartTiming
+from lightning_flops.report.layout import line, paragraph, table, title
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+
+_OPERATORS_SHOWN = 10
+_MODULES_SHOWN = 3
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+_RATE_WORDS = {
+    "forward_flops_per_sec": "fwd FLOPS",
+    "backward_flops_per_sec": "bwd FLOPS",
+    "backward_flops_per_sec_estimated": "bwd FLOPS",
+    "forward_backward_flops_per_sec": "fwd+bwd FLOPS",
+    "forward_backward_flops_per_sec_estimated": "fwd+bwd FLOPS",
+    "iter_flops_per_sec": "FLOPS",
+    "iter_flops_per_sec_estimated": "FLOPS",
+    "samples_per_sec": "samples/second",
+    "iter_samples_per_sec": "samples/second",
+    "tokens_per_sec": "tokens/second",
+    "tokens_per_sec_per_device": "tokens/second",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "data_wait_ratio": "data wait",
+}
+"""How a report names a rate that it has no value for."""
+
+
+def flops_lines(profile: Profile) -> list[str]:
+    """Every bucket of FLOPs, to the last one."""
+    mean, total = profile.flops, profile.flops_total
+    several = len(profile.counted_steps) > 1
+    factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
+    rows = [
+        ("fwd", mean.forward, total.forward),
+        ("  of it without a bwd to follow", mean.without_backward, total.without_backward),
+        ("bwd (measured)", mean.backward, total.backward),
+        (f"bwd (estimated: {factor} x fwd with a bwd to follow)", mean.backward_estimated, total.backward_estimated),
+        ("recomputed in the bwd", mean.recompute, total.recompute),
+        ("optimizer", mean.optimizer, total.optimizer),
+        ("skipped by fused causal attention", mean.causal_skipped, total.causal_skipped),
+        ("model flops = fwd + bwd", mean.model, total.model),
+        ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", mean.hardware, total.hardware),
+    ]
+    head = ["", "flops", f"all {len(profile.counted_steps)} steps" if several else "exact"]
+    cells = [[label, si(one), plain(all_steps)] for label, one, all_steps in rows]
+    if several:
+        head[1] = "mean of a step"
+    if profile.flops_spread is not None:
+        least, most = profile.flops_spread.minimum, profile.flops_spread.maximum
+        spread = {
+            "fwd": (least.forward, most.forward),
+            "bwd (measured)": (least.backward, most.backward),
+            "recomputed in the bwd": (least.recompute, most.recompute),
+            "optimizer": (least.optimizer, most.optimizer),
+            "model flops = fwd + bwd": (profile.flops_spread.model_minimum, profile.flops_spread.model_maximum),
+        }
+        head += ["min", "max"]
+        for row in cells:
+            row += map(si, spread[row[0]]) if row[0] in spread else ("", "")
+    attention = (
+        "Attention counts the full score matrix, causal or not."
+        if profile.settings.causal_attention == "full"
+        else "Attention that is flagged causal counts half the score matrix."
+    )
+    return [
+        title("FLOPs of a global step per GPU"),
+        *paragraph(
+            f"Matrix products, convolutions, attention and recurrent layers, two flops a multiply-add. {attention}"
+        ),
+        *(paragraph(_lower_bound_words(profile)) if profile.lower_bound else []),
+        *table(head, cells),
+    ]
+
+
+def time_lines(profile: Profile) -> list[str]:
+    """The parts of a step, which add up to it."""
+    lines = [title("Time of a global step")]
+    timing = profile.timing
+    if timing is None:
+        return [*lines, "No step was timed."]
+    unit, size = next(((unit, size) for unit, size in _UNITS if timing.global_step_sec >= size), _UNITS[-1])
+    means = _rounded_to_add_up([part.mean_sec / size for part in timing.parts], decimals=3)
+    shares = _rounded_to_add_up([100 * (part.share or 0.0) for part in timing.parts], decimals=2)
+
+    def row(part: PartTiming, mean: Decimal, share: Decimal) -> list[str]:
+        spread = (part.minimum_sec, part.median_sec, part.maximum_sec)
+        return [part.name, str(mean), f"{share}%", *(f"{seconds / size:.3f}" for seconds in spread)]
+
+    rows = list(starmap(row, zip(timing.parts, means, shares, strict=True)))
+    rows.append(row(timing.global_step, sum(means, Decimal(0)), sum(shares, Decimal(0))))
+    lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
+    lines.append(f"Mean, least, median and greatest of {plain(timing.timed_steps)} timed steps, not counted ones.")
+    if timing.reader_sec is not None:
+        lines.append(
+            f"The data loader ran {duration(timing.reader_sec)} a step on the host, hidden behind other work or not."
+        )
+    if timing.excluded_sec:
+        causes = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
+        lines += paragraph(f"Between the timed steps, and in no figure: {causes}.")
+    return lines
+
+
+def throughput_lines(profile: Profile) -> list[str]:
+    """What the run achieves, and what share of the device's peak that is."""
+    rates = profile.rates
+    bound = " (lower bound)" if profile.lower_bound else ""
+
+    def utilization(value: float | None) -> str:
+        return percent(value) if value is None else f"{percent(value)}{bound}"
+
+    lines = [
+        title("Throughput and utilization"),
+        line("MFU = model flops per GPU / peak FLOPS / global step time", utilization(rates.mfu)),
+        line("HFU = hardware flops per GPU / peak FLOPS / global step time", utilization(rates.hfu)),
+        *_peak_lines(profile),
+        line("samples/second over the global step", plain(rates.samples_per_sec)),
+        line("samples/second over the iter latency (as DeepSpeed)", plain(rates.iter_samples_per_sec)),
+        line("tokens/second over the global step", plain(rates.tokens_per_sec)),
+        line("tokens/second per GPU", plain(rates.tokens_per_sec_per_device)),
+        line("data wait, share of the global step", percent(rates.data_wait_ratio)),
+        line("trainable params", si(profile.trainable_params)),
+    ]
+    reasons: dict[str, list[str]] = {}
+    for rate, reason in profile.unavailable.items():
+        words = reasons.setdefault(reason, [])
+        if _RATE_WORDS[rate] not in words:
+            words.append(_RATE_WORDS[rate])
+    for reason, words in reasons.items():
+        lines += paragraph(f"{NOT_AVAILABLE}: {', '.join(words)}: {reason}.", rest="     ")
+    return lines
+
+
+def _peak_lines(profile: Profile) -> list[str]:
+    """Which peak each dtype's FLOPs are held against, by its share of the model FLOPs."""
+    whole = sum(one.model for one in profile.dtypes)
+    return [
+        line(
+            f"  peak FLOPS for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model flops",
+            si(one.peak_flops_per_sec, "FLOPS"),
+        )
+        for one in profile.dtypes
+    ]
+
+
+def operator_lines(profile: Profile) -> list[str]:
+    """The operators that spend most."""
+    spending = [operator for operator in profile.operators if operator.flops.total]
+    if not spending:
+        return []
+    whole = sum(operator.flops.total for operator in spending)
+    per_step = profile.per_step
+    rows = [
+        [
+            operator.operator,
+            si(per_step(operator.calls)),
+            si(per_step(operator.flops.forward)),
+            si(per_step(operator.flops.backward)),
+            si(per_step(operator.flops.recompute)),
+            si(per_step(operator.flops.optimizer)),
+            percent(ratio(part=operator.flops.total, whole=whole)),
+            ", ".join(operator.dtypes),
+        ]
+        for operator in spending[:_OPERATORS_SHOWN]
+    ]
+    lines = [
+        title("Operators with most FLOPs in a global step"),
+        *table(["", "calls", "fwd", "bwd", "recomputed", "optimizer", "share", "dtype"], rows, least_width=8),
+    ]
+    if len(spending) > _OPERATORS_SHOWN:
+        rest = sum(operator.flops.total for operator in spending[_OPERATORS_SHOWN:])
+        share = percent(ratio(part=rest, whole=whole))
+        lines.append(f"{plain(len(spending) - _OPERATORS_SHOWN)} more operators spend {share}.")
+    return lines
+
+
+def uncounted_lines(profile: Profile) -> list[str]:
+    """Each operator that ran and is in no count."""
+    lines = [title("Not counted")]
+    if not profile.uncounted:
+        return [*lines, "Nothing: every operator that ran has a FLOP count or is known to have none."]
+    if profile.lower_bound:
+        lines += paragraph(_lower_bound_words(profile))
+    ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
+    rows = []
+    for name, operator in ordered:
+        modules = [module or "the root" for module in operator.modules[:_MODULES_SHOWN]]
+        more = len(operator.modules) - len(modules)
+        rows.append(
+            [
+                name,
+                plain(operator.calls),
+                si(operator.output_elements),
+                "heavy" if operator.heavy else "",
+                ", ".join(modules) + (f" and {more} more" if more else ""),
+            ]
+        )
+    numbers = table(["", "calls", "output elements", ""], [row[:4] for row in rows], least_width=0)
+    names = ["modules", *(row[4] for row in rows)]
+    indent = " " * max(map(len, numbers))
+    for number, modules_text in zip(numbers, names, strict=True):
+        lines += paragraph(modules_text, first=f"{number:<{len(indent)}}  ", rest=f"{indent}  ")
+    return lines
+
+
+def notes_lines(profile: Profile) -> list[str]:
+    """What is missing or degraded."""
+    if not profile.notes:
+        return []
+    lines = [title("Notes")]
+    for note in profile.notes:
+        lines += paragraph(note, first="- ", rest="  ")
+    return lines
+
+
+def _lower_bound_words(profile: Profile) -> str:
+    heavy = sorted(name for name, operator in profile.uncounted.items() if operator.heavy)
+    return (
+        f"LOWER BOUND: {', '.join(heavy)} look{'s' if len(heavy) == 1 else ''} like matmul work and could not be "
+        "counted, so flops, FLOPS, MFU and HFU are at least what is printed."
+    )
+
+
+def _rounded_to_add_up(values: list[float], *, decimals: int) -> list[Decimal]:
+    """*values* rounded so that they add up to their rounded sum: the largest remainders are rounded up."""
+    unit = Fraction(1, 10**decimals)
+    exact = [Fraction(value) / unit for value in values]
+    floors = [int(value // 1) for value in exact]
+    missing = round(sum(exact)) - sum(floors)
+    by_remainder = sorted(range(len(exact)), key=lambda i: floors[i] - exact[i])
+    for i in by_remainder[:missing]:
+        floors[i] += 1
+    return [Decimal(floor).scaleb(-decimals) for floor in floors]

@@ -1,0 +1,177 @@
+"""The whole report as text: DeepSpeed's summary, then what its profiler does not tell, then the modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.report.layout import line, paragraph, rule, title
+from lightning_flops.report.module_text import aggregated_lines, detailed_lines
+from lightning_flops.report.step_text import (
+    flops_lines,
+    notes_lines,
+    operator_lines,
+    throughput_lines,
+    time_lines,
+    uncounted_lines,
+)
+from lightning_flops.units import duration, plain, si
+
+_NOTATIONS = (
+    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
+    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
+    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd and bwd latency "
+    "(forward and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). "
+    "Counts and latencies are those of one global step: all its micro-steps, up to one optimizer attempt. Estimated "
+    "lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
+    "recomputation included."
+)
+
+
+def render_text(profile: Profile) -> str:
+    """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break."""
+    sections = [
+        _summary_lines(profile),
+        flops_lines(profile),
+        time_lines(profile),
+        throughput_lines(profile),
+        operator_lines(profile),
+        uncounted_lines(profile),
+        notes_lines(profile),
+        aggregated_lines(profile),
+        detailed_lines(profile) if profile.settings.detailed else [],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + f"\n{rule()}\n"
+
+
+def _summary_lines(profile: Profile) -> list[str]:
+    """DeepSpeed's lines, labels and order."""
+    context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
+    factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
+    factor_with_forward = f"{3 + profile.settings.recompute_fwd_factor:g}"
+    sharded = profile.local_params is None or profile.params != profile.local_params * context.tp_size
+    params_of_model = "params of model" if sharded else "params of model = params per GPU * mp_size"
+    stage = f" (this stage of {context.pp_size})" if context.pp_size > 1 else ""
+    micro_steps = f"({plain(profile.micro_steps)} micro-step{'' if profile.micro_steps == 1 else 's'})"
+
+    def rate(value: float | None, *words: str) -> str:
+        return _marked(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
+
+    def count(text: str, *words: str) -> str:
+        return _marked(f"{text} {micro_steps}", *words, *_bound(profile))
+
+    return [
+        title("Flops Profiler"),
+        f"Profile Summary at step {profile.report_step}:",
+        *_when_lines(profile),
+        *_where_lines(profile),
+        *paragraph(_NOTATIONS, first="Notations: "),
+        "",
+        line("world size", plain(context.world_size)),
+        line("data parallel size", plain(context.dp_size)),
+        line("model parallel size", plain(context.tp_size)),
+        line("batch size per GPU", _batch_size(profile)),
+        line("params per GPU", si(profile.local_params)),
+        line(params_of_model, si(profile.params)),
+        line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
+        line("fwd flops per GPU", count(si(flops.forward))),
+        line(
+            "fwd flops of model = fwd flops per GPU * mp_size",
+            _marked(f"{si(flops.forward * context.tp_size)}{stage}", *_bound(profile)),
+        ),
+        line("fwd latency", duration(timing.forward_sec if timing else None)),
+        line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
+        line("bwd latency", duration(timing.backward_sec if timing else None)),
+        line(
+            f"bwd FLOPS per GPU = {factor} * fwd flops per GPU / bwd latency",
+            rate(rates.backward_flops_per_sec_estimated, "estimated"),
+        ),
+        line("bwd FLOPS per GPU = bwd flops per GPU / bwd latency", rate(rates.backward_flops_per_sec, "measured")),
+        line(
+            f"fwd+bwd FLOPS per GPU = {factor_with_forward} * fwd flops per GPU / (fwd+bwd latency)",
+            rate(rates.forward_backward_flops_per_sec_estimated, "estimated"),
+        ),
+        line(
+            "fwd+bwd FLOPS per GPU = fwd+bwd flops per GPU / (fwd+bwd latency)",
+            rate(rates.forward_backward_flops_per_sec, "measured"),
+        ),
+        line("step latency", duration(timing.optimizer_sec if timing else None)),
+        line("iter latency", duration(timing.iter_sec if timing else None)),
+        line(
+            f"FLOPS per GPU = {factor_with_forward} * fwd flops per GPU / iter latency",
+            rate(rates.iter_flops_per_sec_estimated, "estimated"),
+        ),
+        line("FLOPS per GPU = hardware flops per GPU / iter latency", rate(rates.iter_flops_per_sec, "measured")),
+        line("samples/second", _over(plain(rates.iter_samples_per_sec), "over the iter latency")),
+    ]
+
+
+def _when_lines(profile: Profile) -> list[str]:
+    timing = "no step"
+    if profile.timed_steps:
+        timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} steps, {_ranges(profile.timed_steps)}"
+    counted = f"steps {_ranges(profile.counted_steps)}" if len(profile.counted_steps) > 1 else "step "
+    if len(profile.counted_steps) == 1:
+        counted += plain(profile.counted_steps[0])
+    elif not profile.counted_steps:
+        counted = "no whole step"
+    return paragraph(f"Counted: {counted}. Timed: {timing}. (Steps of this fit; the first is 0.)")
+
+
+def _where_lines(profile: Profile) -> list[str]:
+    context = profile.context
+    parallel = [
+        f"{name} {size}"
+        for name, size in (
+            ("dp", context.dp_size),
+            ("tp", context.tp_size),
+            ("pp", context.pp_size),
+            ("cp", context.cp_size),
+        )
+        if size != 1
+    ]
+    parts = [
+        f"{context.device_name or 'unknown device'} ({context.device_type})",
+        *([f"precision {context.precision}"] if context.precision else []),
+        *([f"strategy {context.strategy}"] if context.strategy else []),
+        f"rank {context.rank} of {context.world_size}" + (f" ({', '.join(parallel)})" if parallel else ""),
+        f"{context.framework} {context.framework_version}",
+        *([f"torch {context.torch_version}"] if context.framework != "torch" else []),
+    ]
+    return paragraph(", ".join(parts), first="On: ", rest="    ")
+
+
+def _batch_size(profile: Profile) -> str:
+    size = profile.context.micro_batch_size
+    if size is None or profile.samples is None:
+        return plain(size)
+    if profile.micro_steps == 1 and profile.samples == size:
+        return plain(size)
+    about = "on average, " if profile.variable else ""
+    return (
+        f"{plain(size)} (a global step: {about}{plain(profile.micro_steps)} micro-step"
+        f"{'' if profile.micro_steps == 1 else 's'}, {plain(profile.samples)} samples)"
+    )
+
+
+def _bound(profile: Profile) -> list[str]:
+    return ["lower bound"] if profile.lower_bound else []
+
+
+def _marked(text: str, *words: str) -> str:
+    return f"{text} ({', '.join(words)})" if words else text
+
+
+def _over(text: str, words: str) -> str:
+    return text if text == plain(None) else f"{text} ({words})"
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Indexes with runs drawn together: 3, 4, 5, 9 is "3-5, 9"."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], step]
+        else:
+            runs.append([step])
+    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,75 @@
+"""Numbers to text, the way people read them: ``6.28 TFLOPS``, ``76.67 ms``, ``41.3%``; what is not known is ``n/a``."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+
+NOT_AVAILABLE = "n/a"
+"""How a number that is not known prints."""
+
+_LARGE = ("", "K", "M", "G", "T", "P", "E", "Z")
+_SECONDS = ("s", "ms", "us", "ns")
+_DECIMALS = 2
+_ROUNDS_TO_1 = Decimal("0.995")
+_ROUNDS_TO_1000 = Decimal("999.995")
+_TOO_LONG = Decimal("1e15")
+"""From here on a number is written with an exponent."""
+
+
+def si(value: float | None, unit: str = "") -> str:
+    """A count or a rate with its decimal prefix: ``si(3.2e9, "FLOP/s")`` is ``"3.2 GFLOP/s"``.
+
+    Args:
+        value: the number; None if it is not known.
+        unit: what it counts; follows the prefix without a space.
+    """
+    number = _known(value)
+    if number is None:
+        return NOT_AVAILABLE
+    power = 0
+    while power + 1 < len(_LARGE) and abs(number.scaleb(-3 * power)) >= _ROUNDS_TO_1000:
+        power += 1
+    return f"{_short(number.scaleb(-3 * power))} {_LARGE[power]}{unit}".rstrip()
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the unit that keeps the number above one: ``duration(0.07667)`` is ``"76.67 ms"``."""
+    number = _known(seconds)
+    if number is None:
+        return NOT_AVAILABLE
+    power = 0
+    while number and power + 1 < len(_SECONDS) and abs(number.scaleb(3 * power)) < _ROUNDS_TO_1:
+        power += 1
+    return f"{_short(number.scaleb(3 * power))} {_SECONDS[power]}"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction of one as a percentage with two decimals: ``percent(0.4125)`` is ``"41.25%"``."""
+    number = _known(fraction)
+    return NOT_AVAILABLE if number is None else f"{number.scaleb(2):.{_DECIMALS}f}%"
+
+
+def plain(value: float | None) -> str:
+    """A number without a prefix, thousands apart, ints in full: ``plain(1234.5)`` is ``"1,234.5"``."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    number = _known(value)
+    return NOT_AVAILABLE if number is None else _short(number, group=True)
+
+
+def _known(value: float | None) -> Decimal | None:
+    """The exact value; None if there is none to show."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return Decimal(value)
+
+
+def _short(number: Decimal, *, group: bool = False) -> str:
+    """At most two decimals, or three digits that count where two decimals would hide the number."""
+    if abs(number) >= _TOO_LONG:
+        return f"{number:.3g}"
+    if abs(number) < Decimal("0.1"):
+        return f"{float(number):.3g}"
+    text = f"{number:,.{_DECIMALS}f}" if group else f"{number:.{_DECIMALS}f}"
+    return text.rstrip("0").rstrip(".")
