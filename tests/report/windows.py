@@ -1,0 +1,403 @@
+"""Windows with round numbers, so that every number of their reports can be worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lightning_flops.records import (
+    FlopPhase,
+    FlopRecord,
+    ModuleRecord,
+    OperatorCell,
+    PhaseFlops,
+    PhaseSeconds,
+    RunContext,
+    StepRecord,
+    StepSignature,
+    UncountedOperator,
+    WindowRecord,
+)
+
+CPU = RunContext(
+    framework="lightning.pytorch",
+    framework_version="2.6.6",
+    torch_version="2.13.0",
+    device_type="cpu",
+    device_name="cpu",
+    precision="32-true",
+    micro_batch_size=100,
+    strategy="SingleDeviceStrategy",
+)
+
+A100 = replace(CPU, device_type="cuda", device_name="NVIDIA A100-SXM4-80GB", precision="bf16-mixed")
+
+
+def cell(
+    module: str,
+    phase: FlopPhase,
+    flops: int,
+    *,
+    operator: str = "aten.mm",
+    dtype: str = "float32",
+    calls: int = 1,
+    causal_skipped: int = 0,
+    without_backward: int = 0,
+    bytes_read: int = 0,
+    bytes_written: int = 0,
+) -> OperatorCell:
+    """One entry of the counter's table."""
+    return OperatorCell(
+        module=module,
+        phase=phase,
+        operator=operator,
+        dtype=dtype,
+        calls=calls,
+        flops=flops,
+        causal_skipped=causal_skipped,
+        without_backward=without_backward,
+        bytes_read=bytes_read,
+        bytes_written=bytes_written,
+    )
+
+
+def step(
+    index: int,
+    *,
+    seconds: PhaseSeconds | None = None,
+    samples: int | None = 100,
+    tokens: int | None = None,
+    micro_steps: int = 1,
+    flops: PhaseFlops | None = None,
+    reader_sec: float | None = None,
+    excluded_sec: dict[str, float] | None = None,
+    shapes: str = "100x1000",
+) -> StepRecord:
+    """One global step."""
+    return StepRecord(
+        index=index,
+        signature=StepSignature(
+            batches=(shapes,) * micro_steps, forwards=micro_steps, backwards=micro_steps, updates=1
+        ),
+        micro_steps=micro_steps,
+        samples=samples,
+        tokens=tokens,
+        flops=flops,
+        seconds=seconds,
+        reader_sec=reader_sec,
+        excluded_sec=excluded_sec or {},
+    )
+
+
+def mlp_window() -> WindowRecord:
+    """1000 -> 2000 -> 500, batch 100, two timed steps of 10 and 30 ms: means are 20 ms and parts of it.
+
+    Forward: fc1 2 * 100 * 1000 * 2000 = 400 M, fc2 2 * 100 * 2000 * 500 = 200 M. Backward: fc1 has no input gradient,
+    so 400 M; fc2 both, 400 M. Parameters: 1000 * 2000 + 2000 = 2,002,000 and 2000 * 500 + 500 = 1,000,500.
+    """
+    return WindowRecord(
+        profile_step=3,
+        report_step=7,
+        context=CPU,
+        modules=(
+            ModuleRecord(
+                name="", type_name="Net", params=3_002_500, trainable_params=3_002_500, local_params=3_002_500
+            ),
+            ModuleRecord(
+                name="fc1",
+                type_name="Linear",
+                extra_repr="in_features=1000, out_features=2000, bias=True",
+                params=2_002_000,
+                trainable_params=2_002_000,
+                local_params=2_002_000,
+            ),
+            ModuleRecord(name="act", type_name="ReLU"),
+            ModuleRecord(name="drop", type_name="Dropout", extra_repr="p=0.1, inplace=False"),
+            ModuleRecord(
+                name="fc2",
+                type_name="Linear",
+                extra_repr="in_features=2000, out_features=500, bias=True",
+                params=1_000_500,
+                trainable_params=1_000_500,
+                local_params=1_000_500,
+            ),
+        ),
+        flops=FlopRecord(
+            cells=(
+                cell("fc1", "forward", 400_000_000, operator="aten.addmm"),
+                cell("fc2", "forward", 200_000_000, operator="aten.addmm"),
+                cell("fc1", "backward", 400_000_000),
+                cell("fc2", "backward", 400_000_000, calls=2),
+            ),
+            module_calls={"": 1, "fc1": 1, "act": 1, "fc2": 1},
+        ),
+        counted_steps=(step(3, flops=PhaseFlops(forward=600_000_000, backward=800_000_000)),),
+        timed_steps=(
+            step(
+                5,
+                seconds=PhaseSeconds(
+                    data_wait=0.001, transfer=0.0, forward=0.003, backward=0.004, optimizer=0.001, other=0.001
+                ),
+                reader_sec=0.001,
+                excluded_sec={"validation": 1.5},
+            ),
+            step(
+                6,
+                seconds=PhaseSeconds(
+                    data_wait=0.003, transfer=0.0, forward=0.009, backward=0.012, optimizer=0.003, other=0.003
+                ),
+                reader_sec=0.003,
+            ),
+        ),
+        timing_steps=2,
+        settle_steps=1,
+    )
+
+
+def _block(prefix: str, *, params: int) -> Sequence[ModuleRecord]:
+    attention, mlp = params // 3, 2 * params // 3
+
+    def record(name: str, type_name: str, params: int, extra_repr: str = "") -> ModuleRecord:
+        return ModuleRecord(
+            name=f"{prefix}{name}",
+            type_name=type_name,
+            extra_repr=extra_repr,
+            params=params,
+            trainable_params=params,
+            local_params=params,
+        )
+
+    return (
+        record("", "Block", params),
+        record(".attn", "SelfAttention", attention),
+        record(".attn.qkv", "Linear", 3 * attention // 4, "in_features=1000, out_features=3000, bias=False"),
+        record(".attn.out", "Linear", attention // 4, "in_features=1000, out_features=1000, bias=False"),
+        record(".mlp", "MLP", mlp),
+        record(".mlp.up", "Linear", mlp // 2, "in_features=1000, out_features=4000, bias=False"),
+        record(".mlp.act", "GELU", 0, "approximate='none'"),
+        record(".mlp.down", "Linear", mlp // 2, "in_features=4000, out_features=1000, bias=False"),
+    )
+
+
+BLOCKS = 12
+TOKENS = 4 * 500
+"""Tokens of one micro-batch: 4 sequences of 500."""
+
+
+def transformer_window() -> WindowRecord:
+    """A GPT-like model, width 1000, 12 blocks, vocabulary 10,000, tied head, two micro-steps of 4 x 500 tokens, A100.
+
+    A micro-step has 2000 tokens, a step 4000. Forward of one block and step, 2 FLOPs x 4000 tokens x parameters:
+    qkv 2 * 4000 * 3 M = 24 G, out 8 G, up 32 G, down 32 G; attention over full scores
+    2 matmuls * 2 * 8 sequences * 500 * 500 * 1000 = 8 G, of which causal kernels skip 4 G. Together 104 G, 12 blocks
+    1248 G. Head 2 * 4000 * 1000 * 10,000 = 80 G in float32. Forward 1328 G.
+
+    Backward: twice each; the fused attention's backward recomputes one of its matmuls, 4 G a block, and skips half of
+    16 + 4 G. Recompute 48 G. causal_skipped 12 * (4 + 10) = 168 G. Model FLOPs 3 * 1328 = 3984 G, hardware FLOPs
+    3984 + 48 - 168 = 3864 G. A step takes 100 ms.
+    """
+    params = 12_000_000
+    embedding = 10_000_000
+    modules = [
+        ModuleRecord(
+            name="",
+            type_name="GPT",
+            params=BLOCKS * params + embedding,
+            trainable_params=BLOCKS * params + embedding,
+            local_params=BLOCKS * params + embedding,
+        ),
+        ModuleRecord(
+            name="embed",
+            type_name="Embedding",
+            extra_repr="10000, 1000",
+            params=embedding,
+            trainable_params=embedding,
+            local_params=embedding,
+        ),
+        ModuleRecord(
+            name="blocks",
+            type_name="ModuleList",
+            params=BLOCKS * params,
+            trainable_params=BLOCKS * params,
+            local_params=BLOCKS * params,
+        ),
+    ]
+    cells: list[OperatorCell] = []
+    calls = {"": 2, "embed": 2, "head": 2}
+    for i in range(BLOCKS):
+        prefix = f"blocks.{i}"
+        records = _block(prefix, params=params)
+        modules += records
+        calls.update({record.name: 2 for record in records})
+        for name, flops in (("attn.qkv", 24), ("attn.out", 8), ("mlp.up", 32), ("mlp.down", 32)):
+            cells.append(cell(f"{prefix}.{name}", "forward", flops * 10**9, dtype="bfloat16", calls=2))
+            cells.append(cell(f"{prefix}.{name}", "backward", 2 * flops * 10**9, dtype="bfloat16", calls=4))
+        flash = "aten._scaled_dot_product_flash_attention"
+        cells += [
+            cell(
+                f"{prefix}.attn",
+                "forward",
+                8 * 10**9,
+                operator=flash,
+                dtype="bfloat16",
+                calls=2,
+                causal_skipped=4 * 10**9,
+            ),
+            cell(
+                f"{prefix}.attn",
+                "backward",
+                16 * 10**9,
+                operator=f"{flash}_backward",
+                dtype="bfloat16",
+                calls=2,
+                causal_skipped=8 * 10**9,
+            ),
+            cell(
+                f"{prefix}.attn",
+                "recompute",
+                4 * 10**9,
+                operator=f"{flash}_backward",
+                dtype="bfloat16",
+                calls=0,
+                causal_skipped=2 * 10**9,
+            ),
+        ]
+    modules.append(
+        ModuleRecord(
+            name="head",
+            type_name="Linear",
+            extra_repr="in_features=1000, out_features=10000, bias=False",
+            params=embedding,
+            trainable_params=embedding,
+            local_params=embedding,
+        )
+    )
+    cells += [cell("head", "forward", 80 * 10**9, calls=2), cell("head", "backward", 160 * 10**9, calls=4)]
+    return WindowRecord(
+        profile_step=10,
+        report_step=33,
+        context=replace(A100, micro_batch_size=4, accumulate=2),
+        modules=tuple(modules),
+        flops=FlopRecord(cells=tuple(cells), module_calls=calls),
+        counted_steps=(step(10, samples=8, tokens=4000, micro_steps=2, shapes="4x500"),),
+        timed_steps=tuple(
+            step(
+                index,
+                samples=8,
+                tokens=4000,
+                micro_steps=2,
+                shapes="4x500",
+                seconds=PhaseSeconds(
+                    data_wait=0.005, transfer=0.001, forward=0.030, backward=0.050, optimizer=0.010, other=0.004
+                ),
+                reader_sec=0.020,
+            )
+            for index in range(13, 33)
+        ),
+        timing_steps=20,
+        settle_steps=2,
+    )
+
+
+def untimed_window() -> WindowRecord:
+    """The MLP, counted in a run that ended before a step was timed."""
+    return replace(
+        mlp_window(),
+        timed_steps=(),
+        notes=("Training ended before the window closed.", "0 of the 2 steps asked for were timed: the run was too short."),
+    )
+
+
+def lower_bound_window() -> WindowRecord:
+    """The MLP with a kernel that could not be counted, one that is small, and fc1 under checkpointing and a teacher.
+
+    The teacher's forward is 100 M without a backward; recompute repeats fc1's 400 M; the optimizer multiplies 50 M.
+    Forward 700 M, estimated backward with factor 1: 3 * (700 - 100) = 1800 M.
+    """
+    window = mlp_window()
+    flops = window.flops
+    return replace(
+        window,
+        modules=(*window.modules, ModuleRecord(name="teacher", type_name="Linear", params=0)),
+        flops=replace(
+            flops,
+            cells=(
+                *flops.cells,
+                cell("fc1", "recompute", 400_000_000),
+                cell("teacher", "forward", 100_000_000, without_backward=100_000_000),
+                cell("(outside)", "optimizer", 50_000_000, calls=5),
+            ),
+            module_calls={**flops.module_calls, "teacher": 1},
+            uncounted={
+                "mylib.small": UncountedOperator(calls=3, modules=("act",), output_elements=200, heavy=False),
+                "mylib.fused_gemm": UncountedOperator(
+                    calls=2, modules=("", "act", "drop", "fc1", "fc2"), output_elements=4_000_000, heavy=True
+                ),
+            },
+            notes=("Backward FLOPs of 1 thread were attributed to the root.",),
+        ),
+    )
+
+
+def parallel_window() -> WindowRecord:
+    """The MLP on rank 2 of 8 (dp 4, tp 2): its shards are half of every layer, its batches one of four.
+
+    Counted: half of each figure. Samples: 100 x 4 ranks a step of 20 ms = 20,000 a second.
+    """
+    window = mlp_window()
+    return replace(
+        window,
+        context=replace(
+            A100, rank=2, world_size=8, dp_size=4, tp_size=2, micro_batch_size=100, strategy="ModelParallelStrategy"
+        ),
+        modules=tuple(replace(module, local_params=module.params // 2) for module in window.modules),
+        flops=replace(
+            window.flops,
+            cells=tuple(replace(one, flops=one.flops // 2, dtype="tf32") for one in window.flops.cells),
+        ),
+    )
+
+
+def variable_window() -> WindowRecord:
+    """The MLP on batches of another size at every step: 100 and 50 samples counted, 50 and 150 timed."""
+    window = mlp_window()
+    halves = tuple(replace(one, flops=one.flops // 2, calls=one.calls) for one in window.flops.cells)
+    merged = tuple(
+        replace(one, flops=one.flops + half.flops, calls=one.calls + half.calls)
+        for one, half in zip(window.flops.cells, halves, strict=True)
+    )
+    first, second = window.timed_steps
+    return replace(
+        window,
+        flops=replace(
+            window.flops, cells=merged, module_calls={name: 2 for name in ("", "fc1", "act", "drop", "fc2")}
+        ),
+        counted_steps=(
+            step(3, samples=100, flops=PhaseFlops(forward=600_000_000, backward=800_000_000)),
+            step(7, samples=50, shapes="50x1000", flops=PhaseFlops(forward=300_000_000, backward=400_000_000)),
+        ),
+        timed_steps=(replace(first, samples=50), replace(second, samples=150)),
+        variable=True,
+        notes=("Batch shapes keep changing: FLOPs and times are of different steps of the same run.",),
+    )
+
+
+def unknown_window() -> WindowRecord:
+    """A window of which next to nothing is known."""
+    return WindowRecord(
+        profile_step=0,
+        report_step=0,
+        context=RunContext(
+            framework="torch",
+            framework_version="2.13.0",
+            torch_version="2.13.0",
+            device_type="meta",
+            device_name="",
+            precision="",
+        ),
+        modules=(),
+        flops=FlopRecord(),
+        counted_steps=(step(0, samples=None),),
+        timed_steps=(),
+        timing_steps=20,
+    )
