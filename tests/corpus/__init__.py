@@ -18,6 +18,10 @@ FAMILY_MODULES = (
     "training",
     "checkpointed",
     "autograd_forms",
+    "wrapped",
+    "compiled",
+    "transformers_text",
+    "transformers_vision",
 )
 
 

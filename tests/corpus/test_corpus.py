@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+    pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated"),
 ]
 
 every_network = pytest.mark.parametrize(

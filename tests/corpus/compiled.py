@@ -1,0 +1,203 @@
+"""Compiled networks: counted on their compiled path, where an ordinary network's products are the eager ones.
+
+Each is compiled and run once before it is counted, as a training run would have done. A compiled region is one module: no
+inner module is entered while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network, forward_and_backward, forward_without_grad
+
+FAMILY = Family("compiled")
+
+
+def warmed_up(example: Example) -> Example:
+    """The example, compiled: run once, its gradients dropped; afterwards the compiler forgets it."""
+    example.teardown = torch._dynamo.reset
+    example.run()
+    example.model.zero_grad(set_to_none=True)
+    return example
+
+
+def perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two linear layers."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, outputs))
+
+
+def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Example], None]) -> Network:
+    """A perceptron after *compiled* has been applied to it, or returned something in its place."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    whole = PhaseFlops(
+        forward=first + second, backward=first + 2 * second if step is forward_and_backward else 0
+    )
+
+    def build() -> Example:
+        model = perceptron(inputs, hidden, outputs)
+        return warmed_up(Example(model=compiled(model) or model, args=(torch.randn(batch, inputs),), step=step))
+
+    return Network(
+        build=build,
+        expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole}),
+    )
+
+
+@FAMILY.network
+def compiled_to_kernels() -> Network:
+    """The default compiler: products become calls that write into given memory."""
+    return compiled_perceptron(torch.compile, forward_and_backward)
+
+
+@FAMILY.network
+def compiled_by_autograd_alone() -> Network:
+    """Traced forward and backward, run operator by operator."""
+    return compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_and_backward)
+
+
+@FAMILY.network
+def compiled_in_place() -> Network:
+    """module.compile() leaves the module what it was."""
+    return compiled_perceptron(lambda model: model.compile(backend="aot_eager"), forward_and_backward)
+
+
+@FAMILY.network
+def compiled_without_grad() -> Network:
+    """No backward is traced."""
+    return compiled_perceptron(lambda model: torch.compile(model, backend="aot_eager"), forward_without_grad)
+
+
+@FAMILY.network
+def compiled_block_in_an_eager_model() -> Network:
+    """The block is compiled, what is around it is not; every part keeps its own name."""
+    batch, inputs, hidden, outputs, classes = 3, 5, 7, 11, 2
+    stem = 2 * batch * inputs * inputs
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    head = 2 * batch * outputs * classes
+    block = PhaseFlops(forward=first + second, backward=2 * (first + second))
+
+    def build() -> Example:
+        compiled = torch.compile(perceptron(inputs, hidden, outputs), backend="aot_eager")
+        assert isinstance(compiled, nn.Module)
+        return warmed_up(
+            Example(
+                model=nn.Sequential(nn.Linear(inputs, inputs), compiled, nn.Linear(outputs, classes)),
+                args=(torch.randn(batch, inputs),),
+            )
+        )
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=stem + block.forward + head,
+            backward=stem + block.backward + 2 * head,
+            by_module={
+                "0": PhaseFlops(forward=stem, backward=stem),
+                "1": block,
+                "2": PhaseFlops(forward=head, backward=2 * head),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def compiled_function_in_a_forward() -> Network:
+    """The function belongs to the module that calls it."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class WithFunction(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter = nn.Linear(inputs, hidden)
+            self.weight = nn.Parameter(torch.randn(hidden, outputs))
+            self.function: Callable[[Tensor, Tensor], Tensor] = torch.compile(
+                lambda x, weight: torch.relu(x) @ weight, backend="aot_eager"
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.function(self.enter(x), self.weight)
+
+    enter, product = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: warmed_up(Example(model=WithFunction(), args=(torch.randn(batch, inputs),))),
+        expected=Expected(
+            forward=enter + product,
+            backward=enter + 2 * product,
+            by_module={"enter": PhaseFlops(forward=enter, backward=enter)},
+        ),
+    )
+
+
+@FAMILY.network
+def compiled_common_subexpression() -> Network:
+    """The compiler runs lin(x) once where the program says it twice, and what runs is what counts."""
+    batch, inputs, outputs = 3, 5, 7
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(inputs, outputs)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layer(x) + self.layer(x)
+            return result
+
+    def build() -> Example:
+        model = torch.compile(Twice(), backend="aot_eager")
+        assert isinstance(model, nn.Module)
+        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+
+    product = 2 * batch * inputs * outputs
+    return Network(build=build, expected=Expected(forward=product, backward=product))
+
+
+@FAMILY.network
+def compiled_transformer_layer() -> Network:
+    """Causal self-attention stays one fused kernel; two linear layers behind it."""
+    batch, sequence, hidden, heads, intermediate = 2, 7, 12, 3, 20
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * sequence * hidden
+    skipped = 2 * batch * (6 + 5 + 4 + 3 + 2 + 1) * hidden
+    linear = 2 * batch * sequence * hidden * intermediate
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(hidden, 3 * hidden)
+            self.out = nn.Linear(hidden, hidden)
+            self.norm = nn.LayerNorm(hidden)
+            self.up = nn.Linear(hidden, intermediate)
+            self.down = nn.Linear(intermediate, hidden)
+
+        def forward(self, x: Tensor) -> Tensor:
+            qkv = self.qkv(x).view(batch, sequence, 3, heads, hidden // heads)
+            query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = self.norm(x + self.out(mixed.transpose(1, 2).flatten(2)))
+            return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+
+    def build() -> Example:
+        model = torch.compile(Layer())
+        assert isinstance(model, nn.Module)
+        return warmed_up(
+            Example(model=model, args=(torch.randn(batch, sequence, hidden, requires_grad=True),))
+        )
+
+    forward = 4 * projection + 2 * scores + 2 * linear
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=forward,
+            backward=2 * forward,
+            recompute=scores,
+            causal_skipped=(2 + 4 + 1) * skipped,
+            by_module={"": PhaseFlops(forward=forward, backward=2 * forward, recompute=scores)},
+        ),
+    )

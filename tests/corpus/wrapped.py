@@ -1,0 +1,157 @@
+"""Networks inside wrappers: the same counts, under the names they have without the wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import distributed, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network
+
+FAMILY = Family("wrapped")
+
+BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
+FIRST = 2 * BATCH * INPUTS * HIDDEN
+SECOND = 2 * BATCH * HIDDEN * OUTPUTS
+
+
+def perceptron() -> nn.Sequential:
+    """Two linear layers called "0" and "2"."""
+    return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS))
+
+
+def expected(recompute: int = 0) -> Expected:
+    """What the perceptron costs, wrapped or not; *recompute* is the first layer's."""
+    return Expected(
+        forward=FIRST + SECOND,
+        backward=FIRST + 2 * SECOND,
+        recompute=recompute,
+        by_module={
+            "": PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND, recompute=recompute),
+            "0": PhaseFlops(forward=FIRST, backward=FIRST, recompute=recompute),
+            "2": PhaseFlops(forward=SECOND, backward=2 * SECOND),
+        },
+    )
+
+
+def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Network:
+    """The perceptron inside a wrapper that needs no process group."""
+    return Network(
+        build=lambda: Example(model=wrap(perceptron()), args=(torch.randn(BATCH, INPUTS),)), expected=expected()
+    )
+
+
+def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
+    """The perceptron inside a wrapper, in a process group of one."""
+
+    def build() -> Example:
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        try:
+            model = wrap(perceptron())
+        except BaseException:
+            distributed.destroy_process_group()
+            raise
+        return Example(
+            model=model, args=(torch.randn(BATCH, INPUTS),), teardown=lambda: distributed.destroy_process_group()
+        )
+
+    return Network(build=build, expected=expected())
+
+
+def one_rank_mesh() -> DeviceMesh:
+    """The group of one as a mesh."""
+    return init_device_mesh("cpu", (1,))
+
+
+@FAMILY.network
+def distributed_data_parallel() -> Network:
+    """DDP calls the network "module"."""
+    return on_one_rank(nn.parallel.DistributedDataParallel)
+
+
+@FAMILY.network
+def distributed_data_parallel_finding_unused() -> Network:
+    """DDP walks the graph before the backward, and finds the spare parameter."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        model.register_parameter("spare", nn.Parameter(torch.zeros(2)))
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+
+    return on_one_rank(wrap)
+
+
+@FAMILY.network
+def fully_sharded() -> Network:
+    """FSDP2 turns the parameters into distributed tensors and gathers them around each use."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        mesh = one_rank_mesh()
+        for layer in model.children():
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    return on_one_rank(wrap)
+
+
+@FAMILY.network
+def tensor_parallel() -> Network:
+    """Distributed tensors multiply their local parts: on one rank, all of it."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        return parallelize_module(model, one_rank_mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    return on_one_rank(wrap)
+
+
+@FAMILY.network
+def data_parallel() -> Network:
+    """Without a GPU DataParallel only calls the network, which it calls "module"."""
+    return wrapped_by(nn.DataParallel)
+
+
+@FAMILY.network
+def checkpoint_wrapped() -> Network:
+    """The wrapper's own name is left out; the first product is repeated, the last one saves its factors before it."""
+    return Network(
+        build=lambda: Example(
+            model=checkpoint_wrapper(perceptron(), checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+            args=(torch.randn(BATCH, INPUTS),),
+        ),
+        expected=expected(recompute=FIRST),
+    )
+
+
+@FAMILY.network
+def module_that_is_called_module() -> Network:
+    """A user's own attribute of a wrapper's name stays in the name."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = perceptron()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.module(x)
+            return result
+
+    return Network(
+        build=lambda: Example(model=Holder(), args=(torch.randn(BATCH, INPUTS),)),
+        expected=Expected(
+            forward=FIRST + SECOND,
+            backward=FIRST + 2 * SECOND,
+            by_module={
+                "module": PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND),
+                "module.0": PhaseFlops(forward=FIRST, backward=FIRST),
+                "module.2": PhaseFlops(forward=SECOND, backward=2 * SECOND),
+            },
+        ),
+    )
