@@ -290,7 +290,7 @@ def efficient_backward(
 def _cudnn_matrices(
     query: torch.Tensor, key: torch.Tensor, query_offsets: torch.Tensor | None, key_offsets: torch.Tensor | None
 ) -> list[Scores]:
-    """cuDNN's raw operators: heads before sequence, or packed (tokens, heads, size) with offsets."""
+    """Score matrices of cuDNN's raw operators: heads before sequence, or packed (tokens, heads, size) with offsets."""
     if query_offsets is None or query_offsets.numel() == 0 or query.dim() == 4:
         return heads_first(query, key)
     return sequence_first(query, key, query_offsets, key_offsets)

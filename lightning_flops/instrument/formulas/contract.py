@@ -187,7 +187,7 @@ def host_integers(tensor: torch.Tensor) -> list[int]:
     """Values of a small integer tensor, such as sequence offsets.
 
     Raises:
-        Unreadable: the tensor has no values (fake, meta, functional), or reading it now would break a CUDA graph capture.
+        Unreadable: the tensor has no values (fake, meta, functional), or reading it would break a CUDA graph capture.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor

@@ -52,29 +52,6 @@ def transposed_backward(values: torch.Tensor, weight: torch.Tensor, mask: Sequen
     return (bool(mask[0]) + bool(mask[1])) * transposed(values, weight)
 
 
-def double_backward(
-    input_direction: torch.Tensor | None,
-    weight_direction: torch.Tensor | None,
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    values: torch.Tensor,
-    is_transposed: bool,
-    mask: Sequence[bool],
-) -> int:
-    """``_convolution_double_backward``: each direction gives a part of two of the three gradients, one forward each.
-
-    The direction of the input reaches the gradients of *grad* and of the weight; that of the weight reaches the
-    gradients of *grad* and of the input.
-    """
-    forward = transposed(values, weight) if is_transposed else plain(weight, grad)
-    count = 0
-    if input_direction is not None:
-        count += bool(mask[0]) + bool(mask[1])
-    if weight_direction is not None:
-        count += bool(mask[0]) + bool(mask[2])
-    return count * forward
-
-
 def reordered(weight: torch.Tensor, out: torch.Tensor) -> int:
     """A convolution whose weight may have been laid out anew: only its number of elements is trusted.
 
@@ -94,7 +71,7 @@ def deformable_backward(grad: torch.Tensor, weight: torch.Tensor) -> int:
 
 
 def temporal(values: torch.Tensor, weight: torch.Tensor) -> int:
-    """``conv_tbc``: weight (kernel, C_in, C_out), *values* being the (T, B, C_out) result or a gradient of its shape."""
+    """``conv_tbc``: weight (kernel, C_in, C_out); *values* is the (T, B, C_out) result or a gradient of its shape."""
     return 2 * values.numel() * int(weight.shape[0]) * int(weight.shape[1])
 
 
@@ -123,9 +100,6 @@ CONVOLUTION_RULES: dict[str, Rule] = {
         lambda *read: backward((*read[:3], None, None, None, None, read[3], None, None, read[4]), {}, None),
         ("grad_output", "input", "weight", "transposed", "output_mask"),
         "grad_output",
-    ),
-    "aten::_convolution_double_backward": Rule(
-        double_backward, ("ggI", "ggW", "gO", "weight", "self", "transposed", "output_mask"), "gO"
     ),
     # Whole forms, which reach a dispatch mode where autograd's keys are off
     "aten::conv1d": _plain(),

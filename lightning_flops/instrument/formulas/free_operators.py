@@ -36,7 +36,7 @@ _HEAVY_WORDS = re.compile(
 
 
 def says_heavy(name: str) -> bool:
-    """Whether an operator's name (without namespace) speaks of a product: mm, gemm, conv, attention, lstm, solve …"""
+    """Whether a name (without namespace) speaks of a product: mm, conv, attention, lstm, solve and the like."""
     return _HEAVY_WORDS.search(name) is not None
 
 
@@ -158,7 +158,8 @@ _QUESTIONS = """
     _has_same_storage_numel is_coalesced is_contiguous is_non_overlapping_and_dense is_pinned is_same_size is_set_to
     is_strides_like_format item _linalg_check_errors _local_scalar_dense
     _make_dep_token _nnz _print q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point
-    qscheme record_stream size sparse_dim storage_offset stride sym_constrain_range sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size
+    qscheme record_stream size sparse_dim storage_offset stride sym_constrain_range
+    sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size
     sym_storage_offset sym_stride
 """
 
@@ -191,7 +192,7 @@ _POINTWISE = getattr(torch.Tag, "pointwise", None)
 
 
 def is_free(qualified_name: str, operator: Any) -> bool:
-    """Whether *operator*, an ``OpOverload`` named ``namespace::name``, spends no FLOPs; the module says by what rule."""
+    """Whether *operator*, an ``OpOverload`` named ``namespace::name``, spends no FLOPs, by the module's rules."""
     namespace, _, name = qualified_name.partition("::")
     if qualified_name in FREE_NAMES or (name.endswith("_") and qualified_name.rstrip("_") in FREE_NAMES):
         return True

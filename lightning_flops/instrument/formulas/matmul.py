@@ -8,6 +8,7 @@ their stored non-zeros.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -83,8 +84,8 @@ def _irregular_product(left: torch.Tensor, right: torch.Tensor) -> int:
     if left.layout is not _STRIDED and right.layout is not _STRIDED:
         return _sparse_times_sparse(left, right)
     if left.layout is _STRIDED:
-        return 2 * non_zeros(right) * left.shape[-2]
-    return 2 * non_zeros(left) * right.shape[-1]
+        return 2 * non_zeros(right) * prod(left.shape[:-1])
+    return 2 * non_zeros(left) * (int(right.shape[-1]) if right.dim() > 1 else 1)
 
 
 def _is_plain(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -202,10 +203,8 @@ def grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tens
     else:  # the inner size is grouped: (M, T) by (T, N), giving (G, M, N)
         grouped, others = int(left.shape[1]), int(left.shape[0]) * int(right.shape[1])
     if offsets is not None:
-        try:
+        with suppress(Unreadable):
             grouped = min(grouped, host_integers(offsets[-1:])[0])
-        except Unreadable:
-            pass
     return 2 * grouped * others
 
 
@@ -259,7 +258,7 @@ def two_of_four(compressed: torch.Tensor, out: torch.Tensor) -> int:
 
 
 def two_of_four_by_dense(dense: torch.Tensor, out: torch.Tensor) -> int:
-    """cuSPARSELt's product: its compressed side is opaque, the dense side is (K, N); half of K is stored."""
+    """A product by cuSPARSELt: its compressed side is opaque, the dense side is (K, N); half of K is stored."""
     return out.numel() * int(dense.shape[0])
 
 
@@ -269,7 +268,7 @@ def sampled_product(pattern: torch.Tensor, left: torch.Tensor) -> int:
 
 
 def sparse_reduce_backward(pattern: torch.Tensor, grad: torch.Tensor, mask: Sequence[bool]) -> int:
-    """Backward of ``torch.sparse.mm(…, reduce=…)``: one multiply-add per stored element and column for each gradient."""
+    """Backward of ``torch.sparse.mm(…, reduce)``: a multiply-add per stored element and column for each gradient."""
     return (bool(mask[0]) + bool(mask[1])) * 2 * non_zeros(pattern) * int(grad.shape[-1])
 
 
@@ -317,7 +316,7 @@ def _contraction(left: Sequence[int], right: Sequence[int], summed: Container[in
 
 
 def affine_grid(theta: torch.Tensor, grid: torch.Tensor) -> int:
-    """``affine_grid``: every point of the grid (N, …, d) from its d + 1 homogeneous coordinates, matrix (N, d, d + 1)."""
+    """``affine_grid``: a (d, d + 1) matrix times the homogeneous coordinates of every point of the grid (N, …, d)."""
     return 2 * grid.numel() * int(theta.shape[2])
 
 

@@ -48,7 +48,7 @@ def one_layer(values: torch.Tensor, input_weight: torch.Tensor, hidden_weight: t
 
 
 def one_layer_backward(values: torch.Tensor, input_weight: torch.Tensor, hidden_weight: torch.Tensor) -> int:
-    """oneDNN's backward, which always makes every gradient."""
+    """Backward of one layer by oneDNN, which always makes every gradient."""
     return 2 * one_layer(values, input_weight, hidden_weight)
 
 

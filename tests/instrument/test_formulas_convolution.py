@@ -1,0 +1,147 @@
+"""Convolutions: outputs × taps × channels, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.instrument.recording import flops_by_operator, forward_and_backward, leaf, meta, total_flops, work_of
+
+# layer, input, forward FLOPs: 2 × outputs × (channels in / groups) × taps, for transposed layers
+# 2 × inputs × (channels out / groups) × taps
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "1d": (lambda: nn.Conv1d(4, 6, 3), (2, 4, 8), 2 * (2 * 6 * 6) * 4 * 3),
+    "2d": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 8, 8), 2 * (2 * 6 * 6 * 6) * 4 * 9),
+    "2d without samples": (lambda: nn.Conv2d(4, 6, 3), (4, 8, 8), 2 * (6 * 6 * 6) * 4 * 9),
+    "3d": (lambda: nn.Conv3d(2, 4, 2), (1, 2, 4, 4, 4), 2 * (4 * 3 * 3 * 3) * 2 * 8),
+    "stride": (lambda: nn.Conv2d(4, 6, 3, stride=2), (2, 4, 9, 9), 2 * (2 * 6 * 4 * 4) * 4 * 9),
+    "padding": (lambda: nn.Conv2d(4, 6, 3, padding=1), (2, 4, 8, 8), 2 * (2 * 6 * 8 * 8) * 4 * 9),
+    "same padding": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 8, 8), 2 * (2 * 6 * 8 * 8) * 4 * 9),
+    "dilation": (lambda: nn.Conv2d(4, 6, 3, dilation=2), (2, 4, 8, 8), 2 * (2 * 6 * 4 * 4) * 4 * 9),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), (2, 4, 8, 8), 2 * (2 * 6 * 6 * 6) * 2 * 9),
+    "depthwise": (lambda: nn.Conv2d(32, 32, 3, groups=32), (1, 32, 8, 8), 2 * (32 * 6 * 6) * 1 * 9),
+    "depthwise multiplier": (lambda: nn.Conv2d(4, 8, 3, groups=4), (1, 4, 8, 8), 2 * (8 * 6 * 6) * 1 * 9),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 8), 2 * (2 * 4 * 8) * 6 * 3),
+    "transposed 2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 5), 2 * (2 * 4 * 5 * 5) * 6 * 9),
+    "transposed groups": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (2, 4, 5, 5), 2 * (2 * 4 * 5 * 5) * 3 * 9),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 4, 2), (1, 2, 3, 3, 3), 2 * (2 * 27) * 4 * 8),
+    "lazy circular": (
+        lambda: nn.Conv1d(4, 6, 3, padding=1, padding_mode="circular"),
+        (2, 4, 8),
+        2 * (2 * 6 * 8) * 4 * 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_convolution_costs_its_forward_twice_in_the_backward(name: str) -> None:
+    make, shape, forward = LAYERS[name]
+    layer, inputs = make(), leaf(*shape)
+    assert forward_and_backward(lambda: layer(inputs)) == (forward, 2 * forward)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_convolution_without_input_gradient_costs_its_forward_once_in_the_backward(name: str) -> None:
+    make, shape, forward = LAYERS[name]
+    layer, inputs = make(), torch.randn(shape)
+    assert forward_and_backward(lambda: layer(inputs)) == (forward, forward)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_convolution_costs_the_same_in_inference_mode(name: str) -> None:
+    make, shape, forward = LAYERS[name]
+    layer, inputs = make(), torch.randn(shape)
+    with torch.inference_mode():
+        assert total_flops(lambda: layer(inputs)) == forward
+
+
+def test_a_frozen_convolution_passes_gradients_on_at_the_cost_of_its_forward() -> None:
+    layer, inputs = nn.Conv2d(4, 6, 3).requires_grad_(False), leaf(2, 4, 8, 8)
+    forward = 2 * (2 * 6 * 6 * 6) * 4 * 9
+    assert forward_and_backward(lambda: layer(inputs)) == (forward, forward)
+
+
+def test_a_bias_gradient_alone_is_free() -> None:
+    layer = nn.Conv2d(4, 6, 3)
+    layer.weight.requires_grad_(False)
+    forward = 2 * (2 * 6 * 6 * 6) * 4 * 9
+    assert forward_and_backward(lambda: layer(torch.randn(2, 4, 8, 8))) == (forward, 0)
+
+
+def test_a_gradient_penalty_through_a_convolution_counts_every_product() -> None:
+    layer, inputs = nn.Conv2d(4, 6, 3, bias=False), leaf(2, 4, 8, 8)
+    one = 2 * (2 * 6 * 6 * 6) * 4 * 9
+    (gradient,) = torch.autograd.grad(layer(inputs).sum(), inputs, create_graph=True)
+    # torch makes the gradients of both factors the gradient was made from, the weight and the incoming gradient.
+    assert total_flops(gradient.square().sum().backward) == 2 * one
+
+
+def test_backends_and_whole_forms_count_alike() -> None:
+    values, weight, out = meta(2, 4, 8, 8), meta(6, 2, 3, 3), meta(2, 6, 6, 6)
+    expected = 2 * out.numel() * 2 * 9
+    sizes = ([0, 0], [1, 1], [1, 1], 2)
+    for name, arguments in {
+        "aten::cudnn_convolution": (*sizes, False, False, True),
+        "aten::miopen_convolution": (*sizes, False, False),
+        "aten::miopen_depthwise_convolution": (*sizes, False, False),
+        "aten::mkldnn_convolution": sizes,
+        "aten::cudnn_convolution_relu": (None, [1, 1], [0, 0], [1, 1], 2),
+        "aten::miopen_convolution_relu": (None, [1, 1], [0, 0], [1, 1], 2),
+        "aten::cudnn_convolution_add_relu": (meta(2, 6, 6, 6), 1.0, None, [1, 1], [0, 0], [1, 1], 2),
+        "aten::_conv_depthwise2d": ([3, 3], None, [1, 1], [0, 0], [1, 1]),
+        "aten::conv2d": (),
+        "aten::_convolution_mode": (None, [1, 1], "valid", [1, 1], 2),
+        "aten::_slow_conv2d_forward": ([3, 3], None, [1, 1], [0, 0]),
+        "mkldnn::_convolution_pointwise": (None, *sizes, "none", [], ""),
+    }.items():
+        if name.startswith("aten::miopen_convolution_") or name in (
+            "aten::miopen_convolution",
+            "aten::mkldnn_convolution",
+        ):
+            arguments = (None, *arguments) if arguments[0] is not None else arguments
+        assert work_of(name, values, weight, *arguments, out=out).flops == expected, name
+
+
+def test_transposed_backends_count_from_the_input() -> None:
+    values, weight, out = meta(2, 4, 5, 5), meta(4, 3, 3, 3), meta(2, 6, 7, 7)
+    expected = 2 * values.numel() * 3 * 9
+    cudnn = (values, weight, [0, 0], [0, 0], [1, 1], [1, 1], 2, False, False, True)
+    assert work_of("aten::cudnn_convolution_transpose", *cudnn, out=out).flops == expected
+    miopen = (values, weight, None, [0, 0], [0, 0], [1, 1], [1, 1], 2, False, False)
+    assert work_of("aten::miopen_convolution_transpose", *miopen, out=out).flops == expected
+    compiled: tuple[Any, ...] = (values, weight, None, [0, 0], [0, 0], [1, 1], [1, 1], 2, "none", [], "")
+    assert work_of("mkldnn::_convolution_transpose_pointwise", *compiled, out=out).flops == expected
+    assert work_of("aten::conv_transpose2d.input", values, weight, out=out).flops == expected
+
+
+@pytest.mark.parametrize(
+    ("mask", "products"),
+    [([True, True, True], 2), ([False, True, True], 1), ([True, False, True], 1), ([False] * 3, 0)],
+)
+def test_a_convolutions_backward_counts_the_gradients_asked_for(mask: list[bool], products: int) -> None:
+    grad, values, weight = meta(2, 6, 6, 6), meta(2, 4, 8, 8), meta(6, 2, 3, 3)
+    one = 2 * grad.numel() * 2 * 9
+    plain = (grad, values, weight, [6], [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
+    assert work_of("aten::convolution_backward", *plain).flops == products * one
+    overrideable = (grad, values, weight, [1, 1], [0, 0], [1, 1], False, [0, 0], 2, mask)
+    assert work_of("aten::convolution_backward_overrideable", *overrideable).flops == products * one
+
+
+def test_a_compiled_binary_form_finds_its_weight_behind_the_other_operand() -> None:
+    values, other, weight = meta(2, 4, 8, 8), meta(2, 6, 6, 6), meta(6, 4, 3, 3)
+    arguments: tuple[Any, ...] = (values, other, weight, None, [0, 0], [1, 1], [1, 1], 1, "add", None, None, [], None)
+    assert work_of("mkldnn::_convolution_pointwise.binary", *arguments, out=other).flops == 2 * other.numel() * 4 * 9
+
+
+def test_a_time_major_convolution_counts_its_taps() -> None:
+    inputs, weight, bias = leaf(5, 2, 3), leaf(2, 3, 4), leaf(4)
+    one = 2 * (4 * 2 * 4) * 2 * 3
+    assert forward_and_backward(lambda: torch.conv_tbc(inputs, weight, bias, 0)) == (one, 2 * one)
+
+
+def test_unfolding_is_free() -> None:
+    assert flops_by_operator(lambda: nn.functional.unfold(leaf(1, 2, 4, 4), 2)) == {}
