@@ -1,7 +1,7 @@
 """Front door for Lightning: ``FlopsProfilerCallback``, one class for both import roots.
 
-It translates the training loop's events into calls on a ``Recorder`` and a ``Monitor``; what they measure is turned into a
-``Profile`` and written by the sinks. ``_Fit`` holds what lives as long as one call of ``Trainer.fit``.
+It checks the settings and passes the Trainer's events on; a ``FitProfiler`` holds what lives as long as one call of
+``Trainer.fit``.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _RUNTIME_ATTRIBUTES = ("_fit", "log", "log_dict")
 class FlopsProfilerCallback(_CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
-    Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is counted,
-    the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``.
+    Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
+    counted, the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``.
 
     Args:
         profile_step: the step to count, by the number of steps of this fit before it. Default 1.
@@ -169,9 +169,7 @@ class FlopsProfilerCallback(_CallbackBases):
             trainer, pl_module, config=self._config, publish=self._publish, name_files=self._name_files
         )
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
         if self._fit is not None:
             self._fit.batch_starts(batch)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -91,6 +92,7 @@ class FitProfiler:
         self._raw_updates = 0
         self._micro_batch_size: int | None = None
         self._recorder: Recorder | None = None
+        self._context = run_context(trainer)
         self._last_global_step = 0
         self._reported = False
 
@@ -121,8 +123,10 @@ class FitProfiler:
     def _begin(self) -> None:
         trainer = self._trainer
         profile_step = self._config.profile_step
-        if trainer.fast_dev_run and profile_step >= (limit := int(trainer.fast_dev_run)):
-            profile_step = limit - 1
+        # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
+        fast_dev_run = int(getattr(trainer, "fast_dev_run", False))
+        if fast_dev_run and profile_step >= fast_dev_run:
+            profile_step = fast_dev_run - 1
             logger.info("fast_dev_run: profile_step is %d in place of %d", profile_step, self._config.profile_step)
         self._recorder = Recorder(
             self._module,
@@ -301,7 +305,7 @@ class FitProfiler:
     @_guarded
     def batch_ends(self, batch: Any) -> None:
         """Tell the recorder and the monitor; report if the window is over."""
-        recorder, trainer = self._recorder, self._trainer
+        recorder = self._recorder
         assert recorder is not None
         started, self._batch = self._batch, None
         ends_step = self._step_ended()
@@ -312,9 +316,7 @@ class FitProfiler:
         shapes = self._shapes
         samples = self._samples(batch, shapes)
         counted = recorder.counting
-        recorder.end_batch(
-            shapes=shapes, samples=samples, tokens=self._tokens(batch, samples), ends_step=ends_step
-        )
+        recorder.end_batch(shapes=shapes, samples=samples, tokens=self._tokens(batch, samples), ends_step=ends_step)
         if counted and self._micro_batch_size is None:
             self._micro_batch_size = samples
         self._step_shapes.append(shapes)
@@ -460,7 +462,8 @@ class FitProfiler:
         self._reported = True
         started = time.perf_counter()
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
-        window = recorder.close(context=run_context(trainer, self._micro_batch_size), report_step=step)
+        context = replace(self._context, micro_batch_size=self._micro_batch_size)
+        window = recorder.close(context=context, report_step=step)
         self._window.undo()
         if window is None:
             logger.warning("nothing was profiled: training ended while the first step was being counted")
@@ -470,9 +473,7 @@ class FitProfiler:
         self._publish(profile)
         if trainer.is_global_zero:
             self._write(profile, step=step)
-        logger.info(
-            "profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started
-        )
+        logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
         if self._monitor is not None:
             self._monitor.restart()
 
@@ -481,13 +482,13 @@ class FitProfiler:
         config, trainer, tag = self._config, self._trainer, f"{self._config.tag_prefix}/profile"
         text = render_text(profile)
         self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
-        shown = self._loggers.write_text(tag, render_markdown(text), step=step)
+        shown = self._loggers.write_text(tag, render_markdown(profile), step=step)
         if config.output_file is not None:
             self._write_file(config.output_file, text)
         else:
             ConsoleSink().write_text(tag, text, step=step)
-        if trainer.fast_dev_run:
-            return
+        if getattr(trainer, "fast_dev_run", False):
+            return  # a development run leaves no files
         stem = self._name_files(f"{log_folder(trainer)}/profile")
         self._write_file(f"{stem}.json", profile.to_json())
         if not shown and config.output_file is None:
@@ -510,8 +511,16 @@ class FitProfiler:
             return
         reading = monitor.read()
         if reading.steps and trainer.is_global_zero:
-            scalars = monitor_scalars(
-                reading_seconds=reading.seconds,
+            same_work = reading.counted_signature and self._profile is not None
+            self._loggers.write_scalars(
+                monitor_scalars(
+                    seconds=reading.seconds,
+                    data_wait_sec=reading.data_wait_sec,
+                    batches=reading.batches,
+                    steps=reading.steps,
+                    samples=reading.samples,
+                    dp_size=self._context.dp_size,
+                    model_flops_peak_sec=self._profile.model_flops_peak_sec if same_work and self._profile else None,
+                ),
+                step=trainer.fit_loop.epoch_loop._batches_that_stepped,
             )
-            self._loggers.write_scalars(scalars, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
-

@@ -24,7 +24,7 @@ def settle_steps(trainer: Trainer) -> int:
     return max(2, math.ceil(ahead / trainer.accumulate_grad_batches))
 
 
-def run_context(trainer: Trainer, micro_batch_size: int | None) -> RunContext:
+def run_context(trainer: Trainer) -> RunContext:
     """Where this fit runs, as far as a rank can tell without asking the others."""
     device = trainer.strategy.root_device
     root = type(trainer).__module__.partition(".trainer")[0]
@@ -40,7 +40,6 @@ def run_context(trainer: Trainer, micro_batch_size: int | None) -> RunContext:
         world_size=trainer.world_size,
         dp_size=sizes.get("data_parallel", trainer.world_size),
         tp_size=sizes.get("tensor_parallel", 1),
-        micro_batch_size=micro_batch_size,
         accumulate=trainer.accumulate_grad_batches,
         strategy=type(trainer.strategy).__name__,
     )

@@ -69,7 +69,7 @@ class CudaEventClock:
     def __init__(
         self,
         *,
-        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),
+        new_event: Callable[[], Any] = lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._new_event = new_event

@@ -30,7 +30,8 @@ def spying(spied: list[str], tag: str = "") -> Callable[[Callable[..., Any]], Ca
 
 
 def test_a_replaced_method_runs_around_the_original_and_keeps_its_name() -> None:
-    loop, spied, patches = Loop(), [], Patches()
+    loop, patches = Loop(), Patches()
+    spied: list[str] = []
     patches.replace(loop, "run", spying(spied))
     assert loop.run("a") == "a"
     assert (spied, loop.ran) == (["a"], ["a"])
@@ -49,7 +50,7 @@ def test_undo_leaves_the_instance_as_it_was() -> None:
 
 def test_an_instance_attribute_that_was_there_comes_back() -> None:
     loop, patches = Loop(), Patches()
-    mine: Callable[[str], str] = lambda what: what.upper()  # noqa: E731
+    mine: Any = str.upper
     loop.run = mine  # type: ignore[method-assign]
     patches.replace(loop, "run", spying([]))
     patches.undo()
@@ -57,7 +58,9 @@ def test_an_instance_attribute_that_was_there_comes_back() -> None:
 
 
 def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> None:
-    loop, spied, theirs, patches = Loop(), [], [], Patches()
+    loop, patches = Loop(), Patches()
+    spied: list[str] = []
+    theirs: list[str] = []
     patches.replace(loop, "run", spying(spied))
     ours = loop.run
 
@@ -73,7 +76,8 @@ def test_somebody_who_wrapped_us_in_turn_is_left_alone_and_we_are_silent() -> No
 
 @pytest.mark.parametrize("first_undone", [0, 1])
 def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: int) -> None:
-    loop, spied = Loop(), []
+    loop = Loop()
+    spied: list[str] = []
     both = [Patches(), Patches()]
     both[0].replace(loop, "run", spying(spied, "inner "))
     both[1].replace(loop, "run", spying(spied, "outer "))

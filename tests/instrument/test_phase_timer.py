@@ -15,7 +15,13 @@ def started() -> tuple[FakeNow, PhaseTimer]:
 
 def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
     now, timer = started()
-    for part, seconds in (("data_wait", 1.0), ("transfer", 2.0), ("forward", 4.0), ("backward", 8.0), ("optimizer", 16.0)):
+    for part, seconds in (
+        ("data_wait", 1.0),
+        ("transfer", 2.0),
+        ("forward", 4.0),
+        ("backward", 8.0),
+        ("optimizer", 16.0),
+    ):
         timer.enter(part)
         now.sleep(seconds)
         timer.leave()

@@ -9,7 +9,15 @@ from torch import nn
 
 from lightning_flops.instrument.clocks import WallClock
 from lightning_flops.instrument.recorder import Recorder, State
-from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, PhaseSeconds, RunContext, WindowRecord
+from lightning_flops.records import (
+    FlopPhase,
+    FlopRecord,
+    OperatorCell,
+    PhaseFlops,
+    PhaseSeconds,
+    RunContext,
+    WindowRecord,
+)
 from tests.fake_clock import FakeNow
 
 CONTEXT = RunContext(
@@ -61,7 +69,9 @@ class FakeCounter:
 class Run:
     """A training loop in miniature: each batch waits 1 s, runs forward 2 s, backward 4 s, and the optimizer 8 s."""
 
-    def __init__(self, *, profile_step: int = 1, timing_steps: int = 3, settle_steps: int = 2, clock: bool = True) -> None:
+    def __init__(
+        self, *, profile_step: int = 1, timing_steps: int = 3, settle_steps: int = 2, clock: bool = True
+    ) -> None:
         self.now = FakeNow()
         self.counter = FakeCounter()
         self.states: list[State] = []
@@ -84,7 +94,9 @@ class Run:
         if marking:
             self.recorder.leave()
 
-    def batch(self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0) -> None:
+    def batch(
+        self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
+    ) -> None:
         self.states.append(self.recorder.state)
         self.recorder.begin_batch()
         with self.recorder.counting_scope():

@@ -1,4 +1,4 @@
-"""A small regression net and the loops it is trained in, for either import root; all its FLOPs are a line of arithmetic.
+"""A small regression net and the loops it is trained in, for either import root.
 
 ``Linear(4, 8)`` and ``Linear(8, 3)`` on batches of 6. A multiply-add is two FLOPs. The first layer's input needs no
 gradient, so its backward is one product and the second layer's is two.
@@ -56,7 +56,9 @@ class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         return (self.rows[i] for i in range(len(self.rows)))
 
 
-def loader(batches: int, *, extra: int = 0, on_fetch: Callable[[], None] = lambda: None, **kwargs: Any) -> DataLoader[Any]:
+def loader(
+    batches: int, *, extra: int = 0, on_fetch: Callable[[], None] = lambda: None, **kwargs: Any
+) -> DataLoader[Any]:
     """*batches* batches of 6, and a last one of *extra*."""
     return DataLoader(Rows(batches * BATCH + extra, on_fetch=on_fetch), batch_size=BATCH, **kwargs)
 

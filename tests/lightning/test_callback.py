@@ -70,14 +70,16 @@ def test_a_deepspeed_block_may_lie_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_broken_config_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.json"):
+    with pytest.raises(ConfigError, match=r"nowhere\.json"):
         FlopsProfilerCallback.from_deepspeed_config(tmp_path / "nowhere.json")
     (tmp_path / "broken.json").write_text("{,}")
-    with pytest.raises(ConfigError, match="broken.json"):
+    with pytest.raises(ConfigError, match=r"broken\.json"):
         FlopsProfilerCallback.from_deepspeed_config(tmp_path / "broken.json")
 
 
-@pytest.mark.parametrize("config", [{}, {"flops_profiler": {"profile_step": 1}}, {"flops_profiler": {"enabled": False}}])
+@pytest.mark.parametrize(
+    "config", [{}, {"flops_profiler": {"profile_step": 1}}, {"flops_profiler": {"enabled": False}}]
+)
 def test_a_block_that_is_absent_or_not_enabled_profiles_nothing(
     root: str, trainer: MakeTrainer, config: dict[str, Any]
 ) -> None:

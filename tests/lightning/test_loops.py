@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.analysis.profile import build_profile
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import (
@@ -35,16 +36,13 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def keep_window(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every window that was turned into a profile."""
-    from lightning_flops import lightning_fit
-
     windows: list[Any] = []
-    build = lightning_fit.build_profile
 
-    def build_profile(window: Any, **kwargs: Any) -> Any:
+    def keep(window: Any, **kwargs: Any) -> Any:
         windows.append(window)
-        return build(window, **kwargs)
+        return build_profile(window, **kwargs)
 
-    monkeypatch.setattr(lightning_fit, "build_profile", build_profile)
+    monkeypatch.setattr("lightning_flops.lightning_fit.build_profile", keep)
     return windows
 
 
@@ -207,7 +205,9 @@ def test_a_step_that_fetches_its_own_batch_waits_for_it_inside_the_forward(
     assert window.timed_steps[0].seconds == PhaseSeconds(data_wait=3.0, forward=2.0, backward=4.0, optimizer=8.0)
 
 
-def test_variable_batches_are_counted_as_often_as_timed(root: str, trainer: MakeTrainer, keep_window: list[Any]) -> None:
+def test_variable_batches_are_counted_as_often_as_timed(
+    root: str, trainer: MakeTrainer, keep_window: list[Any]
+) -> None:
     class Growing(torch.utils.data.Sampler[list[int]]):
         def __iter__(self) -> Any:
             return iter([list(range(size)) for size in range(1, 31)])

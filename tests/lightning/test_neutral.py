@@ -160,7 +160,9 @@ def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(
     run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
     torch.manual_seed(11)
     run.fit(net, loader(12))
-    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "broken on purpose" in r.getMessage()]
+    warnings = [
+        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "broken on purpose" in r.getMessage()
+    ]
     assert len(warnings) == 1, warnings
     assert "taken itself out" in warnings[0]
     assert net.losses == plain.losses

@@ -38,20 +38,18 @@ def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
     trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4).fit(new_net(root), loader(20))
     events = read_back(tmp_path)
     tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")}
-    assert tags == {
-        f"flops_profiler/{name}"
-        for name in (
-            "fwd_flops bwd_flops bwd_flops_estimated recompute_flops iter_flops "
-            "fwd_flops_per_sec bwd_flops_per_sec bwd_flops_per_sec_estimated fwd_bwd_flops_per_sec iter_flops_per_sec "
-            "fwd_latency_sec bwd_latency_sec step_latency_sec iter_latency_sec data_wait_sec global_step_sec "
-            "samples_per_sec iter_samples_per_sec tokens_per_sec mfu hfu params"
-        ).split()
-    }
+    names = (
+        "fwd_flops bwd_flops bwd_flops_estimated recompute_flops iter_flops",
+        "fwd_flops_per_sec bwd_flops_per_sec bwd_flops_per_sec_estimated fwd_bwd_flops_per_sec iter_flops_per_sec",
+        "fwd_latency_sec bwd_latency_sec step_latency_sec iter_latency_sec data_wait_sec global_step_sec",
+        "samples_per_sec iter_samples_per_sec tokens_per_sec mfu hfu params",
+    )
+    assert tags == {f"flops_profiler/{name}" for name in " ".join(names).split()}
 
     def value(name: str) -> float:
         (event,) = events.Scalars(f"flops_profiler/{name}")
         assert event.step == 6  # steps 0 waits, 1 is counted, 2 and 3 settle, 4 to 6 are timed
-        return event.value
+        return float(event.value)
 
     assert value("fwd_flops") == FORWARD
     assert value("bwd_flops") == BACKWARD
@@ -158,7 +156,9 @@ def test_a_file_that_cannot_be_written_is_one_warning_naming_it_and_the_rest_sti
     net = new_net(root)
     trainer(callback, logger=tensorboard_logger(root, tmp_path)).fit(net, loader(8))
     assert len(net.losses) == 8
-    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "profile.txt" in r.getMessage()]
+    warnings = [
+        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "profile.txt" in r.getMessage()
+    ]
     assert len(warnings) == 1
     assert callback.profile is not None
     assert "flops_profiler/fwd_flops" in read_back(tmp_path).Tags()["scalars"]
@@ -172,7 +172,9 @@ def test_the_console_is_the_packages_log_and_nothing_is_printed(
     with caplog.at_level(logging.INFO, logger="lightning_flops"):
         trainer(callback).fit(new_net(root), loader(6))
     assert callback.profile is not None
-    assert render_text(callback.profile) in [r.getMessage() for r in caplog.records if r.name.startswith("lightning_flops")]
+    assert render_text(callback.profile) in [
+        r.getMessage() for r in caplog.records if r.name.startswith("lightning_flops")
+    ]
     assert "Flops Profiler" not in capfd.readouterr().out
 
 

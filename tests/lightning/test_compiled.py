@@ -1,0 +1,69 @@
+"""Compiled modules stay compiled: counted on their compiled path, never recompiled, same losses bit for bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_flops import FlopsProfilerCallback
+from tests.lightning.nets import batch_flops, loader, new_net
+
+MakeTrainer = Callable[..., Any]
+
+
+def compile_fit_argument(net: Any) -> Any:
+    return torch.compile(net)
+
+
+def compile_submodule(net: Any) -> Any:
+    net.net = torch.compile(net.net)
+    return net
+
+
+def compile_in_place(net: Any) -> Any:
+    net.net.compile()
+    return net
+
+
+def compile_each_layer(net: Any) -> Any:
+    for layer in net.net:
+        layer.compile()
+    return net
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("compiled", [compile_fit_argument, compile_submodule, compile_in_place, compile_each_layer])
+def test_a_compiled_model_is_counted_as_it_runs_and_never_recompiled(
+    root: str, trainer: MakeTrainer, compiled: Callable[[Any], Any]
+) -> None:
+    def train(*callbacks: Any) -> tuple[list[float], int, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        net = new_net(root)
+        torch.manual_seed(11)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's own
+            trainer(*callbacks).fit(compiled(net), loader(10))
+        stats = torch._dynamo.utils.counters["stats"]
+        return net.losses, stats["unique_graphs"], sum(torch._dynamo.utils.counters["graph_break"].values())
+
+    plain_losses, plain_graphs, plain_breaks = train()
+    callback = FlopsProfilerCallback(profile_step=3, timing_steps=2)
+    losses, graphs, breaks = train(callback)
+    assert plain_graphs > 0
+    assert (graphs, breaks) == (plain_graphs, plain_breaks)
+    assert losses == plain_losses
+    assert callback.profile is not None
+    total = callback.profile.flops_total
+    assert (total.forward, total.backward) == (batch_flops().forward, batch_flops().backward)
