@@ -36,6 +36,8 @@ class Expected:
     optimizer: int = 0
     causal_skipped: int = 0
     """What fused causal attention does not execute: for every head, the scores above the diagonal."""
+    without_backward: int | None = None
+    """What of the forward no backward can follow, because nothing in it needed a gradient; None is not compared."""
     by_module: Mapping[str, PhaseFlops] = field(default_factory=dict)
     """The modules worth naming, what is below them included; every one listed is compared in all four phases."""
 

@@ -70,6 +70,7 @@ def checkpointed_blocks(*, reentrant: bool, last: tuple[Callable[[], nn.Module],
         build=build,
         expected=Expected(
             forward=stem + 2 * (first + second) + head,
+            without_backward=0,
             backward=stem + 2 * 2 * (first + second) + 2 * head,
             recompute=2 * repeated,
             by_module={
@@ -218,6 +219,7 @@ def nested(*, outer: bool, inner: bool) -> Network:
         ),
         expected=Expected(
             forward=stem + a + b + c + d,
+            without_backward=0,
             backward=stem + 2 * (a + b + c + d),
             recompute=sum(again.values()),
             by_module={
@@ -325,6 +327,7 @@ def checkpoint_with_a_frozen_body() -> Network:
         build=build,
         expected=Expected(
             forward=first + second + head,
+            without_backward=first + second,
             backward=head,
             by_module={"blocks.0": PhaseFlops(forward=first + second), "head": PhaseFlops(forward=head, backward=head)},
         ),

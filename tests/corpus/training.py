@@ -33,6 +33,7 @@ def frozen_body() -> Network:
         build=build,
         expected=Expected(
             forward=body + head,
+            without_backward=body,
             backward=head,
             by_module={"0": PhaseFlops(forward=body), "1": PhaseFlops(forward=head, backward=head)},
         ),
@@ -57,6 +58,7 @@ def frozen_middle() -> Network:
         ),
         expected=Expected(
             forward=first + second + third,
+            without_backward=0,
             backward=first + second + 2 * third,
             by_module={
                 "0": PhaseFlops(forward=first, backward=first),
@@ -96,6 +98,7 @@ def lora() -> Network:
         ),
         expected=Expected(
             forward=base1 + down1 + up1 + base2 + down2 + up2,
+            without_backward=base1,
             backward=(down1 + 2 * up1) + (base2 + 2 * down2 + 2 * up2),
             by_module={
                 "0.base": PhaseFlops(forward=base1),
@@ -284,6 +287,7 @@ def keyword_only_calls() -> Network:
         build=lambda: Example(model=Stack(), kwargs={"states": torch.randn(batch, hidden)}),
         expected=Expected(
             forward=3 * 2 * product,
+            without_backward=0,
             backward=3 * 4 * product - product,
             by_module={
                 "blocks.0": PhaseFlops(forward=2 * product, backward=3 * product),
@@ -384,6 +388,7 @@ def teacher_inside_the_model() -> Network:
         build=lambda: Example(model=Distilled(), args=(torch.randn(batch, inputs),)),
         expected=Expected(
             forward=student + teacher,
+            without_backward=teacher,
             backward=student,
             by_module={
                 "teacher": PhaseFlops(forward=teacher),
@@ -413,6 +418,7 @@ def teacher_outside_the_model() -> Network:
         build=build,
         expected=Expected(
             forward=2 * product,
+            without_backward=product,
             backward=product,
             by_module={"": PhaseFlops(forward=product, backward=product), OUTSIDE: PhaseFlops(forward=product)},
         ),
@@ -463,6 +469,7 @@ def gradient_accumulation() -> Network:
         ),
         expected=Expected(
             forward=micro_steps * (first + second),
+            without_backward=0,
             backward=micro_steps * (first + 2 * second),
             by_module={"0": PhaseFlops(forward=micro_steps * first, backward=micro_steps * first)},
         ),

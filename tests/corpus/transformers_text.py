@@ -301,6 +301,7 @@ def llama_with_only_its_last_layer_trained() -> Network:
         build=build,
         expected=Expected(
             forward=Llama.forward,
+            without_backward=2 * Llama.layer,
             backward=2 * (Llama.layer + Llama.head),
             by_module={
                 "model.layers.0": PhaseFlops(forward=Llama.layer),

@@ -323,6 +323,7 @@ def detr() -> Network:
         build=build,
         expected=Expected(
             forward=body + projection + trained_parts,
+            without_backward=body,
             backward=projection + 2 * trained_parts - values_of_zeros,
             by_module={
                 "model.backbone": PhaseFlops(forward=body),
