@@ -12,10 +12,10 @@ class ConsoleSink:
     """Logs each text as one record at level INFO."""
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Log *text* under its tag and step.
+        """Log *text* as it is; a report names its own step.
 
         Returns:
             Whether the program's logging settings let it through.
         """
-        logger.info("%s at step %d\n%s", tag, step, text)
+        logger.info("%s", text)
         return logger.isEnabledFor(logging.INFO)

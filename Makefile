@@ -1,0 +1,44 @@
+# Two commands from a clean clone: `make demo` and `make test`. Both make .venv if there is none.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all lint clean
+
+help:
+	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
+	@echo "make test      lint, type-check and test"
+	@echo "make test-all  the same, with the slow tests"
+	@echo "make lint      lint and type-check only"
+
+demo: $(VENV)/.installed-examples
+	$(RUN) examples/train_digits.py
+
+test: lint
+	$(RUN) -m pytest -m "not slow"
+
+test-all: lint
+	$(RUN) -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+# A stamp says which extra is installed; it is older than what it was installed from when that changes.
+$(VENV)/.installed-%: pyproject.toml constraints.txt lightning_flops/__init__.py | $(RUN)
+	$(INSTALL) --editable '.[$*]'
+	@touch $@
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) lightning_logs logs
