@@ -15,13 +15,16 @@ FAMILY_MODULES = (
     "convolutional",
     "recurrent",
     "attention",
+    "attention_layers",
     "training",
+    "optimizers",
     "checkpointed",
     "autograd_forms",
     "wrapped",
     "compiled",
-    "transformers_text",
-    "transformers_vision",
+    "transformers_encoders",
+    "transformers_decoders",
+    "transformers_pairs",
 )
 
 

@@ -18,13 +18,13 @@ class OwnProduct(torch.autograd.Function):
     """x W with a backward of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         """The product."""
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Both gradients, asked for or not."""
         x, weight = ctx.saved_tensors
         return gradient @ weight.T, x.T @ gradient
@@ -70,13 +70,13 @@ class RepeatedProduct(torch.autograd.Function):
     """tanh(x W), of which nothing but the inputs is kept: the backward runs the forward again."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         """The forward, without a graph."""
         ctx.save_for_backward(x, weight)
         return torch.tanh(x @ weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """The forward again, with a graph, and its gradients."""
         with torch.enable_grad():
             x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
@@ -155,9 +155,9 @@ def gradient_of_the_input_alone() -> Network:
 def gradient_penalty() -> Network:
     """The squared norm of d(sum y)/dx, differentiated again, for y = W2 tanh(W1 x).
 
-    The first gradient is two products: g1 = g0 W2 and g2 = (g1 * tanh') W1. Its own backward runs, for W1: the gradients of
-    both factors of g2, and, through tanh', those of W1 x, of which x needs one too. For W2: the gradient of the factor W2
-    of g1; g0 is constant. The product W2 tanh(W1 x) itself is not on the way.
+    The first gradient is two products: g1 = g0 W2 and g2 = (g1 * tanh') W1. Its own backward runs, for W1: the
+    gradients of both factors of g2, and, through tanh', those of W1 x, of which x needs one too. For W2: the gradient
+    of the factor W2 of g1; g0 is constant. The product W2 tanh(W1 x) itself is not on the way.
     """
     batch, inputs, hidden, outputs = 3, 5, 7, 11
 
@@ -188,8 +188,8 @@ def gradient_penalty() -> Network:
 def forces_from_an_energy() -> Network:
     """A gradient taken inside the forward, as interatomic potentials do, and a loss on energy and forces.
 
-    To the gradient penalty's products the energy adds its own path: both gradients of W2 tanh(W1 x). What reaches tanh is
-    one sum of two gradients, so W1's own are not computed twice.
+    To the gradient penalty's products the energy adds its own path: both gradients of W2 tanh(W1 x). What reaches tanh
+    is one sum of two gradients, so W1's own are not computed twice.
     """
     batch, inputs, hidden, outputs = 3, 5, 7, 11
 
@@ -210,9 +210,7 @@ def forces_from_an_energy() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
-        build=lambda: Example(
-            model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),), step=step
-        ),
+        build=lambda: Example(model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),), step=step),
         expected=Expected(
             forward=first + second,
             backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),

@@ -1,12 +1,13 @@
 """Activation checkpointing: what the backward repeats of the forward.
 
-Reentrant checkpointing repeats the whole block. The other kind stops as soon as every tensor that the backward needs has
-been saved again. A product saves its factors before it is computed, so a block that ends in a product does not repeat it;
-a block that ends in an activation, which saves its result, repeats everything.
+Reentrant checkpointing repeats the whole block. The other kind stops as soon as every tensor that the backward needs
+has been saved again. A product saves its factors before it is computed, so a block that ends in a product does not
+repeat it; a block that ends in an activation, which saves its result, repeats everything.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -124,7 +125,9 @@ def checkpointed_sequence() -> Network:
             )
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = checkpoint_sequential(self.layers, 2, x, use_reentrant=False)
+            result: Tensor = checkpoint_sequential(  # type: ignore[no-untyped-call]
+                self.layers, 2, x, use_reentrant=False
+            )
             return result
 
     return Network(
@@ -179,7 +182,7 @@ class NestedCheckpoints(nn.Module):
     def __init__(self, sizes: tuple[int, int, int, int, int, int], *, outer: bool, inner: bool) -> None:
         """*outer* and *inner* say which of the two are reentrant."""
         super().__init__()
-        widths = list(zip(sizes, sizes[1:], strict=False))
+        widths = list(itertools.pairwise(sizes))
         self.stem, self.a, self.b, self.c, self.d = (nn.Linear(inputs, outputs) for inputs, outputs in widths)
         self.outer = outer
         self.inner = inner
@@ -205,7 +208,7 @@ def nested(*, outer: bool, inner: bool) -> Network:
     """The outer checkpoint repeats a, b, c and d once (d only if reentrant), the inner b and c again (c likewise)."""
     batch = 2
     sizes = (3, 4, 5, 6, 7, 8)
-    stem, a, b, c, d = (2 * batch * inputs * outputs for inputs, outputs in zip(sizes, sizes[1:], strict=False))
+    stem, a, b, c, d = (2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(sizes))
     again = {
         "a": a,
         "b": b + b,

@@ -1,7 +1,7 @@
 """Compiled networks: counted on their compiled path, where an ordinary network's products are the eager ones.
 
-Each is compiled and run once before it is counted, as a training run would have done. A compiled region is one module: no
-inner module is entered while it runs.
+Each is compiled and run once before it is counted, as a training run would have done. A compiled region is one module:
+no inner module is entered while it runs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ def compiled_perceptron(compiled: Callable[[nn.Module], Any], step: Callable[[Ex
     """A perceptron after *compiled* has been applied to it, or returned something in its place."""
     batch, inputs, hidden, outputs = 3, 5, 7, 11
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    whole = PhaseFlops(
-        forward=first + second, backward=first + 2 * second if step is forward_and_backward else 0
-    )
+    whole = PhaseFlops(forward=first + second, backward=first + 2 * second if step is forward_and_backward else 0)
 
     def build() -> Example:
         model = perceptron(inputs, hidden, outputs)
@@ -186,9 +184,7 @@ def compiled_transformer_layer() -> Network:
     def build() -> Example:
         model = torch.compile(Layer())
         assert isinstance(model, nn.Module)
-        return warmed_up(
-            Example(model=model, args=(torch.randn(batch, sequence, hidden, requires_grad=True),))
-        )
+        return warmed_up(Example(model=model, args=(torch.randn(batch, sequence, hidden, requires_grad=True),)))
 
     forward = 4 * projection + 2 * scores + 2 * linear
     return Network(

@@ -1,8 +1,8 @@
 """Convolutions: every output element is a dot product over one group's input channels and the kernel.
 
 forward = 2 * batch * out_channels * output positions * (in_channels / groups) * kernel positions.
-Each gradient, the weight's and the input's, costs the same again, groups included. A transposed convolution is the input
-gradient of an ordinary one, so its sum runs over *input* positions.
+Each gradient, the weight's and the input's, costs the same again, groups included. A transposed convolution is the
+input gradient of an ordinary one, so its sum runs over *input* positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def conv1d() -> Network:
     product = 2 * batch * filters * (length - kernel + 1) * channels * kernel
     return Network(
         build=lambda: Example(model=nn.Conv1d(channels, filters, kernel), args=(torch.randn(batch, channels, length),)),
-        expected=Expected(forward=product, backward=product, by_module={"": PhaseFlops(forward=product, backward=product)}),
+        expected=Expected(
+            forward=product, backward=product, by_module={"": PhaseFlops(forward=product, backward=product)}
+        ),
     )
 
 
@@ -184,7 +186,7 @@ def conv2d_without_grad() -> Network:
     product = 2 * batch * filters * (4 * 5) * channels * (3 * 3)
     return Network(
         build=lambda: Example(
-            model=nn.Conv2d(channels, filters, 3).to(memory_format=torch.channels_last),
+            model=nn.Conv2d(channels, filters, 3).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
             args=(torch.randn(batch, channels, 6, 7).contiguous(memory_format=torch.channels_last),),
             step=forward_without_grad,
         ),

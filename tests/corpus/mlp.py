@@ -43,9 +43,7 @@ def linear_whose_input_needs_a_gradient() -> Network:
     batch, inputs, outputs = 3, 5, 7
     product = 2 * batch * inputs * outputs
     return Network(
-        build=lambda: Example(
-            model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs, requires_grad=True),)
-        ),
+        build=lambda: Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs, requires_grad=True),)),
         expected=Expected(forward=product, backward=2 * product),
     )
 

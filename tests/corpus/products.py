@@ -138,9 +138,7 @@ def stack_of_matrices_times_vector() -> Network:
     """A batch of matrices against one vector folds into one matrix-vector product."""
     batch, rows, inner = 3, 5, 7
     product = 2 * batch * rows * inner
-    return of_parameters(
-        torch.matmul, (batch, rows, inner), (inner,), forward=product, backward=product
-    )
+    return of_parameters(torch.matmul, (batch, rows, inner), (inner,), forward=product, backward=product)
 
 
 @FAMILY.network

@@ -1,9 +1,9 @@
 """Recurrent layers: each step multiplies the gates' two weights with the input and with the hidden state.
 
 An LSTM has 4 gates, a GRU 3, a plain RNN 1. One layer and direction over all steps costs
-``2 * batch * steps * gates * hidden * (inputs + hidden)``. Where the layer runs as one kernel (float32 LSTM on a CPU) its
-backward computes every gradient whether it is asked for or not: twice the forward. Where it runs step by step, autograd
-leaves out the gradient of an input that needs none and of the zeros before the first step.
+``2 * batch * steps * gates * hidden * (inputs + hidden)``. Where the layer runs as one kernel (float32 LSTM on a CPU)
+its backward computes every gradient whether it is asked for or not: twice the forward. Where it runs step by step,
+autograd leaves out the gradient of an input that needs none and of the zeros before the first step.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def lstm_with_projection() -> Network:
         ),
         expected=Expected(
             forward=steps * (from_input + from_state + projection),
-            # The weights' gradients at every step; the state's gradient at every step but the first; the projection's both.
+            # Weights at every step, the state at every step but the first, both sides of the projection.
             backward=steps * (from_input + from_state + projection) + (steps - 1) * from_state + steps * projection,
         ),
     )

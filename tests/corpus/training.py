@@ -1,17 +1,16 @@
-"""What training programs do to a network: freezing, adapters, shared weights, teachers, accumulation, optimizers."""
+"""What training programs do to a network: freezing, adapters, shared weights, opaque calls, teachers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
-from .case import Example, Expected, Family, Network, forward_and_backward, total
+from .case import Example, Expected, Family, Network
 
 FAMILY = Family("training")
 
@@ -25,9 +24,7 @@ def frozen_body() -> Network:
 
     def build() -> Example:
         frozen = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden)).requires_grad_(False)
-        return Example(
-            model=nn.Sequential(frozen, nn.Linear(hidden, classes)), args=(torch.randn(batch, inputs),)
-        )
+        return Example(model=nn.Sequential(frozen, nn.Linear(hidden, classes)), args=(torch.randn(batch, inputs),))
 
     return Network(
         build=build,
@@ -446,165 +443,4 @@ def contrastive_loss_outside_the_model() -> Network:
                 OUTSIDE: PhaseFlops(forward=similarity, backward=2 * similarity),
             },
         ),
-    )
-
-
-@FAMILY.network
-def gradient_accumulation() -> Network:
-    """Four micro-batches, one update that is elementwise."""
-    batch, inputs, hidden, outputs, micro_steps = 3, 5, 7, 11, 4
-
-    def step(example: Example) -> None:
-        optimizer = torch.optim.AdamW(example.model.parameters(), lr=1e-3)
-        for _ in range(micro_steps):
-            forward_and_backward(example)
-        optimizer.step()
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
-            step=step,
-        ),
-        expected=Expected(
-            forward=micro_steps * (first + second),
-            without_backward=0,
-            backward=micro_steps * (first + 2 * second),
-            by_module={"0": PhaseFlops(forward=micro_steps * first, backward=micro_steps * first)},
-        ),
-    )
-
-
-@FAMILY.network
-def autocast() -> Network:
-    """Lower precision changes no count."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def step(example: Example) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = total(example.forward())
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    return Network(
-        build=lambda: Example(
-            model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
-            args=(torch.randn(batch, inputs),),
-            step=step,
-        ),
-        expected=Expected(forward=first + second, backward=first + 2 * second),
-    )
-
-
-def newton_schulz(rows: int, columns: int, steps: int) -> int:
-    """Orthogonalizing a matrix: X X^T, its square, and that times X, in every step, over the shorter side."""
-    short, long = sorted((rows, columns))
-    return steps * (2 * short * long * short + 2 * short * short * short + 2 * short * short * long)
-
-
-@FAMILY.network
-def muon_optimizer() -> Network:
-    """Torch's Muon: five Newton-Schulz steps for each weight matrix; biases do not exist here."""
-    batch, inputs, hidden, outputs = 3, 5, 11, 7
-
-    def step(example: Example) -> None:
-        optimizer = torch.optim.Muon(example.model.parameters(), lr=1e-3, ns_steps=5)
-        forward_and_backward(example)
-        optimizer.step()
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    update = newton_schulz(hidden, inputs, 5) + newton_schulz(outputs, hidden, 5)
-    return Network(
-        build=lambda: Example(
-            model=nn.Sequential(
-                nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False)
-            ),
-            args=(torch.randn(batch, inputs),),
-            step=step,
-        ),
-        expected=Expected(
-            forward=first + second,
-            backward=first + 2 * second,
-            optimizer=update,
-            by_module={"": PhaseFlops(forward=first + second, backward=first + 2 * second)},
-        ),
-    )
-
-
-class Whitening(torch.optim.Optimizer):
-    """A user's own optimizer: the gradient times its own second moment."""
-
-    def __init__(self, parameters: Any) -> None:
-        """Optimizes matrices."""
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update; the closure, if there is one, computes the gradients first."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.sub_(parameter.grad @ (parameter.grad.T @ parameter.grad), alpha=1e-3)
-        return loss
-
-
-@FAMILY.network
-def own_optimizer_with_a_closure() -> Network:
-    """The closure's forward and backward stay what they are, though they run inside the optimizer's step."""
-    batch, inputs, outputs = 3, 5, 7
-
-    def step(example: Example) -> None:
-        optimizer = Whitening(example.model.parameters())
-
-        def closure() -> float:
-            optimizer.zero_grad()
-            loss = example.forward().square().sum()
-            loss.backward()
-            return float(loss)
-
-        optimizer.step(closure)
-
-    product = 2 * batch * inputs * outputs
-    second_moment = 2 * inputs * outputs * inputs
-    update = 2 * outputs * inputs * inputs
-    return Network(
-        build=lambda: Example(
-            model=nn.Linear(inputs, outputs, bias=False), args=(torch.randn(batch, inputs),), step=step
-        ),
-        expected=Expected(
-            forward=product,
-            backward=product,
-            optimizer=second_moment + update,
-            by_module={"": PhaseFlops(forward=product, backward=product)},
-        ),
-    )
-
-
-@FAMILY.network
-def update_under_a_gradient_hook() -> Network:
-    """An update that runs as soon as a gradient is complete, in the middle of the backward, is optimizer work."""
-    batch, inputs, hidden, outputs = 3, 5, 7, 11
-
-    def build() -> Example:
-        model = nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False))
-
-        @torch.no_grad()
-        def update(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            parameter.sub_(parameter.grad @ (parameter.grad.T @ parameter.grad), alpha=1e-3)
-            parameter.grad = None
-
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(update)
-        return Example(model=model, args=(torch.randn(batch, inputs),))
-
-    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
-    updates = 2 * (2 * inputs * hidden * inputs) + 2 * (2 * hidden * outputs * hidden)
-    return Network(
-        build=build,
-        expected=Expected(forward=first + second, backward=first + 2 * second, optimizer=updates),
     )

@@ -52,7 +52,12 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
     """The perceptron inside a wrapper, in a process group of one."""
 
     def build() -> Example:
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group(
+            "gloo",
+            store=distributed.HashStore(),  # type: ignore[attr-defined]
+            rank=0,
+            world_size=1,
+        )
         try:
             model = wrap(perceptron())
         except BaseException:

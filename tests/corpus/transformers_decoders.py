@@ -1,4 +1,4 @@
-"""Language models of the transformers library: small configurations, random weights, counted layer by layer.
+"""Decoders of the transformers library: small configurations, random weights, counted layer by layer.
 
 Where everything is trained and the input is looked up in a trained embedding, every product needs both gradients: the
 backward is twice the forward. Eager attention keeps its scores; fused attention (sdpa) repeats them in the backward.
@@ -12,89 +12,10 @@ import torch
 
 from lightning_flops.records import PhaseFlops
 
-from .case import Example, Expected, Family, Network, forward_without_grad
+from .case import Example, Expected, Family, Network
+from .transformers_parts import above_the_diagonal, attention_scores, linear, tiny, tokens, trained
 
-FAMILY = Family("transformers_text")
-
-
-def linear(rows: int, inputs: int, outputs: int) -> int:
-    """One linear layer over so many rows."""
-    return 2 * rows * inputs * outputs
-
-
-def attention_scores(batch: int, heads: int, queries: int, keys: int, head_dim: int) -> int:
-    """Q K^T of every head; the weighted values cost the same again."""
-    return 2 * batch * heads * queries * keys * head_dim
-
-
-def above_the_diagonal(sequence: int) -> int:
-    """Scores of one head that a causal mask rules out: 0 + 1 + … + (sequence - 1)."""
-    return sum(range(sequence))
-
-
-def trained(forward: int, recompute: int = 0) -> PhaseFlops:
-    """A module whose every product needs both gradients."""
-    return PhaseFlops(forward=forward, backward=2 * forward, recompute=recompute)
-
-
-def tokens(vocabulary: int, batch: int, sequence: int) -> torch.Tensor:
-    """Random token ids; 0 to 2 are left to special tokens."""
-    return torch.randint(3, vocabulary, (batch, sequence))
-
-
-def bert(attention: str) -> Network:
-    """Encoder layers, and a head that transforms every position before it scores the vocabulary."""
-    batch, sequence, hidden, heads, intermediate, layers, vocabulary = 2, 7, 12, 3, 20, 2, 37
-    rows = batch * sequence
-    scores = attention_scores(batch, heads, sequence, sequence, hidden // heads)
-    qkv = linear(rows, hidden, hidden)
-    self_attention = 3 * qkv + 2 * scores
-    layer = self_attention + linear(rows, hidden, hidden) + 2 * linear(rows, hidden, intermediate)
-    head = linear(rows, hidden, hidden) + linear(rows, hidden, vocabulary)
-    repeated = scores if attention == "sdpa" else 0
-
-    def build() -> Example:
-        from transformers import BertConfig, BertForMaskedLM
-
-        config = BertConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=intermediate,
-            max_position_embeddings=16,
-            attn_implementation=attention,
-        )
-        return Example(model=BertForMaskedLM(config).eval(), kwargs={"input_ids": tokens(vocabulary, batch, sequence)})
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward=layers * layer + head,
-            backward=2 * (layers * layer + head),
-            recompute=layers * repeated,
-            by_module={
-                "bert.encoder.layer.0": trained(layer, repeated),
-                "bert.encoder.layer.1": trained(layer, repeated),
-                "bert.encoder.layer.1.attention.self": trained(self_attention, repeated),
-                "bert.encoder.layer.1.attention.self.query": trained(qkv),
-                "bert.encoder.layer.1.output": trained(linear(rows, intermediate, hidden)),
-                "cls": trained(head),
-            },
-        ),
-    )
-
-
-@FAMILY.network
-def bert_with_eager_attention() -> Network:
-    """Separate products."""
-    return bert("eager")
-
-
-@FAMILY.network
-def bert_with_fused_attention() -> Network:
-    """One kernel, bidirectional: nothing is skipped."""
-    return bert("sdpa")
+FAMILY = Family("transformers_decoders")
 
 
 def gpt2(attention: str) -> Network:
@@ -110,9 +31,9 @@ def gpt2(attention: str) -> Network:
     skipped = 2 * batch * heads * above_the_diagonal(sequence) * (hidden // heads)
 
     def build() -> Example:
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        config = GPT2Config(
+        model = tiny(
+            "GPT2LMHeadModel",
+            "GPT2Config",
             vocab_size=vocabulary,
             n_positions=16,
             n_embd=hidden,
@@ -124,7 +45,7 @@ def gpt2(attention: str) -> Network:
             attn_implementation=attention,
         )
         return Example(
-            model=GPT2LMHeadModel(config).eval(),
+            model=model,
             kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False},
         )
 
@@ -178,9 +99,9 @@ class Llama:
     @classmethod
     def example(cls, attention: str) -> Example:
         """The model in eval mode, and its tokens."""
-        from transformers import LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(
+        model = tiny(
+            "LlamaForCausalLM",
+            "LlamaConfig",
             vocab_size=cls.vocabulary,
             hidden_size=cls.hidden,
             intermediate_size=cls.intermediate,
@@ -192,7 +113,7 @@ class Llama:
             attn_implementation=attention,
         )
         return Example(
-            model=LlamaForCausalLM(config).eval(),
+            model=model,
             kwargs={"input_ids": tokens(cls.vocabulary, cls.batch, cls.sequence), "use_cache": False},
         )
 
@@ -251,9 +172,7 @@ def llama_with_a_padding_mask() -> Network:
 
     return Network(
         build=build,
-        expected=Expected(
-            forward=Llama.forward, backward=2 * Llama.forward, recompute=Llama.layers * Llama.scores
-        ),
+        expected=Expected(forward=Llama.forward, backward=2 * Llama.forward, recompute=Llama.layers * Llama.scores),
     )
 
 
@@ -361,9 +280,9 @@ def mixtral(experts: str) -> Network:
     forward = layers * (attention + router + expert_products) + head
 
     def build() -> Example:
-        from transformers import MixtralConfig, MixtralForCausalLM
-
-        config = MixtralConfig(
+        model = tiny(
+            "MixtralForCausalLM",
+            "MixtralConfig",
             vocab_size=vocabulary,
             hidden_size=hidden,
             intermediate_size=intermediate,
@@ -378,7 +297,7 @@ def mixtral(experts: str) -> Network:
             experts_implementation=experts,
         )
         return Example(
-            model=MixtralForCausalLM(config).eval(),
+            model=model,
             kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False},
         )
 
@@ -417,69 +336,6 @@ def mixtral_with_grouped_experts() -> Network:
 
 
 @FAMILY.network
-def t5() -> Network:
-    """An encoder, and a decoder that also attends to it; keys and values of the latter are as long as the former."""
-    batch, source, target, hidden, heads, head_dim = 2, 7, 5, 12, 3, 5
-    intermediate, encoder_layers, decoder_layers, vocabulary = 20, 2, 3, 37
-    inner = heads * head_dim
-    source_rows, target_rows = batch * source, batch * target
-    encoder_attention = 4 * linear(source_rows, hidden, inner) + 2 * attention_scores(
-        batch, heads, source, source, head_dim
-    )
-    encoder_layer = encoder_attention + 2 * linear(source_rows, hidden, intermediate)
-    own_attention = 4 * linear(target_rows, hidden, inner) + 2 * attention_scores(
-        batch, heads, target, target, head_dim
-    )
-    cross_attention = (
-        2 * linear(target_rows, hidden, inner)
-        + 2 * linear(source_rows, hidden, inner)
-        + 2 * attention_scores(batch, heads, target, source, head_dim)
-    )
-    decoder_layer = own_attention + cross_attention + 2 * linear(target_rows, hidden, intermediate)
-    head = linear(target_rows, hidden, vocabulary)
-    forward = encoder_layers * encoder_layer + decoder_layers * decoder_layer + head
-
-    def build() -> Example:
-        from transformers import T5Config, T5ForConditionalGeneration
-
-        config = T5Config(
-            vocab_size=vocabulary,
-            d_model=hidden,
-            d_kv=head_dim,
-            d_ff=intermediate,
-            num_layers=encoder_layers,
-            num_decoder_layers=decoder_layers,
-            num_heads=heads,
-            decoder_start_token_id=0,
-            attn_implementation="eager",
-        )
-        return Example(
-            model=T5ForConditionalGeneration(config).eval(),
-            kwargs={
-                "input_ids": tokens(vocabulary, batch, source),
-                "decoder_input_ids": tokens(vocabulary, batch, target),
-                "use_cache": False,
-            },
-        )
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward=forward,
-            backward=2 * forward,
-            by_module={
-                "encoder": trained(encoder_layers * encoder_layer),
-                "encoder.block.1": trained(encoder_layer),
-                "decoder.block.0.layer.0": trained(own_attention),
-                "decoder.block.0.layer.1": trained(cross_attention),
-                "decoder.block.2": trained(decoder_layer),
-                "lm_head": trained(head),
-            },
-        ),
-    )
-
-
-@FAMILY.network
 def mamba() -> Network:
     """A selective state space: projections, a depthwise convolution, and for every step a product of state and C.
 
@@ -500,9 +356,9 @@ def mamba() -> Network:
     forward = layers * mixer + head
 
     def build() -> Example:
-        from transformers import MambaConfig, MambaForCausalLM
-
-        config = MambaConfig(
+        model = tiny(
+            "MambaForCausalLM",
+            "MambaConfig",
             vocab_size=vocabulary,
             hidden_size=hidden,
             state_size=state,
@@ -513,7 +369,7 @@ def mamba() -> Network:
             use_mambapy=False,
         )
         return Example(
-            model=MambaForCausalLM(config).eval(),
+            model=model,
             kwargs={"input_ids": tokens(vocabulary, batch, sequence), "use_cache": False},
         )
 
@@ -529,44 +385,5 @@ def mamba() -> Network:
                 "backbone.layers.1.mixer.x_proj": trained(state_projection),
                 "lm_head": trained(head),
             },
-        ),
-    )
-
-
-@FAMILY.network
-def bert_without_grad() -> Network:
-    """The encoder and its pooler, which reads the first position alone."""
-    batch, sequence, hidden, heads, intermediate, layers, vocabulary = 3, 5, 12, 2, 20, 2, 37
-    rows = batch * sequence
-    layer = (
-        4 * linear(rows, hidden, hidden)
-        + 2 * attention_scores(batch, heads, sequence, sequence, hidden // heads)
-        + 2 * linear(rows, hidden, intermediate)
-    )
-    pooler = linear(batch, hidden, hidden)
-
-    def build() -> Example:
-        from transformers import BertConfig, BertModel
-
-        config = BertConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=intermediate,
-            max_position_embeddings=16,
-            attn_implementation="sdpa",
-        )
-        return Example(
-            model=BertModel(config).eval(),
-            kwargs={"input_ids": tokens(vocabulary, batch, sequence)},
-            step=forward_without_grad,
-        )
-
-    return Network(
-        build=build,
-        expected=Expected(
-            forward=layers * layer + pooler,
-            by_module={"encoder.layer.1": PhaseFlops(forward=layer), "pooler": PhaseFlops(forward=pooler)},
         ),
     )

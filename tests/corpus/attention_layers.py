@@ -1,0 +1,254 @@
+"""Torch's own attention and transformer layers, step by step and on their fused fast paths.
+
+The heads' sizes add up to the hidden size, so all heads' scores together cost what one head of that size would:
+``2 * batch * queries * keys * hidden``. See ``attention.py`` for what fused attention repeats and skips.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network, forward_without_grad
+
+FAMILY = Family("attention_layers")
+
+
+@FAMILY.network
+def multi_head_attention_with_weights() -> Network:
+    """Asked for its weights, it runs separate products: 3 projections in, attention, 1 out."""
+    batch, sequence, hidden = 2, 7, 12
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * sequence * hidden
+
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(hidden, num_heads=3, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.attention(x, x, x)[0]
+            return result
+
+    forward = 4 * projection + 2 * scores
+    # The input needs no gradient: the 3 input projections have their weights' alone.
+    backward = 3 * projection + 2 * projection + 4 * scores
+    return Network(
+        build=lambda: Example(model=SelfAttention(), args=(torch.randn(batch, sequence, hidden),)),
+        expected=Expected(
+            forward=forward,
+            backward=backward,
+            by_module={"attention": PhaseFlops(forward=forward, backward=backward)},
+        ),
+    )
+
+
+def without_weights(example: Example) -> None:
+    """A forward that does not ask for attention weights, and its backward."""
+    output, _ = example.forward()
+    output.sum().backward()
+
+
+@FAMILY.network
+def multi_head_cross_attention() -> Network:
+    """Keys and values of their own widths and length, projected apart; fused, so the scores are repeated."""
+    batch, queries, keys, hidden, key_width, value_width = 2, 7, 11, 12, 5, 9
+    query_projection = 2 * batch * queries * hidden * hidden
+    key_projection = 2 * batch * keys * key_width * hidden
+    value_projection = 2 * batch * keys * value_width * hidden
+    out_projection = 2 * batch * queries * hidden * hidden
+    scores = 2 * batch * queries * keys * hidden
+    return Network(
+        build=lambda: Example(
+            model=nn.MultiheadAttention(hidden, 3, batch_first=True, kdim=key_width, vdim=value_width),
+            args=(
+                torch.randn(batch, queries, hidden),
+                torch.randn(batch, keys, key_width),
+                torch.randn(batch, keys, value_width),
+            ),
+            kwargs={"need_weights": False},
+            step=without_weights,
+        ),
+        expected=Expected(
+            forward=query_projection + key_projection + value_projection + 2 * scores + out_projection,
+            backward=query_projection + key_projection + value_projection + 4 * scores + 2 * out_projection,
+            recompute=scores,
+        ),
+    )
+
+
+@FAMILY.network
+def multi_head_attention_on_its_fast_path() -> Network:
+    """In eval mode without gradients the whole layer is one operator."""
+    batch, sequence, hidden = 3, 7, 12
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * sequence * hidden
+
+    def build() -> Example:
+        x = torch.randn(batch, sequence, hidden)
+        return Example(
+            model=nn.MultiheadAttention(hidden, 2, batch_first=True).eval(), args=(x, x, x), step=forward_without_grad
+        )
+
+    return Network(build=build, expected=Expected(forward=4 * projection + 2 * scores))
+
+
+@FAMILY.network
+def transformer_encoder_layer() -> Network:
+    """Self-attention and two linear layers, trained."""
+    batch, sequence, hidden, intermediate = 2, 7, 12, 20
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * sequence * hidden
+    linear = 2 * batch * sequence * hidden * intermediate
+    attention_forward = 4 * projection + 2 * scores
+    attention_backward = 8 * projection + 4 * scores
+    return Network(
+        build=lambda: Example(
+            model=nn.TransformerEncoderLayer(hidden, 3, intermediate, dropout=0.0, batch_first=True),
+            args=(torch.randn(batch, sequence, hidden, requires_grad=True),),
+        ),
+        expected=Expected(
+            forward=attention_forward + 2 * linear,
+            backward=attention_backward + 4 * linear,
+            recompute=scores,
+            by_module={
+                "self_attn": PhaseFlops(forward=attention_forward, backward=attention_backward, recompute=scores),
+                "linear1": PhaseFlops(forward=linear, backward=2 * linear),
+                "linear2": PhaseFlops(forward=linear, backward=2 * linear),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def transformer_encoder_layer_on_its_fast_path() -> Network:
+    """In eval mode without gradients the whole layer is one operator, and belongs to the layer."""
+    batch, sequence, hidden, intermediate = 3, 7, 12, 20
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * sequence * hidden
+    linear = 2 * batch * sequence * hidden * intermediate
+    layer = 4 * projection + 2 * scores + 2 * linear
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(
+                nn.TransformerEncoderLayer(hidden, 2, intermediate, batch_first=True), nn.Linear(hidden, 5)
+            ).eval(),
+            args=(torch.randn(batch, sequence, hidden),),
+            step=forward_without_grad,
+        ),
+        expected=Expected(
+            forward=layer + 2 * batch * sequence * hidden * 5,
+            by_module={
+                "0": PhaseFlops(forward=layer),
+                "1": PhaseFlops(forward=2 * batch * sequence * hidden * 5),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def transformer_encoder_over_nested_samples() -> Network:
+    """Padding is dropped before the layers: 7 + 4 + 6 rows are multiplied, the scores over the longest sample's 7."""
+    lengths, hidden, intermediate, layers = (7, 4, 6), 12, 20, 2
+    batch, longest, rows = len(lengths), max(lengths), sum(lengths)
+    layer = (
+        4 * (2 * rows * hidden * hidden)
+        + 2 * (2 * batch * longest * longest * hidden)
+        + 2 * (2 * rows * hidden * intermediate)
+    )
+
+    def build() -> Example:
+        padding = torch.arange(longest) >= torch.tensor(lengths).unsqueeze(1)
+        encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(hidden, 2, intermediate, batch_first=True), num_layers=layers
+        )
+        return Example(
+            model=encoder.eval(),
+            args=(torch.randn(batch, longest, hidden),),
+            kwargs={"src_key_padding_mask": padding},
+            step=forward_without_grad,
+        )
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=layers * layer,
+            by_module={"layers.0": PhaseFlops(forward=layer), "layers.1": PhaseFlops(forward=layer)},
+        ),
+    )
+
+
+@FAMILY.network
+def transformer_decoder_layer() -> Network:
+    """Causal self-attention over the target, cross-attention to a memory that needs no gradient, two linear layers."""
+    batch, target, memory, hidden, intermediate = 2, 5, 11, 12, 20
+    own_projection = 2 * batch * target * hidden * hidden
+    own_scores = 2 * batch * (target * target) * hidden
+    own_skipped = 2 * batch * (4 + 3 + 2 + 1) * hidden
+    memory_projection = 2 * batch * memory * hidden * hidden
+    cross_scores = 2 * batch * target * memory * hidden
+    linear = 2 * batch * target * hidden * intermediate
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerDecoderLayer(hidden, 3, intermediate, dropout=0.0, batch_first=True)
+            self.causal: Tensor = nn.Transformer.generate_square_subsequent_mask(target)
+
+        def forward(self, x: Tensor, context: Tensor) -> Tensor:
+            result: Tensor = self.layer(x, context, tgt_mask=self.causal, tgt_is_causal=True)
+            return result
+
+    self_attention = PhaseFlops(
+        forward=4 * own_projection + 2 * own_scores,
+        backward=3 * own_projection + 2 * own_projection + 4 * own_scores,
+        recompute=own_scores,
+    )
+    cross_attention = PhaseFlops(
+        forward=2 * own_projection + 2 * memory_projection + 2 * cross_scores,
+        backward=4 * own_projection + 2 * memory_projection + 4 * cross_scores,
+        recompute=cross_scores,
+    )
+    return Network(
+        build=lambda: Example(
+            model=Decoder(), args=(torch.randn(batch, target, hidden), torch.randn(batch, memory, hidden))
+        ),
+        expected=Expected(
+            forward=self_attention.forward + cross_attention.forward + 2 * linear,
+            backward=self_attention.backward + cross_attention.backward + 4 * linear,
+            recompute=own_scores + cross_scores,
+            causal_skipped=(2 + 4 + 1) * own_skipped,
+            by_module={"layer.self_attn": self_attention, "layer.multihead_attn": cross_attention},
+        ),
+    )
+
+
+@FAMILY.network
+def linear_over_jagged_rows() -> Network:
+    """A jagged batch of 3 + 7 + 5 rows: a projection over the rows, without any padding."""
+    lengths, inputs, outputs = (3, 7, 5), 6, 11
+    product = 2 * sum(lengths) * inputs * outputs
+
+    class OverRows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = nn.Linear(inputs, outputs)
+
+        def forward(self, samples: Tensor) -> Tensor:
+            result: Tensor = self.projection(samples).values()
+            return result
+
+    def build() -> Example:
+        samples = [torch.randn(length, inputs) for length in lengths]
+        return Example(model=OverRows(), args=(torch.nested.nested_tensor(samples, layout=torch.jagged),))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=product,
+            backward=product,
+            by_module={"projection": PhaseFlops(forward=product, backward=product)},
+        ),
+    )

@@ -1,0 +1,274 @@
+"""Encoders of the transformers library: small configurations, random weights, counted layer by layer.
+
+Where everything is trained and the input is looked up in a trained embedding, every product needs both gradients: the
+backward is twice the forward. Eager attention keeps its scores; fused attention (sdpa) repeats them in the backward.
+The image or spectrogram needs no gradient, so the convolution that reads it computes its weight's alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network, forward_without_grad
+from .transformers_parts import (
+    attention_scores,
+    convolution,
+    encoder_layer,
+    linear,
+    reads_the_input,
+    tiny,
+    tokens,
+    trained,
+)
+
+FAMILY = Family("transformers_encoders")
+
+
+def bert(attention: str) -> Network:
+    """Encoder layers, and a head that transforms every position before it scores the vocabulary."""
+    batch, sequence, hidden, heads, intermediate, layers, vocabulary = 2, 7, 12, 3, 20, 2, 37
+    rows = batch * sequence
+    scores = attention_scores(batch, heads, sequence, sequence, hidden // heads)
+    qkv = linear(rows, hidden, hidden)
+    self_attention = 3 * qkv + 2 * scores
+    layer = self_attention + linear(rows, hidden, hidden) + 2 * linear(rows, hidden, intermediate)
+    head = linear(rows, hidden, hidden) + linear(rows, hidden, vocabulary)
+    repeated = scores if attention == "sdpa" else 0
+
+    def build() -> Example:
+        model = tiny(
+            "BertForMaskedLM",
+            "BertConfig",
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate,
+            max_position_embeddings=16,
+            attn_implementation=attention,
+        )
+        return Example(model=model, kwargs={"input_ids": tokens(vocabulary, batch, sequence)})
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=layers * layer + head,
+            backward=2 * (layers * layer + head),
+            recompute=layers * repeated,
+            by_module={
+                "bert.encoder.layer.0": trained(layer, repeated),
+                "bert.encoder.layer.1": trained(layer, repeated),
+                "bert.encoder.layer.1.attention.self": trained(self_attention, repeated),
+                "bert.encoder.layer.1.attention.self.query": trained(qkv),
+                "bert.encoder.layer.1.output": trained(linear(rows, intermediate, hidden)),
+                "cls": trained(head),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def bert_with_eager_attention() -> Network:
+    """Separate products."""
+    return bert("eager")
+
+
+@FAMILY.network
+def bert_with_fused_attention() -> Network:
+    """One kernel, bidirectional: nothing is skipped."""
+    return bert("sdpa")
+
+
+@FAMILY.network
+def bert_without_grad() -> Network:
+    """The encoder and its pooler, which reads the first position alone."""
+    batch, sequence, hidden, heads, intermediate, layers, vocabulary = 3, 5, 12, 2, 20, 2, 37
+    rows = batch * sequence
+    layer = (
+        4 * linear(rows, hidden, hidden)
+        + 2 * attention_scores(batch, heads, sequence, sequence, hidden // heads)
+        + 2 * linear(rows, hidden, intermediate)
+    )
+    pooler = linear(batch, hidden, hidden)
+
+    def build() -> Example:
+        model = tiny(
+            "BertModel",
+            "BertConfig",
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate,
+            max_position_embeddings=16,
+            attn_implementation="sdpa",
+        )
+        return Example(
+            model=model,
+            kwargs={"input_ids": tokens(vocabulary, batch, sequence)},
+            step=forward_without_grad,
+        )
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=layers * layer + pooler,
+            by_module={"encoder.layer.1": PhaseFlops(forward=layer), "pooler": PhaseFlops(forward=pooler)},
+        ),
+    )
+
+
+@FAMILY.network
+def vit() -> Network:
+    """8 x 12 pixels in patches of 4 are 2 x 3 patches; with the class token 7 positions, of which one is classified."""
+    batch, channels, hidden, heads, intermediate, layers, classes = 3, 2, 12, 2, 20, 2, 5
+    patches = (8 // 4) * (12 // 4)
+    patching = convolution(batch, hidden, patches, channels, 4 * 4)
+    layer = encoder_layer(batch, patches + 1, hidden, heads, intermediate)
+    classifier = linear(batch, hidden, classes)
+
+    def build() -> Example:
+        model = tiny(
+            "ViTForImageClassification",
+            "ViTConfig",
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=intermediate,
+            image_size=(8, 12),
+            patch_size=4,
+            num_channels=channels,
+            num_labels=classes,
+            attn_implementation="eager",
+        )
+        return Example(model=model, kwargs={"pixel_values": torch.randn(batch, channels, 8, 12)})
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=patching + layers * layer + classifier,
+            backward=patching + 2 * (layers * layer + classifier),
+            by_module={
+                "vit.embeddings": reads_the_input(patching),
+                "classifier": trained(classifier),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def clip() -> Network:
+    """Five texts against three images: each tower ends in one row a sample, projected, times all others."""
+    texts, sequence, text_hidden, text_heads, text_width = 5, 7, 12, 3, 20
+    images, channels, image_hidden, image_heads, image_width = 3, 2, 16, 2, 28
+    layers, vocabulary, projected = 2, 37, 11
+    patches = (8 // 4) * (8 // 4)
+    patching = convolution(images, image_hidden, patches, channels, 4 * 4)
+    text_layer = encoder_layer(texts, sequence, text_hidden, text_heads, text_width)
+    image_layer = encoder_layer(images, patches + 1, image_hidden, image_heads, image_width)
+    text_projection = linear(texts, text_hidden, projected)
+    image_projection = linear(images, image_hidden, projected)
+    similarity = 2 * texts * projected * images
+    behind_the_input = layers * text_layer + layers * image_layer + text_projection + image_projection + similarity
+
+    def build() -> Example:
+        model = tiny(
+            "CLIPModel",
+            "CLIPConfig",
+            text_config={
+                "vocab_size": vocabulary,
+                "hidden_size": text_hidden,
+                "intermediate_size": text_width,
+                "num_hidden_layers": layers,
+                "num_attention_heads": text_heads,
+                "max_position_embeddings": 16,
+                "bos_token_id": 0,
+                "eos_token_id": 1,
+                "pad_token_id": 2,
+            },
+            vision_config={
+                "hidden_size": image_hidden,
+                "intermediate_size": image_width,
+                "num_hidden_layers": layers,
+                "num_attention_heads": image_heads,
+                "num_channels": channels,
+                "image_size": 8,
+                "patch_size": 4,
+            },
+            projection_dim=projected,
+            attn_implementation="eager",
+        )
+        return Example(
+            model=model,
+            kwargs={
+                "input_ids": tokens(vocabulary, texts, sequence),
+                "pixel_values": torch.randn(images, channels, 8, 8),
+            },
+        )
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=patching + behind_the_input,
+            backward=patching + 2 * behind_the_input,
+            by_module={
+                "text_model": trained(layers * text_layer),
+                "vision_model.embeddings": reads_the_input(patching),
+                "vision_model.encoder": trained(layers * image_layer),
+                "vision_model.encoder.layers.1": trained(image_layer),
+                "visual_projection": trained(image_projection),
+                "text_projection": trained(text_projection),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def convnext() -> Network:
+    """16 x 24 pixels become 4 x 6 patches, then 2 x 3; a block is a 7 x 7 depthwise convolution, two linear layers."""
+    batch, channels, first, second, classes = 2, 3, 4, 6, 5
+
+    def block(width: int, positions: int) -> int:
+        return (
+            convolution(batch, width, positions, 1, 7 * 7)
+            + linear(batch * positions, width, 4 * width)
+            + linear(batch * positions, 4 * width, width)
+        )
+
+    patching = convolution(batch, first, 4 * 6, channels, 4 * 4)
+    downsampling = convolution(batch, second, 2 * 3, first, 2 * 2)
+    stages = (block(first, 4 * 6), downsampling + 2 * block(second, 2 * 3))
+    classifier = linear(batch, second, classes)
+
+    def build() -> Example:
+        model = tiny(
+            "ConvNextForImageClassification",
+            "ConvNextConfig",
+            num_channels=channels,
+            patch_size=4,
+            num_stages=2,
+            hidden_sizes=[first, second],
+            depths=[1, 2],
+            num_labels=classes,
+        )
+        return Example(
+            model=model,
+            kwargs={"pixel_values": torch.randn(batch, channels, 16, 24)},
+        )
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=patching + sum(stages) + classifier,
+            backward=patching + 2 * (sum(stages) + classifier),
+            by_module={
+                "convnext.embeddings": reads_the_input(patching),
+                "convnext.encoder.stages.0": trained(stages[0]),
+                "convnext.encoder.stages.1": trained(stages[1]),
+                "convnext.encoder.stages.1.layers.0": trained(block(second, 2 * 3)),
+                "classifier": trained(classifier),
+            },
+        ),
+    )
