@@ -1,0 +1,169 @@
+"""What torch's autograd engine tells about itself: the private torch interfaces of the counter, all in one place.
+
+Each of them is tried once, at import. Where one is missing, a stand-in answers and ``LOST`` says what is lost by it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+NO_GRAPH_TASK = -1
+"""Id of the graph task outside any backward."""
+
+ACCUMULATES_GRADIENT = 1 << 63
+"""From this sequence number on, a node is no call's: it accumulates a leaf's gradient."""
+
+LOST: list[str] = []
+"""What this torch build cannot tell, in sentences for the report."""
+
+
+def _no_graph_task() -> int:
+    return NO_GRAPH_TASK
+
+
+def _no_node() -> Any:
+    return None
+
+
+def _no_sequence() -> int:
+    return 0
+
+
+def _interface(owner: Any, name: str, stand_in: Any, loss: str) -> Any:
+    function: Any = getattr(owner, name, None)
+    try:
+        function()
+    except Exception:
+        LOST.append(f"This torch ({torch.__version__}) does not tell {loss}.")
+        return stand_in
+    return function
+
+
+graph_task_id = _interface(
+    torch._C,
+    "_current_graph_task_id",
+    _no_graph_task,
+    "whether a backward is running: backward and recompute FLOPs count as forward",
+)
+"""Number of the backward that is running on this thread; ``NO_GRAPH_TASK`` when none is."""
+
+current_node = _interface(
+    torch._C,
+    "_current_autograd_node",
+    _no_node,
+    "which autograd node is running: the modules' backward FLOPs stand under the root",
+)
+"""The autograd node whose backward is running on this thread, or None."""
+
+sequence_number = _interface(
+    torch.autograd,
+    "_get_sequence_nr",
+    _no_sequence,
+    "the sequence numbers of autograd nodes: the modules' backward FLOPs stand under the root",
+)
+"""Number that the next autograd node made on this thread will have."""
+
+_ENGINE_CODE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_APPLY_CODE = getattr(torch.autograd.Function.apply, "__func__", torch.autograd.Function.apply).__code__
+_CALL_CODE = torch.nn.Module._call_impl.__code__
+_WRAPPED_CALL_CODE = torch.nn.Module._wrapped_call_impl.__code__
+
+
+def node_sequence(node: Any) -> int:
+    """Sequence number of an autograd node; ``ACCUMULATES_GRADIENT`` or more when it has none."""
+    try:
+        return int(node._sequence_nr())
+    except AttributeError:
+        return ACCUMULATES_GRADIENT
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """A call of backward() or grad() that is under way."""
+
+    thread: int
+    """Identifier of the Python thread it was called on."""
+    create_graph: bool
+    nested: bool
+    """Whether another one is under way on the same thread."""
+
+
+def _backward_call(frame: FrameType | None, thread: int) -> BackwardCall | None:
+    """The innermost call of backward() on the stack that ends in *frame*."""
+    found: FrameType | None = None
+    while frame is not None:
+        if frame.f_code is _ENGINE_CODE:
+            if found is not None:
+                return BackwardCall(thread, _creates_graph(found), nested=True)
+            found = frame
+        frame = frame.f_back
+    return None if found is None else BackwardCall(thread, _creates_graph(found), nested=False)
+
+
+def _creates_graph(engine_frame: FrameType) -> bool:
+    # _engine_run_backward(outputs, gradients, retain_graph, create_graph, inputs, ...)
+    positional = engine_frame.f_locals.get("args", ())
+    return bool(positional[2]) if len(positional) > 2 else False
+
+
+def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
+    """The call of backward() that started the graph task which now runs on this thread.
+
+    A graph task runs on the thread that called backward(), and on the autograd engine's own device threads, which have
+    no Python frame of it. *owners* are the threads whose calls other running graph tasks were traced to. None when it
+    was not called from Python.
+    """
+    if _ENGINE_CODE is None:
+        return None
+    here = threading.get_ident()
+    call = _backward_call(sys._getframe(1), here)
+    if call is not None:
+        return call
+    elsewhere = [
+        call
+        for thread, frame in sys._current_frames().items()
+        if thread != here and (call := _backward_call(frame, thread)) is not None
+    ]
+    for call in elsewhere:
+        if call.thread not in owners:
+            return call
+    return elsewhere[0] if elsewhere else None
+
+
+def inside_function_forward(calls: int = 0) -> bool:
+    """Whether the running code is, within its module's forward, inside the forward of an ``autograd.Function``.
+
+    Such code runs with grad disabled although a backward will follow: custom functions, compiled regions, and the
+    first pass of reentrant checkpointing.
+
+    Args:
+        calls: innermost module calls to look past; 1 in a forward pre-hook, whose module is called but not running.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is _APPLY_CODE:
+            return True
+        if code is _CALL_CODE:
+            if calls == 0:
+                return False
+            calls -= 1
+        frame = frame.f_back
+    return False
+
+
+def calling_module() -> torch.nn.Module | None:
+    """The module whose call is the innermost one on this thread's stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _WRAPPED_CALL_CODE:
+            module = frame.f_locals.get("self")
+            return module if isinstance(module, torch.nn.Module) else None
+        frame = frame.f_back
+    return None

@@ -1,0 +1,52 @@
+"""Which of a model's modules are compiled, and what their compiled code hides from the dispatcher."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from torch import nn
+
+from lightning_flops.instrument.autograd_state import calling_module
+from lightning_flops.instrument.module_scope import named_modules
+from lightning_flops.records import UncountedOperator
+
+_TEMPLATE_MARKS = ("triton_tem_", "cpp_CppMicroGemm", "CppGemmTemplate", "cutlass_", "_flex_attention")
+"""What inductor's generated code calls the kernels that it writes for matrix products and attention itself."""
+
+
+class CompiledRegions:
+    """The compiled modules of one model."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self._root = root
+        self._names: dict[str, nn.Module] = {}
+        self.present = False
+        """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
+
+    def refresh(self) -> None:
+        """Looks for compiled modules; a model may be compiled at any time."""
+        self._names = {}
+        self.present = False
+        if self._root is None or "torch._dynamo" not in sys.modules:
+            return
+        for name, module in named_modules(self._root):
+            in_place = getattr(module, "_compiled_call_impl", None) is not None
+            self.present |= in_place
+            if in_place or "_orig_mod" in module._modules:
+                self._names[name] = module
+
+    def running_module(self) -> nn.Module | None:
+        """The module compiled in place that is running, where no module that it calls is."""
+        module = calling_module()
+        return module if module is not None and module._compiled_call_impl is not None else None
+
+    def hidden(self, called: Iterable[str]) -> dict[str, UncountedOperator]:
+        """Kernels that compiled code calls without the dispatcher, and that therefore nobody could count."""
+        return {}
+
+
+def autograd_is_compiled() -> bool:
+    """Whether backward passes are compiled too, so that a hook on a node would compile them anew."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))

@@ -1,0 +1,249 @@
+"""Which modules a model has: their names without wrappers' prefixes, and what is written down about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_flops.records import ModuleRecord
+
+
+def _wrapper_types() -> dict[str, tuple[tuple[str, str], ...]]:
+    """Child name that a wrapper gives the wrapped module -> (module, class) of the wrappers that do."""
+    return {
+        "_orig_mod": (("torch._dynamo.eval_frame", "OptimizedModule"),),
+        "module": (
+            ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+            ("torch.nn.parallel.data_parallel", "DataParallel"),
+            ("torch.optim.swa_utils", "AveragedModel"),
+            ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+            ("lightning.fabric.wrappers", "_FabricModule"),
+        ),
+        "_forward_module": (
+            ("lightning.fabric.wrappers", "_FabricModule"),
+            ("lightning_fabric.wrappers", "_FabricModule"),
+        ),
+        "_original_module": (
+            ("lightning.fabric.wrappers", "_FabricModule"),
+            ("lightning_fabric.wrappers", "_FabricModule"),
+        ),
+        "_fsdp_wrapped_module": (("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),),
+        "_checkpoint_wrapped_module": (
+            ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"),
+            ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "OffloadWrapper"),
+            ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"),
+        ),
+    }
+
+
+_WRAPPERS = {
+    child: frozenset(f"{module}.{name}" for module, name in classes) for child, classes in _wrapper_types().items()
+}
+
+
+def wraps(module: nn.Module, child: str) -> bool:
+    """Whether *module* is a wrapper whose child of this name is the module it wraps.
+
+    Decided by the wrapper's class, its base classes included, and never by the child's name alone; the class is found
+    by its name, so that no framework is imported for it.
+    """
+    wrappers = _WRAPPERS.get(child)
+    return wrappers is not None and any(
+        f"{cls.__module__}.{cls.__qualname__}" in wrappers for cls in type(module).__mro__
+    )
+
+
+def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module of *root* under each of its names, wrappers' prefixes removed, in ``named_modules`` order.
+
+    A wrapper and the module it wraps have one name; both are yielded, the wrapper first. A shared module is yielded
+    under every name, the modules below it too. A module that contains itself is yielded once on each path.
+    """
+    # An explicit stack, so that no model is too deep for Python.
+    pending: list[tuple[str, nn.Module, frozenset[int]]] = [("", root, frozenset())]
+    while pending:
+        name, module, above = pending.pop()
+        yield name, module
+        children = module._modules
+        if not children:
+            continue
+        within = above | {id(module)}
+        below = [
+            (name if wraps(module, key) else f"{name}.{key}" if name else key, child, within)
+            for key, child in children.items()
+            if child is not None and id(child) not in within
+        ]
+        pending.extend(reversed(below))
+
+
+class ModuleNames:
+    """The names of a model's modules, kept beside the model."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self._root = root
+        self._names: dict[nn.Module, str | tuple[str, ...]] = {}
+        self._strangers: set[nn.Module] = set()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads the names anew; modules come and go while a model is set up."""
+        names: dict[nn.Module, str | tuple[str, ...]] = {}
+        if self._root is not None:
+            for name, module in named_modules(self._root):
+                known = names.get(module)
+                if known is None:
+                    names[module] = name
+                elif isinstance(known, str):
+                    if known != name:
+                        names[module] = (known, name)
+                elif name not in known:
+                    names[module] = (*known, name)
+        self._names = names
+        self._strangers = set()
+
+    def name_for(self, module: nn.Module, caller: str) -> str | None:
+        """Name of a module that the module named *caller* calls; None for one that is not the root's.
+
+        Of a shared module's names it is the one that the caller's is nearest to, else the first.
+        """
+        known = self._names.get(module)
+        if known is None:
+            if module in self._strangers:
+                return None
+            # Seen for the first time: put in since the names were read, or a stranger, such as a loss function.
+            self.refresh()
+            known = self._names.get(module)
+            if known is None:
+                self._strangers.add(module)
+                return None
+        if isinstance(known, str):
+            return known
+        return max(known, key=lambda name: _shared_depth(name, caller))
+
+    def parameter_owners(self) -> dict[int, str]:
+        """Name of the first module that holds each parameter, by the parameter's id."""
+        owners: dict[int, str] = {}
+        for module, known in self._names.items():
+            name = known if isinstance(known, str) else known[0]
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), name)
+        return owners
+
+
+def _shared_depth(name: str, caller: str) -> int:
+    """How many leading parts the two names share."""
+    depth = 0
+    for mine, theirs in zip(name.split("."), caller.split("."), strict=False):
+        if mine != theirs:
+            break
+        depth += 1
+    return depth
+
+
+def describe_modules(root: nn.Module) -> tuple[ModuleRecord, ...]:
+    """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
+
+    A module that stands under several names is listed under each, the later ones as aliases of the first. Parameters
+    are counted once in each subtree, however often they are shared in it; a shard counts with its full size.
+    """
+    named = list(named_modules(root))
+    by_name: dict[str, list[nn.Module]] = {}
+    for name, module in named:
+        by_name.setdefault(name, []).append(module)
+    sizes = _SubtreeSizes()
+    first_name: dict[nn.Module, str] = {}
+    records = []
+    for name, modules in by_name.items():
+        # Of a wrapper and what it wraps, the wrapped module is what the user wrote; the wrapper holds all parameters.
+        described = modules[-1]
+        alias_of = first_name.get(described)
+        first_name.setdefault(described, name)
+        params, trainable, local = sizes.of(modules[0])
+        records.append(
+            ModuleRecord(
+                name=name,
+                type_name=type(described).__name__,
+                extra_repr=_extra_repr(described),
+                params=params,
+                trainable_params=trainable,
+                local_params=local,
+                alias_of=alias_of,
+            )
+        )
+    return tuple(records)
+
+
+def _extra_repr(module: nn.Module) -> str:
+    try:
+        return str(module.extra_repr())
+    except Exception:
+        # A user's extra_repr may need what the module does not have yet.
+        return ""
+
+
+class _SubtreeSizes:
+    """Parameters of a module and everything below it, each one counted once."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[int, bool, int]] = {}
+        self._below: dict[nn.Module, frozenset[int]] = {}
+
+    def of(self, module: nn.Module) -> tuple[int, int, int]:
+        """(params, trainable params, params held in this rank's memory)."""
+        sizes = [self._sizes[key] for key in self._parameters(module)]
+        return (
+            sum(size for size, _, _ in sizes),
+            sum(size for size, trainable, _ in sizes if trainable),
+            sum(local for _, _, local in sizes),
+        )
+
+    def _parameters(self, module: nn.Module) -> frozenset[int]:
+        known = self._below.get(module)
+        if known is not None:
+            return known
+        # Post-order with an explicit stack; a module that contains itself is finished by its first visit.
+        pending: list[tuple[nn.Module, bool]] = [(module, False)]
+        entered: set[int] = set()
+        while pending:
+            current, ready = pending.pop()
+            if current in self._below:
+                continue
+            if not ready:
+                if id(current) in entered:
+                    continue
+                entered.add(id(current))
+                pending.append((current, True))
+                pending.extend((child, False) for child in current._modules.values() if child is not None)
+                continue
+            own: set[int] = set()
+            for parameter in current._parameters.values():
+                if parameter is not None:
+                    own.add(id(parameter))
+                    self._sizes.setdefault(id(parameter), _sizes_of(parameter))
+            below = [self._below.get(child, frozenset()) for child in current._modules.values() if child is not None]
+            self._below[current] = frozenset(own.union(*below))
+        return self._below[module]
+
+
+def _sizes_of(parameter: torch.Tensor) -> tuple[int, bool, int]:
+    """(logical size, whether it is trained, size held in this rank's memory) of one parameter."""
+    trainable = bool(parameter.requires_grad)
+    if is_lazy(parameter):
+        return 0, trainable, 0
+    local = parameter.numel()
+    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it, the shard in ds_tensor.
+    partitioned = getattr(parameter, "ds_numel", None)
+    if isinstance(partitioned, int):
+        shard = getattr(parameter, "ds_tensor", None)
+        return partitioned, trainable, shard.numel() if isinstance(shard, torch.Tensor) else local
+    to_local = getattr(parameter, "to_local", None)
+    if callable(to_local):
+        # A DTensor's own size is the global one. Its local tensor is read without autograd's or anybody's notice.
+        shard = getattr(parameter, "_local_tensor", None)
+        if isinstance(shard, torch.Tensor):
+            return local, trainable, shard.numel()
+    return local, trainable, local

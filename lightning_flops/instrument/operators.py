@@ -1,0 +1,207 @@
+"""What the counter keeps about one operator, worked out once: how to call it, what it reads, what it spends."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lightning_flops.instrument.formulas import Entry, lookup
+
+_OVERWRITING = frozenset(
+    (
+        "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ set_ "
+        "resize_ resize_as_ _resize_output_ eye trunc_normal_"
+    ).split()
+)
+"""In-place operators that write their first argument without reading it."""
+
+_NO_TRAFFIC = frozenset(
+    (
+        "empty empty_like empty_strided empty_permuted empty_quantized _empty_affine_quantized new_empty "
+        "new_empty_strided _unsafe_view lift_fresh lift detach alias is_same_size size stride numel dim sym_size "
+        "sym_stride sym_numel sym_storage_offset is_contiguous is_strides_like_format _local_scalar_dense set_ resize_ "
+        "_nested_tensor_size _nested_tensor_strides _nested_tensor_storage_offsets _nested_get_values "
+        "_nested_view_from_jagged _nested_get_offsets _nested_get_lengths _nested_get_jagged_dummy"
+    ).split()
+)
+"""Operators that move no tensor's data: they make a view, an unfilled tensor, or read its shape."""
+
+_SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
+"""Operators that read of their first argument only what they put out."""
+
+
+class Operator:
+    """One overload of an operator, or a higher-order operator, as the counter's hot path needs it."""
+
+    __slots__ = (
+        "call",
+        "compute",
+        "counted",
+        "dtype_of",
+        "entry",
+        "function",
+        "higher_order",
+        "keyword_reads",
+        "listed",
+        "name",
+        "quiet",
+        "reads",
+        "selects",
+        "simple",
+        "splits",
+    )
+
+    def __init__(self, function: Any, entry: Entry | None = None) -> None:
+        entry = lookup(function) if entry is None else entry
+        self.function = function  # keeps the object, and with it the id that it is found by
+        self.entry = entry
+        self.name = entry.name
+        self.higher_order = not isinstance(function, torch._ops.OpOverload)
+        # OpOverload.__call__ only forwards to _op.
+        self.call: Callable[..., Any] = function if self.higher_order else getattr(function, "_op", function)
+        self.counted = entry.kind == "formula"
+        self.listed = entry.kind == "unknown"
+        self.splits = self.listed and entry.composite
+        self.compute = entry.compute
+        self.dtype_of = entry.dtype_of
+        short = entry.name.rpartition(".")[2]
+        self.quiet = not self.higher_order and not self.counted and not self.listed and _moves_nothing(function, short)
+        self.selects = short in _SELECTING
+        self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
+        # The hot path may go straight to the accounting of one cell.
+        self.simple = not (self.counted or self.listed or self.selects or self.keyword_reads)
+
+
+def _moves_nothing(function: Any, short: str) -> bool:
+    if short in _NO_TRAFFIC:
+        return True
+    returns = function._schema.returns
+    if not returns:
+        return True
+    return all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+
+
+def _reads(function: Any, short: str, higher_order: bool) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions and keywords of the arguments whose data the operator reads."""
+    if higher_order:
+        return tuple(range(32)), ()
+    positions = []
+    keywords = []
+    place = 0
+    for argument in function._schema.arguments:
+        holds_tensors = "Tensor" in str(argument.type)
+        if argument.kwarg_only:
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if holds_tensors and not written:
+                keywords.append(argument.name)
+            continue
+        overwritten = place == 0 and short in _OVERWRITING
+        if holds_tensors and not overwritten:
+            positions.append(place)
+        place += 1
+    return tuple(positions), tuple(keywords)
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors in a list, tuple or dict; 0 for anything else."""
+    if isinstance(value, torch.Tensor):
+        try:
+            return int(value.nbytes)
+        except (RuntimeError, TypeError):
+            return _stored_bytes(value)
+    if isinstance(value, (list, tuple)):
+        return sum(bytes_of(item) for item in value)
+    if isinstance(value, Mapping):
+        return sum(bytes_of(item) for item in value.values())
+    return 0
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    try:
+        values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+        return int(values.numel()) * int(values.element_size())
+    except Exception:
+        return 0  # an opaque layout
+
+
+def elements_of(value: Any) -> int:
+    """Elements of a tensor, or of the tensors in a list or tuple; 0 for anything else."""
+    if isinstance(value, torch.Tensor):
+        try:
+            return int(value.numel())
+        except (RuntimeError, TypeError):
+            return 0
+    if isinstance(value, (list, tuple)):
+        return sum(elements_of(item) for item in value)
+    return 0
+
+
+def needs_gradient(values: Any) -> bool:
+    """Whether any tensor among *values*, lists searched too, requires a gradient."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple)) and needs_gradient(value):
+            return True
+    return False
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
+    name = str(dtype).removeprefix("torch.")
+    for narrow in ("float8", "float4"):
+        if name.startswith(narrow):
+            return narrow
+    return name
+
+
+def tf32_operators() -> Callable[[Operator], bool]:
+    """Which operators the CUDA backend would run in TF32 when their tensors are float32, as its switches stand now."""
+    try:
+        matmul = bool(torch.backends.cuda.matmul.allow_tf32)
+    except Exception:
+        matmul = False
+    try:
+        cudnn = bool(torch.backends.cudnn.allow_tf32)
+    except Exception:
+        cudnn = False
+
+    def runs_in_tf32(operator: Operator) -> bool:
+        name = operator.name
+        if "attention" in name:
+            return False  # the fused kernels that take float32 multiply in float32
+        if "conv" in name or "rnn" in name:
+            return cudnn
+        return matmul
+
+    return runs_in_tf32
+
+
+_STORES_NOTHING = frozenset(("FakeTensor", "FunctionalTensor"))
+
+
+@functools.cache
+def hands_over(tensor_type: type) -> bool:
+    """Whether operators on this tensor subclass are counted on the tensors inside it.
+
+    A DTensor's local shard, a nested tensor's values, a quantized tensor's parts: what runs are the operators that its
+    ``__torch_dispatch__`` calls, on their shapes. A fake tensor has nothing inside.
+    """
+    dispatch = getattr(tensor_type, "__torch_dispatch__", None)
+    if dispatch is None or dispatch is torch._C._disabled_torch_dispatch_impl:
+        return False
+    return not any(
+        cls.__name__ in _STORES_NOTHING and cls.__module__.startswith("torch._subclasses")
+        for cls in tensor_type.__mro__
+    )
+
+
+def dynamo_is_loaded() -> bool:
+    """Whether anything in this process may have been compiled."""
+    return "torch._dynamo" in sys.modules

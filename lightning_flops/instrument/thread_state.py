@@ -1,0 +1,225 @@
+"""What the counter knows on one thread: the modules that run, who made which autograd node, and what was spent."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, sequence_number
+from lightning_flops.records import OUTSIDE, FlopPhase
+
+UNKNOWN = "(unknown)"
+"""Maker of the autograd nodes that were made while nothing was counted."""
+
+_LONGEST_TABLE = 1 << 20
+"""Boundaries of autograd nodes kept on a thread; the older half goes when there are more."""
+
+
+class Cell:
+    """What one operator, in one dtype, spent in one module and phase."""
+
+    __slots__ = (
+        "calls",
+        "flops",
+        "hidden_grad_flops",
+        "read",
+        "repeated",
+        "repeated_skipped",
+        "skipped",
+        "without_backward",
+        "written",
+    )
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.read = 0
+        self.written = 0
+        self.flops = 0
+        self.skipped = 0
+        self.without_backward = 0
+        self.hidden_grad_flops = 0
+        """FLOPs run with grad disabled inside an autograd.Function, where tensors do not say who needs a gradient."""
+        self.repeated = 0
+        """FLOPs with which a fused attention's backward repeats its forward: the recompute phase's."""
+        self.repeated_skipped = 0
+
+
+class Table(dict[Any, Cell]):
+    """Cells of one module and phase, by operator, or by (operator, dtype) where it has a formula."""
+
+    __slots__ = ("module", "phase")
+
+    def __init__(self, module: str, phase: FlopPhase) -> None:
+        super().__init__()
+        self.module = module
+        self.phase: FlopPhase = phase
+
+    def cell(self, key: Any) -> Cell:
+        """The cell of this key; a new one at first."""
+        cell = self.get(key)
+        if cell is None:
+            cell = self[key] = Cell()
+        return cell
+
+
+@dataclass(slots=True)
+class Running:
+    """A module, an optimizer step, or the root's own code, that is running on a thread."""
+
+    name: str
+    owner: Any
+    kind: Literal["base", "module", "root", "optimizer"]
+    task: int
+    """The graph task inside which it was entered."""
+    wants_backward: bool
+    """Whether a backward may follow: grad was on when it was entered, or the next field says so."""
+    repeats_forward: bool = False
+    """It was entered with grad off inside an autograd.Function's forward, such as reentrant checkpointing's."""
+    mode_pushed: bool = False
+    """The dispatch mode came to this thread with it, and leaves with it."""
+
+
+@dataclass(slots=True)
+class NodeMakers:
+    """Which module made the autograd nodes of one thread: boundaries in their sequence numbers.
+
+    The nodes from ``starts[i]`` up to ``starts[i + 1]`` were made by the module named ``names[i]``.
+    """
+
+    starts: list[int]
+    names: list[str]
+    operators: dict[int, str] | None = None
+    """Names of the operators that made each node, kept on threads that a module was called on without our mode."""
+
+    def mark(self, start: int, name: str) -> None:
+        """From sequence number *start* on, nodes are made by *name*."""
+        starts = self.starts
+        if starts and start <= starts[-1]:
+            if len(starts) > 1 and self.names[-2] == name:
+                starts.pop()
+                self.names.pop()
+            else:
+                self.names[-1] = name
+            return
+        if self.names and self.names[-1] == name:
+            return
+        if len(starts) >= _LONGEST_TABLE:
+            del starts[: _LONGEST_TABLE // 2], self.names[: _LONGEST_TABLE // 2]
+        starts.append(start)
+        self.names.append(name)
+
+    def insert(self, sequence: int, name: str) -> None:
+        """One past node was made by *name*, whatever ran around it."""
+        index = bisect_right(self.starts, sequence) - 1
+        if index < 0 or self.names[index] == name:
+            return
+        around = self.names[index]
+        ends = index + 1 < len(self.starts) and self.starts[index + 1] == sequence + 1
+        if self.starts[index] == sequence:
+            self.names[index] = name
+            if not ends:
+                self.starts.insert(index + 1, sequence + 1)
+                self.names.insert(index + 1, around)
+            return
+        self.starts.insert(index + 1, sequence)
+        self.names.insert(index + 1, name)
+        if not ends:
+            self.starts.insert(index + 2, sequence + 1)
+            self.names.insert(index + 2, around)
+
+    def maker(self, sequence: int) -> str | None:
+        """Name of the module that made the node of this number; None when it is older than the table."""
+        index = bisect_right(self.starts, sequence) - 1
+        return self.names[index] if index >= 0 else None
+
+
+@dataclass(slots=True)
+class GraphTask:
+    """One backward that autograd runs."""
+
+    owner: int
+    """Identifier of the thread whose code started it."""
+    create_graph: bool
+    makers: tuple[tuple[NodeMakers, int | None], ...]
+    """Tables in which its nodes may stand, likeliest first, each with the number its nodes stay below, if known."""
+
+    def maker(self, sequence: int, node_name: str) -> str:
+        """Name of the module whose forward made the node of this number."""
+        found = [
+            (table, name)
+            for table, limit in self.makers
+            if (limit is None or sequence < limit) and (name := table.maker(sequence)) is not None
+        ]
+        if not found:
+            return UNKNOWN
+        if len(found) > 1:
+            # Threads number their nodes apart: the node's name tells whose it is, as far as it can.
+            operator = node_name.rpartition("::")[2].partition("Backward")[0].lower()
+            for table, name in found:
+                made = table.operators.get(sequence) if table.operators is not None else None
+                if made is not None and made.replace("_", "") == operator.replace("_", ""):
+                    return name
+            for table, name in found:
+                if table.operators is None:
+                    return name
+        return found[0][1]
+
+
+class ThreadState:
+    """The counter's books on one thread."""
+
+    def __init__(self) -> None:
+        self.ident = threading.get_ident()
+        self.tables: dict[tuple[str, FlopPhase], Table] = {}
+        self.calls: dict[str, int] = {}
+        self.listed: dict[tuple[str, str], list[int]] = {}
+        """(operator, module) -> [calls, output elements, whether any call looked heavy]."""
+        self.modes = 0
+        """How often the counter was entered on this thread."""
+        self.paused = 0
+        self.functions: list[Any] = []
+        """Autograd functions and kernels with a formula of their own that are running."""
+        self.makers = NodeMakers([], [])
+        self.stack: list[Running] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, wants_backward=True)]
+        self.replicas: dict[Any, str] = {}
+        # Where the next operator's costs go; kept current by retarget().
+        self.task_id = NO_GRAPH_TASK
+        self.task: GraphTask | None = None
+        self.in_backward = False
+        self.table = self.table_of(OUTSIDE, "forward")
+        # Of the last autograd node seen, so that its operators are looked up once.
+        self.node_sequence = -1
+        self.node_module = OUTSIDE
+        self.node_table = self.table
+        self.born = 0
+        """In a backward with create_graph: the nodes below this number have their maker."""
+
+    def table_of(self, module: str, phase: FlopPhase) -> Table:
+        """The cells of this module and phase."""
+        key = (module, phase)
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables[key] = Table(module, phase)
+        return table
+
+    def retarget(self) -> None:
+        """Works out anew where costs go, after the stack or the graph task changed."""
+        top = self.stack[-1]
+        optimizing = top.kind == "optimizer" and top.task == self.task_id
+        self.in_backward = self.task_id != NO_GRAPH_TASK and not optimizing
+        if not self.in_backward:
+            self.table = self.table_of(top.name, "optimizer" if optimizing else "forward")
+
+    def push(self, running: Running) -> None:
+        """Something starts to run."""
+        self.stack.append(running)
+        self.makers.mark(sequence_number(), running.name)
+        self.retarget()
+
+    def pop_to(self, depth: int) -> None:
+        """What stands at *depth* of the stack, and above, has ended."""
+        del self.stack[depth:]
+        self.makers.mark(sequence_number(), self.stack[-1].name)
+        self.retarget()
