@@ -1,7 +1,7 @@
 """Puts a dispatch mode on this thread's stack and takes it off: torch's private stack functions, in one place.
 
-``with mode:`` would do, on one thread; but it keeps process-wide flags, which threads that enter and leave in turn would
-leave wrong.
+``with mode:`` would do on one thread; but it keeps process-wide flags, which threads that enter and leave in turn leave
+wrong.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ from lightning_flops.instrument.operators import (
     needs_gradient,
     tf32_operators,
 )
-from lightning_flops.instrument.thread_state import UNKNOWN, Cell, GraphTask, Running, Table, ThreadState
 from lightning_flops.instrument.tallies import merge_records
+from lightning_flops.instrument.thread_state import UNKNOWN, Cell, GraphTask, Running, Table, ThreadState
 from lightning_flops.records import OUTSIDE, FlopRecord
 
 logger = logging.getLogger(__name__)
@@ -479,10 +479,7 @@ class FlopCounter:
     def _split(self, cell: Cell, work: Work) -> int:
         """Books what a call repeats and skips; what remains is the running phase's."""
         flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
-        if skipped:
-            own = skipped * flops // (flops + repeated)
-        else:
-            own = 0
+        own = skipped * flops // (flops + repeated) if skipped else 0
         skipped -= own
         if self._halve_causal and work.causal:
             half, half_repeated = flops // 2, repeated // 2
