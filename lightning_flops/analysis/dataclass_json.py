@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -28,7 +29,9 @@ def dump(value: object) -> str:
     Raises:
         ProfileFormatError: a number in it is not finite, or a value's type is none of those above.
     """
-    return _text(_to_plain(value, ""), indent="") + "\n"
+    text = _text(_to_plain(value, ""), indent="") + "\n"
+    # A lone surrogate, which a module may have in its description, can stand in JSON as an escape only.
+    return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 
+_NONE = PhaseFlops()
+_NO_BYTES = PhaseBytes()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleProfile:
@@ -51,11 +54,12 @@ def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[
         by_name.setdefault(record.name, record)
     flops_record = counts.record
     own, total, moved = counts.own_by_module(), counts.by_module(), counts.bytes_by_module()
-    known = set(by_name)
-    for name in (*by_name, *total, *moved, *flops_record.module_calls):
-        while name not in known and name != OUTSIDE:
-            known.add(name)
-            by_name[name] = ModuleRecord(name=name, type_name="")
+    working = [name for name in (*total, *moved) if total.get(name, _NONE).total or moved.get(name, _NO_BYTES).total]
+    for name in (*by_name, *working, *flops_record.module_calls):
+        while name != OUTSIDE:
+            by_name.setdefault(name, ModuleRecord(name=name, type_name=""))
+            if not name:
+                break
             name = parent_name(name)
     children: dict[str, list[str]] = {}
     for name in by_name:
@@ -77,9 +81,9 @@ def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[
             trainable_params=by_name[name].trainable_params,
             local_params=by_name[name].local_params,
             calls=flops_record.module_calls.get(name, 0),
-            own=own.get(name, PhaseFlops()),
-            total=total.get(name, PhaseFlops()),
-            total_bytes=moved.get(name, PhaseBytes()),
+            own=own.get(name, _NONE),
+            total=total.get(name, _NONE),
+            total_bytes=moved.get(name, _NO_BYTES),
             alias_of=by_name[name].alias_of,
         )
         for name in ordered

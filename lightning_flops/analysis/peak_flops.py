@@ -102,7 +102,7 @@ def peak_flops_per_sec(device_name: str, dtype: str) -> float | None:
     for device in _DEVICES:
         if re.fullmatch(device.name, name, re.IGNORECASE):
             peak = device.peaks.get(dtype)
-            return None if peak is None else peak * _TERA
+            return None if peak is None else float(round(peak * _TERA))
     return None
 
 

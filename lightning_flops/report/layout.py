@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 WIDTH = 120
 """Columns that a report keeps to where the model's own names let it."""
@@ -40,13 +40,15 @@ def paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, least_width: int = 10) -> list[str]:
-    """Columns under *head*: the first to the left, the others, numbers, to the right."""
-    columns = list(zip(head, *rows, strict=True))
-    widths = [max(least_width, *map(len, column)) for column in columns]
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, least_width: int = 10, left: Collection[int] = (0,)
+) -> list[str]:
+    """Columns under *head*, right-aligned but for those in *left*."""
+    widths = [max(least_width, *map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join(
-            [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
+            f"{cell:<{width}}" if i in left else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in (head, *rows)
     ]

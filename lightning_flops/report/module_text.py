@@ -13,6 +13,8 @@ from lightning_flops.report.layout import WIDTH, paragraph, title
 from lightning_flops.units import percent, si
 
 _STEP = "  "
+_NOT_DESCRIBED = "(not described)"
+"""Stands for the class of a module that did work and was not among the model's."""
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -23,6 +25,8 @@ def aggregated_lines(profile: Profile) -> list[str]:
         ("MACs", "MACs", lambda module: profile.per_step(module.total.forward) / 2),
         ("bwd flops", "", lambda module: profile.per_step(module.total.backward)),
     )
+    if not profile.modules:
+        return []
     lines = [
         title("Aggregated Profile per GPU"),
         *paragraph(
@@ -36,13 +40,14 @@ def aggregated_lines(profile: Profile) -> list[str]:
         for label, unit, weight in columns:
             sums: defaultdict[str, float] = defaultdict(float)
             for module in modules:
-                sums[module.type_name or "(created in the step)"] += weight(module)
+                sums[module.type_name or _NOT_DESCRIBED] += weight(module)
             # Sorting keeps the model's order where two classes weigh the same.
             heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
             entries = ", ".join(f"'{name}': '{si(value, unit)}'" for name, value in heaviest)
             lines += paragraph(f"{{{entries}}}", first=f"    {label:<11} - ", rest=" " * 19)
     if _depth_shown(profile) == limit < _deepest(profile):
-        lines.append(f"(module_depth is {limit}; the model is {_deepest(profile)} levels deep)")
+        levels = f"{_deepest(profile)} level{'' if _deepest(profile) == 1 else 's'}"
+        lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
 
@@ -59,7 +64,17 @@ def detailed_lines(profile: Profile) -> list[str]:
         "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
         "of each."
     )
-    return [*lines, "", *_Tree(profile).lines(root, indent="")]
+    lines += ["", *_Tree(profile).lines(root, indent="")]
+    if profile.outside.total:
+        spent = (
+            ("fwd", profile.outside.forward),
+            ("bwd", profile.outside.backward),
+            ("recomputed", profile.outside.recompute),
+            ("optimizer", profile.outside.optimizer),
+        )
+        figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent if flops)
+        lines.append(f"Flops outside the model: {figures}")
+    return lines
 
 
 class _Tree:
@@ -75,7 +90,7 @@ class _Tree:
         name = f"({module.short_name}): " if module.name else ""
         if node.last is not None:
             name = f"({module.short_name}-{node.last.short_name}): {node.count} x "
-        opening = f"{indent}{name}{module.type_name or '(created in the step)'}("
+        opening = f"{indent}{name}{module.type_name or _NOT_DESCRIBED}("
         extra = " ".join(module.extra_repr.split())
         figures = self._figures(node)
         if not node.children:

@@ -160,22 +160,25 @@ def operator_lines(profile: Profile) -> list[str]:
         return []
     whole = sum(operator.flops.total for operator in spending)
     per_step = profile.per_step
-    rows = [
-        [
-            operator.operator,
-            si(per_step(operator.calls)),
-            si(per_step(operator.flops.forward)),
-            si(per_step(operator.flops.backward)),
-            si(per_step(operator.flops.recompute)),
-            si(per_step(operator.flops.optimizer)),
-            percent(ratio(part=operator.flops.total, whole=whole)),
-            ", ".join(operator.dtypes),
-        ]
-        for operator in spending[:_OPERATORS_SHOWN]
+    shown = spending[:_OPERATORS_SHOWN]
+    columns = [
+        ["", *(operator.operator for operator in shown)],
+        ["calls", *(si(per_step(operator.calls)) for operator in shown)],
+        ["fwd", *(si(per_step(operator.flops.forward)) for operator in shown)],
+        ["bwd", *(si(per_step(operator.flops.backward)) for operator in shown)],
     ]
+    if profile.flops_total.recompute:
+        columns.append(["recomputed", *(si(per_step(operator.flops.recompute)) for operator in shown)])
+    if profile.flops_total.optimizer:
+        columns.append(["optimizer", *(si(per_step(operator.flops.optimizer)) for operator in shown)])
+    columns += [
+        ["share", *(percent(ratio(part=operator.flops.total, whole=whole)) for operator in shown)],
+        ["dtype", *(", ".join(operator.dtypes) for operator in shown)],
+    ]
+    head, *rows = zip(*columns, strict=True)
     lines = [
         title("Operators with most FLOPs in a global step"),
-        *table(["", "calls", "fwd", "bwd", "recomputed", "optimizer", "share", "dtype"], rows, least_width=8),
+        *table(head, rows, least_width=7, left=(0, len(columns) - 1)),
     ]
     if len(spending) > _OPERATORS_SHOWN:
         rest = sum(operator.flops.total for operator in spending[_OPERATORS_SHOWN:])

@@ -41,14 +41,19 @@ def render_text(profile: Profile) -> str:
         aggregated_lines(profile),
         detailed_lines(profile) if profile.settings.detailed else [],
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section) + f"\n{rule()}\n"
+    text = "\n\n".join("\n".join(section) for section in sections if section) + f"\n{rule()}\n"
+    # A module may describe itself in characters that no file can hold.
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _summary_lines(profile: Profile) -> list[str]:
     """DeepSpeed's lines, labels and order."""
     context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
-    factor_with_forward = f"{3 + profile.settings.recompute_fwd_factor:g}"
+    bwd_flops = f"{factor} * fwd flops per GPU"
+    fwd_bwd_flops = f"{3 + profile.settings.recompute_fwd_factor:g} * fwd flops per GPU"
+    if flops.without_backward:  # DeepSpeed's formulas would not give these figures
+        bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
     sharded = profile.local_params is None or profile.params != profile.local_params * context.tp_size
     params_of_model = "params of model" if sharded else "params of model = params per GPU * mp_size"
     stage = f" (this stage of {context.pp_size})" if context.pp_size > 1 else ""
@@ -83,12 +88,12 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
         line("bwd latency", duration(timing.backward_sec if timing else None)),
         line(
-            f"bwd FLOPS per GPU = {factor} * fwd flops per GPU / bwd latency",
+            f"bwd FLOPS per GPU = {bwd_flops} / bwd latency",
             rate(rates.backward_flops_per_sec_estimated, "estimated"),
         ),
         line("bwd FLOPS per GPU = bwd flops per GPU / bwd latency", rate(rates.backward_flops_per_sec, "measured")),
         line(
-            f"fwd+bwd FLOPS per GPU = {factor_with_forward} * fwd flops per GPU / (fwd+bwd latency)",
+            f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)",
             rate(rates.forward_backward_flops_per_sec_estimated, "estimated"),
         ),
         line(
@@ -98,11 +103,11 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("step latency", duration(timing.optimizer_sec if timing else None)),
         line("iter latency", duration(timing.iter_sec if timing else None)),
         line(
-            f"FLOPS per GPU = {factor_with_forward} * fwd flops per GPU / iter latency",
+            f"FLOPS per GPU = {fwd_bwd_flops} / iter latency",
             rate(rates.iter_flops_per_sec_estimated, "estimated"),
         ),
         line("FLOPS per GPU = hardware flops per GPU / iter latency", rate(rates.iter_flops_per_sec, "measured")),
-        line("samples/second", _over(plain(rates.iter_samples_per_sec), "over the iter latency")),
+        line("samples/second", _samples_per_sec(profile)),
     ]
 
 
@@ -162,8 +167,9 @@ def _marked(text: str, *words: str) -> str:
     return f"{text} ({', '.join(words)})" if words else text
 
 
-def _over(text: str, words: str) -> str:
-    return text if text == plain(None) else f"{text} ({words})"
+def _samples_per_sec(profile: Profile) -> str:
+    value = profile.rates.iter_samples_per_sec
+    return plain(value) if value is None else f"{value:.2f} (over the iter latency)"
 
 
 def _ranges(steps: Sequence[int]) -> str:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from decimal import Decimal
+
 import pytest
 
-from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.profile import build_profile
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import WindowRecord
+from lightning_flops.records import FlopRecord, ModuleRecord, PhaseSeconds, WindowRecord
 from lightning_flops.report.text import render_text
 from tests.golden_files import golden
 from tests.report import windows
@@ -27,3 +30,154 @@ CASES = {
 def test_report_is_the_file_people_read(name: str) -> None:
     window, config = CASES[name]
     golden(f"text/{name}.txt", render_text(build_profile(window, config=config)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_report_of_an_ordinary_model_fits_120_columns(name: str) -> None:
+    window, config = CASES[name]
+    assert [line for line in _lines(window, config) if len(line) > 120] == []
+
+
+def test_deepspeeds_labels_stand_in_deepspeeds_order() -> None:
+    lines = _lines(*CASES["mlp"])
+    labels = [
+        "world size",
+        "data parallel size",
+        "model parallel size",
+        "batch size per GPU",
+        "params per GPU",
+        "params of model = params per GPU * mp_size",
+        "fwd MACs per GPU",
+        "fwd flops per GPU",
+        "fwd flops of model = fwd flops per GPU * mp_size",
+        "fwd latency",
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
+        "bwd latency",
+        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency",
+        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)",
+        "step latency",
+        "iter latency",
+        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency",
+        "samples/second",
+    ]
+    places = [next(i for i, line in enumerate(lines) if line.startswith(f"{label}:")) for label in labels]
+    assert places == sorted(places)
+    assert all(lines[i].index("  ") <= 70 and lines[i][70:72] == "  " and lines[i][72] != " " for i in places)
+
+
+def test_measured_line_stands_right_below_each_estimated_one() -> None:
+    lines = _lines(*CASES["lower_bound"])
+    estimated = [i for i, line in enumerate(lines) if "(estimated" in line and "FLOPS" in line]
+    assert len(estimated) == 3
+    assert all("(measured" in lines[i + 1] for i in estimated)
+
+
+def test_every_figure_that_rests_on_flops_is_marked_when_it_is_a_lower_bound() -> None:
+    marked = [line.partition(":")[0] for line in _lines(*CASES["lower_bound"]) if "lower bound)" in line]
+    assert marked == [
+        "fwd MACs per GPU",
+        "fwd flops per GPU",
+        "fwd flops of model = fwd flops per GPU * mp_size",
+        "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
+        "bwd FLOPS per GPU = 3 * fwd flops with bwd / bwd latency",
+        "bwd FLOPS per GPU = bwd flops per GPU / bwd latency",
+        "fwd+bwd FLOPS per GPU = (fwd + 3 * fwd with bwd) / (fwd+bwd latency)",
+        "fwd+bwd FLOPS per GPU = fwd+bwd flops per GPU / (fwd+bwd latency)",
+        "FLOPS per GPU = (fwd + 3 * fwd with bwd) / iter latency",
+        "FLOPS per GPU = hardware flops per GPU / iter latency",
+        "MFU = model flops per GPU / peak FLOPS / global step time",
+        "HFU = hardware flops per GPU / peak FLOPS / global step time",
+    ]
+    assert not any("lower bound" in line.lower() for line in _lines(*CASES["mlp"]))
+
+
+@pytest.mark.parametrize(("module_depth", "depths"), [(-1, 5), (0, 1), (1, 2), (3, 4), (4, 5), (99, 5)])
+def test_module_depth_is_the_deepest_level_of_both_module_sections(module_depth: int, depths: int) -> None:
+    lines = _lines(windows.transformer_window(), ProfilerConfig(module_depth=module_depth))
+    assert [line for line in lines if line.startswith("depth ")] == [f"depth {depth}:" for depth in range(depths)]
+    tree = lines[lines.index("GPT(") :]
+    names = {line.strip().partition(")")[0] for line in tree if line.strip().startswith("(")}
+    by_depth = [{"(embed", "(blocks", "(head"}, {"(0-11"}, {"(attn", "(mlp"}, {"(qkv", "(out", "(up", "(act", "(down"}]
+    assert names == set().union(*by_depth[: depths - 1])
+
+
+def test_modules_cut_off_by_module_depth_are_told() -> None:
+    lines = _lines(windows.transformer_window(), ProfilerConfig(module_depth=1))
+    # 12 blocks of 8 modules each: the block, attn, qkv, out, mlp, up, act, down.
+    assert "    ... 96 modules inside, deeper than module_depth" in lines
+    assert "(module_depth is 1; the model has 4 levels below the root)" in lines
+
+
+@pytest.mark.parametrize("top_modules", [1, 2, 3])
+def test_top_modules_is_the_number_of_classes_at_each_depth(top_modules: int) -> None:
+    lines = _lines(windows.transformer_window(), ProfilerConfig(top_modules=top_modules))
+    params = lines[lines.index("depth 1:") + 1]
+    weights = ["'ModuleList': '144 M'", "'Embedding': '10 M'", "'Linear': '10 M'"]
+    assert params == f"    params      - {{{', '.join(weights[:top_modules])}}}"
+
+
+def test_tree_is_left_out_when_it_is_not_wanted() -> None:
+    window = windows.mlp_window()
+    assert any("Detailed Profile" in line for line in _lines(window, ProfilerConfig(detailed=True)))
+    assert not any("Detailed Profile" in line for line in _lines(window, ProfilerConfig(detailed=False)))
+
+
+def test_parameters_of_a_shared_module_count_once_and_its_other_name_says_so() -> None:
+    window = windows.mlp_window()
+    shared = replace(window.modules[1], name="head", alias_of="fc1")
+    lines = _lines(replace(window, modules=(*window.modules, shared)), ProfilerConfig())
+    assert lines[lines.index("depth 1:") + 1] == "    params      - {'Linear': '3 M'}"  # 2,002,000 + 1,000,500
+    assert any(line.startswith("  (head): Linear(the same module as fc1, 2 M, 66.68% Params, 0 MACs") for line in lines)
+
+
+def test_module_that_was_never_called_prints_its_params() -> None:
+    window = windows.mlp_window()
+    unused = replace(window.modules[4], name="unused")
+    lines = _lines(replace(window, modules=(*window.modules, unused)), ProfilerConfig())
+    assert any(line.startswith("  (unused): Linear(no call seen, 1 M, 33.32% Params, 0 MACs") for line in lines)
+
+
+def test_module_that_runs_more_often_than_the_batches_says_how_often() -> None:
+    window = windows.mlp_window()
+    flops = replace(window.flops, module_calls={**window.flops.module_calls, "act": 3})
+    assert "  (act): ReLU(no params, no flops, 3 calls)" in _lines(replace(window, flops=flops), ProfilerConfig())
+
+
+def test_printed_parts_of_a_step_add_up_to_the_printed_step() -> None:
+    thirds = PhaseSeconds(data_wait=0.01 / 3, forward=0.01 / 3, backward=0.01 / 3)
+    lines = _lines(replace(windows.mlp_window(), timed_steps=(windows.step(5, seconds=thirds),)), ProfilerConfig())
+    start = next(i for i, line in enumerate(lines) if "mean, ms" in line) + 1
+    rows = [line[13:].split() for line in lines[start : start + 7]]
+    means, shares = [Decimal(row[0]) for row in rows], [Decimal(row[1].rstrip("%")) for row in rows]
+    assert sum(means[:-1]) == means[-1] == Decimal("10.000")
+    assert sum(shares[:-1]) == shares[-1] == Decimal("100.00")
+    assert sorted(means[:-1])[-3:] == [Decimal("3.333"), Decimal("3.333"), Decimal("3.334")]
+
+
+def test_phases_that_cannot_be_told_apart_are_one_part() -> None:
+    lines = _lines(replace(windows.mlp_window(), mixed_phases=("forward", "backward")), ProfilerConfig())
+    assert f"{'fwd latency:':<70}  n/a" in lines
+    assert f"{'bwd latency:':<70}  n/a" in lines
+    assert f"{'iter latency:':<70}  16 ms" in lines
+    assert any(line.startswith("forward + backward      14.000") for line in lines)
+    assert "n/a: fwd FLOPS, bwd FLOPS: the times of these phases cannot be told apart." in lines
+
+
+def test_description_in_characters_that_no_file_can_hold_prints() -> None:
+    window = windows.mlp_window()
+    modules = (replace(window.modules[0], extra_repr="\ud800"), *window.modules[1:])
+    text = render_text(build_profile(replace(window, modules=modules), config=ProfilerConfig()))
+    assert text.encode("utf-8")
+
+
+def test_ten_thousand_modules_render_in_little_time_and_few_lines() -> None:
+    layers = 5_000
+    modules = [ModuleRecord(name="", type_name="Net")]
+    for i in range(layers):
+        modules += [ModuleRecord(name=f"{i}", type_name="Block"), ModuleRecord(name=f"{i}.fc", type_name="Linear")]
+    lines = _lines(replace(windows.mlp_window(), modules=tuple(modules), flops=FlopRecord()), ProfilerConfig())
+    assert f"  (0-{layers - 1}): {layers} x Block(" in lines
+
+
+def _lines(window: WindowRecord, config: ProfilerConfig) -> list[str]:
+    return render_text(build_profile(window, config=config)).split("\n")

@@ -304,7 +304,10 @@ def untimed_window() -> WindowRecord:
     return replace(
         mlp_window(),
         timed_steps=(),
-        notes=("Training ended before the window closed.", "0 of the 2 steps asked for were timed: the run was too short."),
+        notes=(
+            "Training ended before the window closed.",
+            "0 of the 2 steps asked for were timed: the run was too short.",
+        ),
     )
 
 
@@ -369,9 +372,7 @@ def variable_window() -> WindowRecord:
     first, second = window.timed_steps
     return replace(
         window,
-        flops=replace(
-            window.flops, cells=merged, module_calls={name: 2 for name in ("", "fc1", "act", "drop", "fc2")}
-        ),
+        flops=replace(window.flops, cells=merged, module_calls=dict.fromkeys(("", "fc1", "act", "drop", "fc2"), 2)),
         counted_steps=(
             step(3, samples=100, flops=PhaseFlops(forward=600_000_000, backward=800_000_000)),
             step(7, samples=50, shapes="50x1000", flops=PhaseFlops(forward=300_000_000, backward=400_000_000)),

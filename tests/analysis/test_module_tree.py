@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.module_tree import ModuleProfile, build_modules, folded_tree
+from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
+
+
+def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:
+    return OperatorCell(module=module, phase=phase, operator="aten.mm", dtype="float32", calls=1, flops=flops)
+
+
+def _modules(names: list[str], cells: tuple[OperatorCell, ...] = ()) -> tuple[ModuleProfile, ...]:
+    records = [ModuleRecord(name=name, type_name="Block" if name else "Net") for name in names]
+    return build_modules(records, FlopCounts(FlopRecord(cells=cells)))
+
+
+def test_modules_stand_before_those_below_them_and_siblings_in_the_models_order() -> None:
+    names = ["", "head", "body", "body.10", "body.2", "body.10.a"]
+    assert [module.name for module in _modules(names)] == ["", "head", "body", "body.10", "body.10.a", "body.2"]
+
+
+def test_depth_is_the_number_of_modules_above() -> None:
+    assert [module.depth for module in _modules(["", "a", "a.b", "a.b.c"])] == [0, 1, 2, 3]
+
+
+def test_total_is_own_work_plus_that_of_the_modules_below() -> None:
+    root, a, b = _modules(["", "a", "a.b"], (_cell("", 1), _cell("a", 10), _cell("a.b", 100, "backward")))
+    assert root.own == PhaseFlops(forward=1)
+    assert root.total == PhaseFlops(forward=11, backward=100)
+    assert a.total == PhaseFlops(forward=10, backward=100)
+    assert b.own == b.total == PhaseFlops(backward=100)
+
+
+def test_module_that_the_model_does_not_list_keeps_its_work_in_the_tree() -> None:
+    modules = _modules(["", "a"], (_cell("a.late.inner", 5),))
+    assert [module.name for module in modules] == ["", "a", "a.late", "a.late.inner"]
+    assert [module.type_name for module in modules] == ["Net", "Block", "", ""]
+    assert [module.total.forward for module in modules] == [5, 5, 5, 5]
+
+
+def test_work_outside_the_model_is_no_module() -> None:
+    assert [module.name for module in _modules([""], (_cell("(outside)", 5, "optimizer"),))] == [""]
+
+
+def test_model_that_was_not_described_and_did_nothing_has_no_modules() -> None:
+    assert _modules([]) == ()
+    assert folded_tree(()) is None
+
+
+@given(
+    st.lists(st.from_regex(r"[a-c](\.[a-c]){0,3}", fullmatch=True), max_size=8),
+    st.lists(st.tuples(st.from_regex(r"([a-c](\.[a-c]){0,3})?", fullmatch=True), st.integers(0, 9)), max_size=8),
+)
+def test_tree_loses_no_flops_and_no_module(names: list[str], work: list[tuple[str, int]]) -> None:
+    modules = _modules(["", *names], tuple(_cell(name, flops) for name, flops in work))
+    by_name = {module.name: module for module in modules}
+    assert len(by_name) == len(modules)
+    assert {"", *names} <= by_name.keys()
+    assert sum(module.own.forward for module in modules) == sum(flops for _, flops in work)
+    for module in modules:
+        below = [one for one in modules if one.name and one.name.rpartition(".")[0] == module.name]
+        assert module.total.forward == module.own.forward + sum(one.total.forward for one in below)
+
+
+def test_equal_neighbours_fold_into_the_first() -> None:
+    cells = tuple(_cell(f"blocks.{i}.fc", 7) for i in range(3))
+    root = folded_tree(_modules(["", "blocks", *(f"blocks.{i}{end}" for i in range(3) for end in ("", ".fc"))], cells))
+    assert root is not None
+    (blocks,) = root.children
+    (block,) = blocks.children
+    assert block.last is not None
+    assert (block.module.name, block.last.name, block.count) == ("blocks.0", "blocks.2", 3)
+    assert [child.module.name for child in block.children] == ["blocks.0.fc"]
+    assert root.size == 1 + 1 + 3 * 2
+
+
+def test_neighbour_that_differs_deep_inside_stays_apart() -> None:
+    names = ["", *(f"{i}{end}" for i in range(4) for end in ("", ".fc", ".fc.lin"))]
+    root = folded_tree(_modules(names, (_cell("0.fc.lin", 1), _cell("1.fc.lin", 1), _cell("2.fc.lin", 2))))
+    assert root is not None
+    assert [(node.module.name, node.count) for node in root.children] == [("0", 2), ("2", 1), ("3", 1)]
+
+
+def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
+    root = folded_tree(_modules(["", "0", "2", "3", "query", "key"]))
+    assert root is not None
+    assert [(node.module.name, node.count) for node in root.children] == [("0", 1), ("2", 2), ("query", 1), ("key", 1)]
+
+
+def test_modules_with_other_params_or_settings_do_not_fold() -> None:
+    root, first, second, third = _modules(["", "0", "1", "2"])
+    tree = folded_tree((root, first, replace(second, params=1), replace(third, params=1, extra_repr="p=0.1")))
+    assert tree is not None
+    assert [node.count for node in tree.children] == [1, 1, 1]
+
+
+def test_node_is_called_when_a_module_below_it_is() -> None:
+    records = [ModuleRecord(name=name, type_name="Block") for name in ("", "list", "list.a", "list.b")]
+    root = folded_tree(build_modules(records, FlopCounts(FlopRecord(module_calls={"list.b": 2}))))
+    assert root is not None
+    (container,) = root.children
+    assert (root.called, container.called) == (True, True)
+    assert [child.called for child in container.children] == [False, True]

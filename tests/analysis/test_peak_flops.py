@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_flops.analysis.peak_flops import peak_flops_per_sec, peak_for
+
+
+@pytest.mark.parametrize(
+    ("device", "bfloat16_tflops"),
+    [
+        # A10, A10G and A100; L4, L40 and L40S: a shorter name must not answer for a longer one.
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", 70.0),
+        ("NVIDIA A100-SXM4-40GB", 312.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("A100-SXM4-40GB", 312.0),
+        ("NVIDIA A100-PCIE-40GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A30", 165.0),
+        ("NVIDIA A40", 149.7),
+        ("NVIDIA RTX A6000", 154.8),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40", 181.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2),
+        ("NVIDIA GeForce RTX 3090", 71.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        # The Hoppers, whose NVL has a lower rate and whose headline figures assume sparsity.
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989.4),
+        ("NVIDIA H20", 148.0),
+        ("NVIDIA B200", 2250.0),
+        ("NVIDIA GB200", 2500.0),
+        ("AMD Instinct MI300X", 1307.4),
+        ("AMD Instinct MI250X", 383.0 / 2),  # one of the board's two dies, which is what a program sees
+    ],
+)
+def test_bfloat16_peak_is_the_dense_one_of_exactly_this_device(device: str, bfloat16_tflops: float) -> None:
+    assert peak_flops_per_sec(device, "bfloat16") == bfloat16_tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        "",
+        "NVIDIA",
+        "AMD EPYC 7B12",
+        "NVIDIA T400 4GB",
+        "NVIDIA T1000",
+        "NVIDIA L40G",
+        "NVIDIA A2",
+        "NVIDIA A1000",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 5090 D",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
+        "NVIDIA A40-48Q",
+        "NVIDIA L40S-24Q",
+        "NVIDIA H1000",
+        "Not a NVIDIA H100 PCIe",
+        "AMD Instinct MI250X / MI250",
+        "AMD Instinct MI210",
+    ],
+)
+def test_device_that_is_not_in_the_table_has_no_peak(device: str) -> None:
+    for dtype in ("bfloat16", "float16", "tf32", "float32", "float8", "int8"):
+        assert peak_flops_per_sec(device, dtype) is None
+
+
+def test_tesla_t4_computes_in_float16_and_has_no_bfloat16_rate() -> None:
+    assert peak_flops_per_sec("Tesla T4", "float16") == 65e12
+    assert peak_flops_per_sec("Tesla T4", "float32") == 8.1e12
+    assert peak_flops_per_sec("Tesla T4", "bfloat16") is None
+
+
+def test_volta_boards_have_the_rate_of_their_own_form() -> None:
+    assert peak_flops_per_sec("Tesla V100-SXM2-32GB", "float16") == 125e12
+    assert peak_flops_per_sec("Tesla V100-PCIE-16GB", "float16") == 112e12
+    assert peak_flops_per_sec("Tesla V100S-PCIE-32GB", "float16") == 130e12
+    assert peak_flops_per_sec("Tesla V100-SXM2-16GB", "tf32") is None
+
+
+def test_each_dtype_has_its_own_rate() -> None:
+    peaks = {
+        dtype: peak_flops_per_sec("NVIDIA H100 80GB HBM3", dtype)
+        for dtype in ("bfloat16", "float16", "tf32", "float32", "float8", "int8")
+    }
+    assert peaks == {
+        "bfloat16": 989.4e12,
+        "float16": 989.4e12,
+        "tf32": 494.7e12,
+        "float32": 66.9e12,
+        "float8": 1978.9e12,
+        "int8": 1978.9e12,
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "int4", "", "torch.bfloat16"])
+def test_dtype_without_a_published_rate_has_no_peak(dtype: str) -> None:
+    assert peak_flops_per_sec("NVIDIA H100 80GB HBM3", dtype) is None
+
+
+def test_case_and_spaces_around_a_name_do_not_matter() -> None:
+    assert peak_flops_per_sec(" nvidia h100 pcie ", "bfloat16") == 756e12
+
+
+def test_figure_of_the_user_wins_over_the_table() -> None:
+    assert peak_for(device_name="NVIDIA A40", dtype="bfloat16", given=1e15) == 1e15
+    assert peak_for(device_name="cpu", dtype="float32", given=2e11) == 2e11
+    assert peak_for(device_name="cpu", dtype="float32", given=None) is None
+
+
+def test_figures_by_dtype_leave_the_others_to_the_table() -> None:
+    given = {"float32": 1e12}
+    assert peak_for(device_name="NVIDIA A40", dtype="float32", given=given) == 1e12
+    assert peak_for(device_name="NVIDIA A40", dtype="bfloat16", given=given) == 149.7e12
+    assert peak_for(device_name="cpu", dtype="bfloat16", given=given) is None

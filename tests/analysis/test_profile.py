@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.step_rates import Rates
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.errors import LightningFlopsError, ProfileFormatError
+from lightning_flops.records import (
+    FlopPhase,
+    FlopRecord,
+    ModuleRecord,
+    OperatorCell,
+    PhaseFlops,
+    PhaseSeconds,
+    RunContext,
+    StepRecord,
+    StepSignature,
+    TimePhase,
+    UncountedOperator,
+    WindowRecord,
+)
+from tests.golden_files import golden
+from tests.report import windows
+
+MLP = windows.mlp_window()
+CONFIG = ProfilerConfig()
+
+
+def test_counts_of_one_step_are_the_ints_that_were_counted() -> None:
+    flops = build_profile(windows.lower_bound_window(), config=ProfilerConfig(recompute_fwd_factor=1.0)).flops
+    assert flops.forward == (400 + 200 + 100) * 10**6
+    assert flops.backward == (400 + 400) * 10**6
+    assert flops.recompute == 400 * 10**6
+    assert flops.optimizer == 50 * 10**6
+    assert flops.without_backward == 100 * 10**6
+    assert flops.backward_estimated == (2 + 1) * (700 - 100) * 10**6
+    assert flops.model == (700 + 800) * 10**6
+    assert flops.hardware == (700 + 800 + 400 + 50) * 10**6
+
+
+def test_rates_are_totals_over_the_timed_steps_by_their_number() -> None:
+    # Steps of 10 and 30 ms: a mean of rates would be (140 + 46.7) / 2 GFLOP/s, the rate of the totals is 70.
+    profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=700e9, tokens_per_sample=3))
+    rates, timing = profile.rates, profile.timing
+    assert timing is not None
+    assert timing.forward_sec == pytest.approx(0.006, rel=1e-12)
+    assert timing.iter_sec == pytest.approx(0.016, rel=1e-12)
+    assert timing.global_step_sec == pytest.approx(0.020, rel=1e-12)
+    assert rates.forward_flops_per_sec == pytest.approx(600e6 / 0.006, rel=1e-12)
+    assert rates.backward_flops_per_sec == pytest.approx(800e6 / 0.008, rel=1e-12)
+    assert rates.backward_flops_per_sec_estimated == pytest.approx(1200e6 / 0.008, rel=1e-12)
+    assert rates.forward_backward_flops_per_sec == pytest.approx(1400e6 / 0.014, rel=1e-12)
+    assert rates.iter_flops_per_sec == pytest.approx(1400e6 / 0.016, rel=1e-12)
+    assert rates.samples_per_sec == pytest.approx(100 / 0.020, rel=1e-12)
+    assert rates.iter_samples_per_sec == pytest.approx(100 / 0.016, rel=1e-12)
+    assert rates.data_wait_ratio == pytest.approx(0.1, rel=1e-12)
+    assert rates.mfu == pytest.approx(1400e6 / 700e9 / 0.020, rel=1e-12)
+
+
+def test_parts_of_a_step_add_up_to_it() -> None:
+    timing = build_profile(MLP, config=CONFIG).timing
+    assert timing is not None
+    assert sum(part.mean_sec for part in timing.parts) == timing.global_step_sec
+    assert timing.global_step.mean_sec == timing.global_step_sec
+    assert (timing.global_step.minimum_sec, timing.global_step.maximum_sec) == pytest.approx((0.010, 0.030), rel=1e-12)
+
+
+def test_recomputation_counts_in_the_backward_rate_and_in_hardware_flops_alone() -> None:
+    profile = build_profile(windows.lower_bound_window(), config=CONFIG)
+    assert profile.rates.backward_flops_per_sec == pytest.approx((800e6 + 400e6) / 0.008, rel=1e-12)
+    assert profile.rates.iter_flops_per_sec == pytest.approx((700e6 + 800e6 + 400e6 + 50e6) / 0.016, rel=1e-12)
+
+
+def test_mfu_of_a_mixed_run_holds_each_dtype_against_its_own_peak() -> None:
+    profile = build_profile(windows.transformer_window(), config=CONFIG)
+    model_sec = 3744e9 / 312e12 + 240e9 / 19.5e12
+    hardware_sec = (3744e9 + 48e9 - 168e9) / 312e12 + 240e9 / 19.5e12
+    assert [(one.dtype, one.model, one.hardware) for one in profile.dtypes] == [
+        ("bfloat16", 3744 * 10**9, 3624 * 10**9),
+        ("float32", 240 * 10**9, 240 * 10**9),
+    ]
+    assert profile.model_flops_peak_sec == pytest.approx(model_sec, rel=1e-12)
+    assert profile.rates.mfu == pytest.approx(model_sec / 0.100, rel=1e-12)
+    assert profile.rates.hfu == pytest.approx(hardware_sec / 0.100, rel=1e-12)
+    assert profile.rates.hfu is not None and profile.rates.mfu is not None
+    assert profile.rates.hfu < profile.rates.mfu  # causal attention executes half of what the model is credited with
+
+
+def test_samples_and_tokens_are_those_of_all_ranks_with_different_data() -> None:
+    window = windows.parallel_window()
+    window = replace(window, timed_steps=tuple(replace(step, tokens=7000) for step in window.timed_steps))
+    rates = build_profile(window, config=CONFIG).rates
+    assert rates.samples_per_sec == pytest.approx(4 * 100 / 0.020, rel=1e-12)
+    assert rates.tokens_per_sec == pytest.approx(4 * 7000 / 0.020, rel=1e-12)
+    assert rates.tokens_per_sec_per_device == pytest.approx(4 * 7000 / 0.020 / 8, rel=1e-12)
+
+
+def test_several_counted_steps_give_totals_mean_and_spread() -> None:
+    profile = build_profile(windows.variable_window(), config=CONFIG)
+    assert profile.counted_steps == (3, 7)
+    assert profile.flops_total.forward == 900 * 10**6
+    assert profile.flops.forward == 450 * 10**6
+    assert profile.per_step(profile.modules[0].total.forward) == 450e6
+    spread = profile.flops_spread
+    assert spread is not None
+    assert spread.minimum == PhaseFlops(forward=300 * 10**6, backward=400 * 10**6)
+    assert spread.maximum == PhaseFlops(forward=600 * 10**6, backward=800 * 10**6)
+    assert (spread.model_minimum, spread.model_maximum) == (700 * 10**6, 1400 * 10**6)
+    assert profile.rates.forward_flops_per_sec == pytest.approx(450e6 / 0.006, rel=1e-12)
+    assert profile.samples == (50 + 150) / 2
+
+
+def test_mean_of_steps_is_the_nearest_whole_flop_and_rates_keep_the_fraction() -> None:
+    cells = (windows.cell("fc1", "forward", 5),)
+    window = replace(MLP, flops=FlopRecord(cells=cells), counted_steps=(windows.step(3), windows.step(4)))
+    profile = build_profile(window, config=CONFIG)
+    assert profile.flops.forward == 3
+    assert profile.rates.forward_flops_per_sec == pytest.approx(2.5 / 0.006, rel=1e-12)
+
+
+def test_window_without_timed_steps_has_counts_and_no_rates() -> None:
+    profile = build_profile(windows.untimed_window(), config=ProfilerConfig(peak_flops_per_sec=1e12))
+    assert profile.timing is None
+    assert profile.flops.forward == 600 * 10**6
+    assert profile.model_flops_peak_sec == pytest.approx(1400e6 / 1e12, rel=1e-12)
+    for field in fields(Rates):
+        assert getattr(profile.rates, field.name) is None
+        assert profile.unavailable[field.name] == "no step was timed"
+
+
+def test_unknown_device_has_no_utilization_and_says_which_peak_is_missing() -> None:
+    profile = build_profile(MLP, config=CONFIG)
+    assert profile.rates.mfu is None
+    assert profile.rates.hfu is None
+    assert profile.model_flops_peak_sec is None
+    assert profile.unavailable["mfu"] == "no dense peak is known for float32 on cpu; set peak_flops_per_sec"
+
+
+def test_unknown_batch_size_leaves_samples_per_second_unknown() -> None:
+    window = replace(MLP, timed_steps=tuple(replace(step, samples=None) for step in MLP.timed_steps))
+    profile = build_profile(window, config=CONFIG)
+    assert profile.rates.samples_per_sec is None
+    assert profile.rates.forward_flops_per_sec is not None
+    assert profile.unavailable["samples_per_sec"] == "the batch size is not known; set batch_size"
+
+
+def test_phase_that_took_no_time_has_no_rate() -> None:
+    seconds = PhaseSeconds(forward=0.010, backward=0.0, other=0.010)
+    profile = build_profile(replace(MLP, timed_steps=(windows.step(5, seconds=seconds),)), config=CONFIG)
+    assert profile.rates.backward_flops_per_sec is None
+    assert profile.unavailable["backward_flops_per_sec"] == "its time is zero"
+    assert profile.rates.forward_flops_per_sec == pytest.approx(600e6 / 0.010, rel=1e-12)
+
+
+def test_phases_that_are_mixed_show_only_their_sum() -> None:
+    mixed: tuple[TimePhase, ...] = ("forward", "backward")
+    profile = build_profile(replace(MLP, mixed_phases=mixed), config=CONFIG)
+    timing = profile.timing
+    assert timing is not None
+    assert (timing.forward_sec, timing.backward_sec) == (None, None)
+    assert timing.forward_backward_sec == pytest.approx(0.014, rel=1e-12)
+    assert timing.iter_sec == pytest.approx(0.016, rel=1e-12)
+    assert [part.name for part in timing.parts] == ["data wait", "transfer", "forward + backward", "optimizer", "other"]
+    assert sum(part.mean_sec for part in timing.parts) == timing.global_step_sec
+    assert profile.rates.forward_flops_per_sec is None
+    assert profile.unavailable["forward_flops_per_sec"] == "the times of these phases cannot be told apart"
+    assert profile.rates.forward_backward_flops_per_sec == pytest.approx(1400e6 / 0.014, rel=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [-0.001, math.nan, math.inf, 1e300])
+def test_step_whose_clock_cannot_be_right_is_left_out_and_told(wrong: float) -> None:
+    good, bad = MLP.timed_steps[0], windows.step(6, seconds=PhaseSeconds(forward=wrong, backward=0.5))
+    profile = build_profile(replace(MLP, timed_steps=(good, bad)), config=CONFIG)
+    assert profile.timed_steps == (5,)
+    assert profile.timing is not None
+    assert profile.timing.global_step_sec == pytest.approx(0.010, rel=1e-12)
+    assert "1 timed steps were left out: their clock showed times that cannot be right." in profile.notes
+
+
+def test_negative_counts_give_no_rate() -> None:
+    window = replace(
+        MLP, flops=FlopRecord(cells=(windows.cell("fc1", "forward", -400), windows.cell("fc1", "backward", 1)))
+    )
+    rates = build_profile(window, config=ProfilerConfig(peak_flops_per_sec=1e12)).rates
+    assert rates.forward_flops_per_sec is None
+    assert rates.forward_backward_flops_per_sec is None
+    assert rates.mfu is None
+
+
+@pytest.mark.parametrize("samples", [0, -100])
+def test_absurd_number_of_samples_is_an_unknown_one(samples: int) -> None:
+    window = replace(MLP, timed_steps=tuple(replace(step, samples=samples) for step in MLP.timed_steps))
+    assert build_profile(window, config=CONFIG).rates.samples_per_sec is None
+
+
+def test_utilization_above_the_peak_is_told() -> None:
+    profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=1e9))
+    assert profile.rates.mfu == pytest.approx(1400e6 / 1e9 / 0.020, rel=1e-12)
+    assert any(note.startswith("MFU is above 100%") for note in profile.notes)
+
+
+def test_heavy_operator_that_was_not_counted_makes_a_lower_bound() -> None:
+    assert build_profile(windows.lower_bound_window(), config=CONFIG).lower_bound
+    assert not build_profile(MLP, config=CONFIG).lower_bound
+
+
+def test_notes_of_window_and_counter_stand_once_each() -> None:
+    window = replace(MLP, notes=("a", "b"), flops=replace(MLP.flops, notes=("b", "c")))
+    assert build_profile(window, config=CONFIG).notes == ("a", "b", "c")
+
+
+def test_excluded_time_is_listed_and_in_no_part() -> None:
+    timing = build_profile(MLP, config=CONFIG).timing
+    assert timing is not None
+    assert timing.excluded_sec == {"validation": 1.5}
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        windows.mlp_window(),
+        windows.transformer_window(),
+        windows.untimed_window(),
+        windows.lower_bound_window(),
+        windows.parallel_window(),
+        windows.variable_window(),
+        windows.unknown_window(),
+    ],
+)
+def test_json_reads_back_to_an_equal_profile(window: WindowRecord) -> None:
+    profile = build_profile(window, config=CONFIG)
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_json_is_the_file_people_read() -> None:
+    golden("json/mlp.json", build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=700e9)).to_json())
+
+
+AMOUNTS = st.integers(0, 10**30)
+NAMES = st.text(max_size=8)
+PHASES: tuple[FlopPhase, ...] = ("forward", "backward", "recompute", "optimizer")
+MODULE_NAMES = st.sampled_from(["", "a", "a.b", "c", "c.d.e", "(outside)"])
+STEPS = st.builds(
+    StepRecord,
+    index=st.integers(0, 10**6),
+    signature=st.builds(
+        StepSignature, batches=st.tuples(NAMES), forwards=st.integers(), backwards=st.integers(), updates=st.integers()
+    ),
+    micro_steps=st.integers(0, 64),
+    samples=st.none() | st.integers(),
+    tokens=st.none() | st.integers(),
+    flops=st.none() | st.builds(PhaseFlops, **dict.fromkeys(PHASES, AMOUNTS)),
+    seconds=st.none() | st.builds(PhaseSeconds, **dict.fromkeys([f.name for f in fields(PhaseSeconds)], st.floats())),
+    reader_sec=st.none() | st.floats(),
+    excluded_sec=st.dictionaries(NAMES, st.floats(), max_size=2),
+)
+WINDOWS = st.builds(
+    WindowRecord,
+    profile_step=st.integers(),
+    report_step=st.integers(),
+    context=st.builds(
+        RunContext,
+        framework=NAMES,
+        framework_version=NAMES,
+        torch_version=NAMES,
+        device_type=NAMES,
+        device_name=st.sampled_from(["cpu", "NVIDIA H200", "Tesla T4"]),
+        precision=NAMES,
+        dp_size=st.integers(-1, 8),
+        world_size=st.integers(-1, 8),
+        micro_batch_size=st.none() | st.integers(),
+    ),
+    modules=st.lists(
+        st.builds(
+            ModuleRecord, name=MODULE_NAMES.filter(lambda name: name[:1] != "("), type_name=NAMES, extra_repr=NAMES
+        ),
+        max_size=4,
+    ).map(tuple),
+    flops=st.builds(
+        FlopRecord,
+        cells=st.lists(
+            st.builds(
+                OperatorCell,
+                module=MODULE_NAMES,
+                phase=st.sampled_from(PHASES),
+                operator=NAMES,
+                dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
+                calls=AMOUNTS,
+                flops=st.integers(-10, 10**30) | st.just(10**400),
+                causal_skipped=AMOUNTS,
+                bytes_read=AMOUNTS,
+            ),
+            max_size=6,
+        ).map(tuple),
+        module_calls=st.dictionaries(MODULE_NAMES, AMOUNTS, max_size=3),
+        uncounted=st.dictionaries(
+            NAMES,
+            st.builds(
+                UncountedOperator, calls=AMOUNTS, modules=st.tuples(NAMES), output_elements=AMOUNTS, heavy=st.booleans()
+            ),
+            max_size=2,
+        ),
+        notes=st.tuples(NAMES),
+    ),
+    counted_steps=st.lists(STEPS, max_size=3).map(tuple),
+    timed_steps=st.lists(STEPS, max_size=3).map(tuple),
+    timing_steps=st.integers(1, 20),
+    variable=st.booleans(),
+    mixed_phases=st.sampled_from([(), ("forward", "backward"), ("forward", "backward", "optimizer")]),
+)
+
+
+def _floats_of(value: object) -> list[float]:
+    if isinstance(value, float):
+        return [value]
+    if is_dataclass(value):
+        return [number for field in fields(value) for number in _floats_of(getattr(value, field.name))]
+    if isinstance(value, dict):
+        return [number for item in value.values() for number in _floats_of(item)]
+    if isinstance(value, tuple):
+        return [number for item in value for number in _floats_of(item)]
+    return []
+
+
+@given(WINDOWS, st.none() | st.floats(1, 1e15))
+def test_any_window_gives_finite_numbers_that_survive_json(window: WindowRecord, peak: float | None) -> None:
+    profile = build_profile(window, config=ProfilerConfig(peak_flops_per_sec=peak))
+    assert all(math.isfinite(number) for number in _floats_of(profile))
+    for field in fields(Rates):
+        rate = getattr(profile.rates, field.name)
+        assert (rate is None) == (field.name in profile.unavailable)
+        assert rate is None or rate >= 0
+    text = profile.to_json()
+    assert Profile.from_json(text) == profile
+    assert Profile.from_json(text).to_json() == text
+    json.loads(text, parse_constant=pytest.fail)
+
+
+def _changed(**changes: object) -> str:
+    data = json.loads(build_profile(MLP, config=CONFIG).to_json())
+    for path, value in changes.items():
+        *above, last = path.split("__")
+        place = data
+        for key in above:
+            place = place[key]
+        if value is ...:
+            del place[last]
+        else:
+            place[last] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the profile is not valid JSON: line 1 column 1: Expecting value"),
+        ('{"schema_version": 1,', "the profile is not valid JSON: line 1 column 22"),
+        ("[1, 2]", r"the profile must be a JSON object, got \[1, 2\]"),
+        ("{}", "schema_version must be 1, the version this package reads, got None"),
+        (_changed(schema_version=2), "schema_version must be 1, the version this package reads, got 2"),
+        (_changed(schema_version=True), "schema_version must be 1, the version this package reads, got True"),
+        (_changed(flops__forward=...), "flops.forward is missing"),
+        (_changed(rates__mfu=...), "rates.mfu is missing"),
+        (_changed(flops__forwards=3), "flops.forwards is not a field of StepFlops"),
+        (_changed(surprise=3), "surprise is not a field of Profile"),
+        (_changed(flops__forward=3.0), "flops.forward must be an integer, got 3.0"),
+        (_changed(flops__forward=True), "flops.forward must be an integer, got True"),
+        (_changed(flops__forward=None), "flops.forward must be an integer, got None"),
+        (_changed(rates__mfu="high"), "rates.mfu must be a number, got 'high'"),
+        (_changed(rates__mfu=False), "rates.mfu must be a number, got False"),
+        (_changed(lower_bound=0), "lower_bound must be true or false, got 0"),
+        (_changed(context__framework=1), "context.framework must be a text, got 1"),
+        (_changed(settings__causal_attention="some"), "settings.causal_attention must be 'full' or 'half', got 'some'"),
+        (_changed(modules={}), "modules must be a list, got {}"),
+        (_changed(modules=[4]), r"modules\[0\] must be an object, got 4"),
+        (_changed(uncounted=[]), r"uncounted must be an object, got \[\]"),
+        (_changed(unavailable__mfu=1), "unavailable.mfu must be a text, got 1"),
+        (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'), "it holds NaN"),
+        (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'), "micro_steps must be a finite"),
+        (_changed(notes=[]).replace('"notes": []', '"notes": [], "notes": []'), "notes stands twice in one object"),
+        ("[" * 100_000, "the profile is not valid JSON"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "the profile is not valid JSON|schema_version must be 1"),
+    ],
+)
+def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(ProfileFormatError, match=message) as caught:
+        Profile.from_json(text)
+    assert isinstance(caught.value, LightningFlopsError)
+
+
+def test_number_that_json_cannot_hold_is_named_and_not_written() -> None:
+    profile = build_profile(MLP, config=CONFIG)
+    with pytest.raises(ProfileFormatError, match=r"rates\.mfu is nan, which JSON cannot hold"):
+        replace(profile, rates=replace(profile.rates, mfu=math.nan)).to_json()
+
+
+def test_text_that_no_file_can_hold_is_escaped_in_json() -> None:
+    modules = (ModuleRecord(name="", type_name="Net", extra_repr="\ud800 é"),)
+    profile = build_profile(replace(MLP, modules=modules), config=CONFIG)
+    text = profile.to_json()
+    assert "é" in text
+    assert text.encode("utf-8")
+    assert Profile.from_json(text) == profile

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.report.scalars import monitor_scalars, profile_scalars
+from tests.report import windows
+
+TAGS = {
+    *("fwd_flops", "bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
+    *("fwd_flops_per_sec", "bwd_flops_per_sec", "bwd_flops_per_sec_estimated"),
+    *("fwd_bwd_flops_per_sec", "iter_flops_per_sec"),
+    *("fwd_latency_sec", "bwd_latency_sec", "step_latency_sec", "iter_latency_sec"),
+    *("data_wait_sec", "global_step_sec"),
+    *("samples_per_sec", "iter_samples_per_sec", "tokens_per_sec", "mfu", "hfu", "params"),
+}
+
+
+def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
+    scalars = profile_scalars(build_profile(windows.transformer_window(), config=ProfilerConfig()))
+    assert scalars.keys() == {f"flops_profiler/{tag}" for tag in TAGS}
+    values = {tag: scalars[f"flops_profiler/{tag}"] for tag in TAGS}
+    model_sec = 3744e9 / 312e12 + 240e9 / 19.5e12
+    assert values == pytest.approx(
+        {
+            "fwd_flops": 1328e9,
+            "bwd_flops": 2656e9,
+            "bwd_flops_estimated": 2656e9,
+            "recompute_flops": 48e9,
+            "iter_flops": 3864e9,
+            "fwd_flops_per_sec": 1328e9 / 0.030,
+            "bwd_flops_per_sec": 2704e9 / 0.050,
+            "bwd_flops_per_sec_estimated": 2656e9 / 0.050,
+            "fwd_bwd_flops_per_sec": 4032e9 / 0.080,
+            "iter_flops_per_sec": 3864e9 / 0.090,
+            "fwd_latency_sec": 0.030,
+            "bwd_latency_sec": 0.050,
+            "step_latency_sec": 0.010,
+            "iter_latency_sec": 0.090,
+            "data_wait_sec": 0.005,
+            "global_step_sec": 0.100,
+            "samples_per_sec": 8 / 0.100,
+            "iter_samples_per_sec": 8 / 0.090,
+            "tokens_per_sec": 4000 / 0.100,
+            "mfu": model_sec / 0.100,
+            "hfu": (model_sec + (48e9 - 168e9) / 312e12) / 0.100,
+            "params": 154e6,
+        },
+        rel=1e-12,
+    )
+
+
+def test_scalar_that_is_not_available_is_left_out() -> None:
+    scalars = profile_scalars(build_profile(windows.untimed_window(), config=ProfilerConfig()))
+    assert scalars == {
+        "flops_profiler/fwd_flops": 600e6,
+        "flops_profiler/bwd_flops": 800e6,
+        "flops_profiler/bwd_flops_estimated": 1200e6,
+        "flops_profiler/recompute_flops": 0.0,
+        "flops_profiler/iter_flops": 1400e6,
+        "flops_profiler/params": 3_002_500.0,
+    }
+
+
+def test_prefix_is_the_callers() -> None:
+    scalars = profile_scalars(build_profile(windows.mlp_window(), config=ProfilerConfig()), prefix="run/7")
+    assert all(tag.startswith("run/7/") for tag in scalars)
+
+
+def test_lower_bound_shows_among_the_scalars_and_only_then() -> None:
+    tag = "flops_profiler/heavy_operators_uncounted"
+    assert profile_scalars(build_profile(windows.lower_bound_window(), config=ProfilerConfig()))[tag] == 1
+    assert tag not in profile_scalars(build_profile(windows.mlp_window(), config=ProfilerConfig()))
+
+
+def test_scalars_of_several_counted_steps_are_their_mean() -> None:
+    scalars = profile_scalars(build_profile(windows.variable_window(), config=ProfilerConfig()))
+    assert scalars["flops_profiler/fwd_flops"] == 450e6
+
+
+def test_monitor_divides_what_went_by_by_its_time() -> None:
+    assert monitor_scalars(
+        seconds=4.0,
+        data_wait_sec=1.0,
+        batches=20,
+        steps=10,
+        samples=80,
+        dp_size=3,
+        model_flops_peak_sec=0.1,
+    ) == {
+        "flops_monitor/samples_per_sec": 3 * 80 / 4.0,
+        "flops_monitor/batches_per_sec": 20 / 4.0,
+        "flops_monitor/data_wait_ratio": 1.0 / 4.0,
+        "flops_monitor/mfu": 10 * 0.1 / 4.0,
+    }
+
+
+def test_monitor_leaves_out_what_it_does_not_know() -> None:
+    scalars = monitor_scalars(
+        seconds=4.0,
+        data_wait_sec=1.0,
+        batches=20,
+        steps=10,
+        samples=None,
+        dp_size=3,
+        model_flops_peak_sec=None,
+    )
+    assert scalars.keys() == {"flops_monitor/batches_per_sec", "flops_monitor/data_wait_ratio"}
+
+
+@given(st.floats(), st.floats(), st.integers(), st.integers(), st.none() | st.integers(), st.none() | st.floats())
+def test_monitor_writes_no_number_that_is_not_finite(
+    seconds: float, data_wait_sec: float, batches: int, steps: int, samples: int | None, peak_sec: float | None
+) -> None:
+    scalars = monitor_scalars(
+        seconds=seconds,
+        data_wait_sec=data_wait_sec,
+        batches=batches,
+        steps=steps,
+        samples=samples,
+        dp_size=2,
+        model_flops_peak_sec=peak_sec,
+    )
+    assert all(math.isfinite(value) and value >= 0 for value in scalars.values())
