@@ -19,15 +19,13 @@ def quantized(*shape: int) -> torch.Tensor:
 
 
 def linear(dynamic: bool) -> Any:
-    from torch.ao.nn import quantized as layers
-
+    layers: Any = torch.ao.nn.quantized
     layer = layers.dynamic.Linear(8, 4) if dynamic else layers.Linear(8, 4)
     return layer(torch.ones(3, 8) if dynamic else quantized(3, 8))
 
 
 def convolution(transposed: bool) -> Any:
-    from torch.ao.nn import quantized as layers
-
+    layers: Any = torch.ao.nn.quantized
     if transposed:
         return layers.ConvTranspose2d(4, 6, 3)(quantized(1, 4, 6, 6))
     return layers.Conv2d(4, 6, 3, groups=2)(quantized(1, 4, 6, 6))
@@ -57,8 +55,36 @@ def test_dynamic_layers_run_in_eight_bits() -> None:
 
 def test_compiled_quantized_code_counts() -> None:
     out = meta(2, 6, 6, 6)
-    arguments = (meta(2, 4, 8, 8), 1.0, 0, meta(6, 4, 3, 3), meta(6), meta(6), None, [1, 1], [0, 0], [1, 1], 1, 1.0, 0)
-    call = (*arguments, None, "none", [], "")
+    arguments: tuple[Any, ...] = (
+        meta(2, 4, 8, 8),
+        1.0,
+        0,
+        meta(6, 4, 3, 3),
+        meta(6),
+        meta(6),
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        1,
+        1.0,
+        0,
+    )
+    call: tuple[Any, ...] = (*arguments, None, "none", [], "")
     assert work_of("onednn::qconv2d_pointwise", *call, out=out).flops == 2 * out.numel() * 4 * 9
-    linear_call = (meta(3, 8), 1.0, 0, meta(8, 4), meta(4), meta(4), None, 1.0, 0, None, "none", [], "")
+    linear_call: tuple[Any, ...] = (
+        meta(3, 8),
+        1.0,
+        0,
+        meta(8, 4),
+        meta(4),
+        meta(4),
+        None,
+        1.0,
+        0,
+        None,
+        "none",
+        [],
+        "",
+    )
     assert work_of("onednn::qlinear_pointwise", *linear_call, out=meta(3, 4)).flops == 2 * 3 * 8 * 4

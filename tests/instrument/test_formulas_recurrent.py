@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,24 @@ STATE = meta(4, 4, 6)
 
 
 def test_cudnn_layers_count_all_their_weights() -> None:
-    call = (meta(4, 5, 8), LSTM_WEIGHTS, 4, None, STATE, STATE, 2, 6, 0, 2, True, 0.0, True, True, [], None)
+    call: tuple[Any, ...] = (
+        meta(4, 5, 8),
+        LSTM_WEIGHTS,
+        4,
+        None,
+        STATE,
+        STATE,
+        2,
+        6,
+        0,
+        2,
+        True,
+        0.0,
+        True,
+        True,
+        [],
+        None,
+    )
     assert work_of("aten::_cudnn_rnn", *call).flops == LSTM_FORWARD
     packed = (
         meta(11, 8),
@@ -126,7 +144,7 @@ def test_cudnn_layers_count_all_their_weights() -> None:
 
 
 def test_miopen_layers_count_all_their_weights() -> None:
-    call = (meta(4, 5, 8), LSTM_WEIGHTS, 4, STATE, STATE, 2, 6, 2, True, 0.0, True, True, [], None)
+    call: tuple[Any, ...] = (meta(4, 5, 8), LSTM_WEIGHTS, 4, STATE, STATE, 2, 6, 2, True, 0.0, True, True, [], None)
     assert work_of("aten::miopen_rnn", *call).flops == LSTM_FORWARD
 
 
@@ -137,16 +155,50 @@ def test_miopen_layers_count_all_their_weights() -> None:
 def test_fused_backwards_walk_the_sequence_and_then_make_weight_gradients(mask: list[bool], forwards: int) -> None:
     values, out = meta(4, 5, 8), meta(4, 5, 12)
     states = (STATE, STATE, out, out, STATE, STATE)
-    cudnn = (values, LSTM_WEIGHTS, 4, meta(1), *states, 2, 6, 0, 2, True, 0.0, True, True, [], None, meta(1), mask)
+    cudnn: tuple[Any, ...] = (
+        values,
+        LSTM_WEIGHTS,
+        4,
+        meta(1),
+        *states,
+        2,
+        6,
+        0,
+        2,
+        True,
+        0.0,
+        True,
+        True,
+        [],
+        None,
+        meta(1),
+        mask,
+    )
     assert work_of("aten::_cudnn_rnn_backward", *cudnn).flops == forwards * LSTM_FORWARD
-    miopen = (values, LSTM_WEIGHTS, 4, meta(1), *states, 2, 6, 2, True, 0.0, True, True, [], None, meta(1), mask)
+    miopen: tuple[Any, ...] = (
+        values,
+        LSTM_WEIGHTS,
+        4,
+        meta(1),
+        *states,
+        2,
+        6,
+        2,
+        True,
+        0.0,
+        True,
+        True,
+        [],
+        None,
+        meta(1),
+        mask,
+    )
     assert work_of("aten::miopen_rnn_backward", *miopen).flops == forwards * LSTM_FORWARD
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:.*quantize")
 def test_quantized_layers_count_from_sizes_because_their_weights_are_packed() -> None:
-    from torch.ao.nn.quantized import dynamic
-
+    dynamic: Any = torch.ao.nn.quantized.dynamic
     inputs = torch.ones(4, 5, 8)
     both = dynamic.LSTM(8, 6, 2, bidirectional=True, batch_first=True)
     assert flops_by_operator(lambda: both(inputs)) == {"aten.quantized_lstm": LSTM_FORWARD}

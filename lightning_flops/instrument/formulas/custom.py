@@ -6,7 +6,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
@@ -30,22 +29,13 @@ class FunctionListener(Protocol):
         """The function returned *out*, or raised if not *ok*; *args* and *kwargs* are without autograd's ``ctx``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Callable:
-    """One attribute of a class or kernel that is replaced while somebody listens."""
+_entries: dict[tuple[int, str], Entry] = {}
+"""Entries of functions and kernels, by the id of their class or kernel and the attribute that runs them."""
 
-    owner: Any
-    attribute: str
-    entry: Entry
-    skipped: int
-    """Leading arguments the formula does not see: autograd's ``ctx``."""
-    hidden: tuple[str, ...] = ()
-    """Keyword arguments the formula does not see: a kernel launch's own."""
+_owners: list[Any] = []
+"""Keeps what ``_entries`` knows by id."""
 
-
-_callables: dict[tuple[int, str], _Callable] = {}
 _listeners: list[FunctionListener] = []
-_originals: dict[tuple[int, str], tuple[Any, str, bool, Any]] = {}
 _lock = threading.RLock()
 
 
@@ -77,8 +67,9 @@ def register_flop_formula(
             name ``"mylib::op"`` or ``"mylib::op.overload"``, what ``torch.library.custom_op`` or ``triton_op``
             returned, a subclass of ``torch.autograd.Function``, or a Triton kernel (what ``@triton.jit`` returned).
             A function's formula sees the arguments of ``apply`` and stands for all operators its ``forward`` runs; a
-            kernel's sees the launch's arguments, and None for *out*. Code that ``torch.compile`` has made runs neither
-            of the two: there their work is what the compiled operators are.
+            kernel's sees the launch's arguments, and None for *out*. To be heard of, ``forward`` (``backward``,
+            ``run``) is wrapped once, here, for good; register before compiling. Code that ``torch.compile`` has made
+            runs neither of the two: there their work is what the compiled operators are.
         formula: the formula; left out, ``register_flop_formula`` is a decorator.
         backward: for an autograd function, the formula of its ``backward``: it sees the incoming gradients, and the
             outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.
@@ -133,61 +124,43 @@ def _is_kernel(target: Any) -> bool:
     return type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None))
 
 
-def _watched(name: str, formula: Formula) -> Entry:
-    return Entry(name, "formula", formula, dtype_of_first_tensor)
-
-
 def _register_function(function: type, formula: Formula, backward: Formula | None) -> None:
     name = f"{function.__module__}.{function.__qualname__}"
     # A forward that leaves the context to setup_context does not get it.
     base = getattr(torch.autograd.Function, "setup_context", None)
     takes_context = getattr(function, "setup_context", base) is base
-    _add(_Callable(function, "forward", _watched(name, formula), skipped=int(takes_context)))
+    _watch(function, "forward", name, formula, skipped=int(takes_context))
     if backward is not None:
-        _add(_Callable(function, "backward", _watched(f"{name}.backward", backward), skipped=1))
+        _watch(function, "backward", f"{name}.backward", backward, skipped=1)
 
 
 def _register_kernel(kernel: Any, formula: Formula) -> None:
     inner = getattr(kernel, "fn", kernel)
     name = f"triton.{getattr(inner, '__name__', None) or type(kernel).__name__}"
-    _add(_Callable(kernel, "run", _watched(name, formula), skipped=0, hidden=("grid", "warmup")))
+    _watch(kernel, "run", name, formula, hidden=("grid", "warmup"))
 
 
-def _add(target: _Callable) -> None:
-    key = (id(target.owner), target.attribute)
-    _uninstall(key)
-    _callables[key] = target
-    if _listeners:
-        _install(key)
+def _watch(
+    owner: Any, attribute: str, name: str, formula: Formula, *, skipped: int = 0, hidden: tuple[str, ...] = ()
+) -> None:
+    """Has listeners hear of calls of one attribute of a class or kernel.
 
-
-def _install(key: tuple[int, str]) -> None:
-    target = _callables[key]
-    own = vars(target.owner)
-    was_own = target.attribute in own
-    original = getattr(target.owner, target.attribute)
-    wrapper: Any = _around(target, original)
-    _originals[key] = (target.owner, target.attribute, was_own, own[target.attribute] if was_own else None)
-    setattr(target.owner, target.attribute, staticmethod(wrapper) if isinstance(target.owner, type) else wrapper)
-
-
-def _uninstall(key: tuple[int, str]) -> None:
-    saved = _originals.pop(key, None)
-    if saved is None:
-        return
-    owner, attribute, was_own, value = saved
-    if was_own:
-        setattr(owner, attribute, value)
-    else:
-        delattr(owner, attribute)
-
-
-def _around(target: _Callable, original: Callable[..., Any]) -> Callable[..., Any]:
-    entry, skipped, hidden = target.entry, target.skipped, target.hidden
+    The formula does not see the first *skipped* arguments (autograd's ``ctx``), nor the *hidden* keywords (a launch's).
+    """
+    key = (id(owner), attribute)
+    known = key in _entries
+    _entries[key] = Entry(name, "formula", formula, dtype_of_first_tensor)
+    if known:
+        return  # wrapped already
+    _owners.append(owner)
+    original = getattr(owner, attribute)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        listeners = tuple(_listeners)
+        # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
+        if torch.compiler.is_compiling() or not _listeners:
+            return original(*args, **kwargs)
+        entry, listeners = _entries[key], tuple(_listeners)
         for listener in listeners:
             listener.enter_function(entry)
         out, ok = None, False
@@ -200,26 +173,16 @@ def _around(target: _Callable, original: Callable[..., Any]) -> Callable[..., An
             for listener in reversed(listeners):
                 listener.leave_function(entry, args[skipped:], shown, out, ok)
 
-    return call
+    setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
 
 
 @contextmanager
 def watch_functions(listener: FunctionListener) -> Iterator[None]:
-    """While this is entered, *listener* hears of every call of a registered autograd function or Triton kernel.
-
-    The classes and kernels that users registered are wrapped by the first listener and restored by the last, in
-    whatever order listeners leave.
-    """
+    """While this is entered, *listener* hears of every call of a registered autograd function or Triton kernel."""
     with _lock:
-        if not _listeners:
-            for key in _callables:
-                _install(key)
         _listeners.append(listener)
     try:
         yield
     finally:
         with _lock:
             _listeners.remove(listener)
-            if not _listeners:
-                for key in tuple(_originals):
-                    _uninstall(key)

@@ -29,7 +29,7 @@ _HEAVY_WORDS = re.compile(
     r"(?:^|[_\d:.])(?:s|sp|add|badd|addb|b|int|f16|grouped|qk|av)?(?:mm|bmm|mv)(?:$|[_\d])"
     r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
     r"|lstm|(?:^|_)gru|(?:^|_|\d)rnn|(?:^|_)dot(?:$|_)|outer_?prod|tensordot|bilinear(?!2d)|trilinear(?!3d)"
-    r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|eig(?:h|vals)|(?:^|_)solve|(?:^|_)fft|matrix_(?:exp|power)"
+    r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
     r"|ssm|selective_scan|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
     re.IGNORECASE,
 )
@@ -166,7 +166,7 @@ _QUESTIONS = """
 _QUANTIZED = """
     add add_out add_relu add_relu_out add_scalar add_scalar_out add_scalar_relu add_scalar_relu_out batch_norm
     batch_norm1d batch_norm1d_relu batch_norm2d batch_norm2d_relu batch_norm3d batch_norm3d_relu batch_norm_relu cat
-    cat_out cat_relu cat_relu_out celu clamp dropout elu embedding_2bit embedding_4bit embedding_bag_2bit
+    cat_out cat_relu cat_relu_out celu clamp dropout elu embedding_4bit
     embedding_bag_2bit_rowwise_offsets embedding_bag_4bit embedding_bag_4bit_rowwise_offsets embedding_bag_byte
     embedding_bag_byte_rowwise_offsets embedding_byte group_norm hardswish instance_norm layer_norm leaky_relu
     max_pool1d max_pool2d mul mul_out mul_relu mul_relu_out mul_scalar mul_scalar_out mul_scalar_relu

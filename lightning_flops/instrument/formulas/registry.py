@@ -150,7 +150,7 @@ def heavy_hint(name: str, args: Arguments, out: Any) -> bool:
     einsum, fft, solve …; or when two of its inputs are floating-point or 8-bit tensors of at least two dimensions whose
     shapes do not broadcast together, so that it cannot be working element by element.
     """
-    if says_heavy(name.partition(".")[2] or name):
+    if says_heavy(name):
         return True
     shapes: list[tuple[int, ...]] = []
     for value in args:
