@@ -115,6 +115,7 @@ def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
     """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
 
     Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs and aliases.
+    Bytes may differ.
 
     Returns:
         The root's node; None without modules.
@@ -164,16 +165,13 @@ def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:
 
 
 def _what_shows(module: ModuleProfile) -> object:
-    """Everything about *module* that a report may print, its own name left out."""
+    """What makes *module* look like another one to a reader; bytes differ between layers that are the same."""
     return (
         module.type_name,
         module.extra_repr,
         module.params,
         module.trainable_params,
-        module.local_params,
         module.calls,
-        module.own,
         module.total,
-        module.total_bytes,
         module.alias_of,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.analysis import dataclass_json
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import mean
@@ -19,6 +19,7 @@ from lightning_flops.analysis.step_flops import (
     FlopSpread,
     OperatorProfile,
     StepFlops,
+    bytes_by_phase,
     flop_spread,
     flops_by_dtype,
     flops_by_operator,
@@ -87,6 +88,8 @@ class Profile:
     """Of all counted steps together, exact."""
     flops_spread: FlopSpread | None
     """None if one step was counted, or if the steps were not counted apart."""
+    bytes_total: PhaseBytes
+    """Read and written by all operators, elementwise ones too, over all counted steps."""
     dtypes: tuple[DtypeFlops, ...]
     """Most hardware FLOPs first."""
     model_flops_peak_sec: float | None
@@ -190,6 +193,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         flops=mean_flops(total, steps=steps),
         flops_total=total,
         flops_spread=flop_spread(window.counted_steps),
+        bytes_total=bytes_by_phase(window.flops.cells),
         dtypes=dtypes,
         model_flops_peak_sec=mean(total=model_peak_seconds(dtypes), steps=steps),
         hardware_flops_peak_sec=mean(total=hardware_peak_seconds(dtypes), steps=steps),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.records import OperatorCell, PhaseFlops, StepRecord
 
 
@@ -139,6 +139,14 @@ def flops_by_operator(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, .
             )
         )
     return tuple(sorted(operators, key=lambda one: (-one.flops.total, one.operator)))
+
+
+def bytes_by_phase(cells: Sequence[OperatorCell]) -> PhaseBytes:
+    """Bytes that operators read and wrote in each phase."""
+    moved = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+    for cell in cells:
+        moved[cell.phase] += cell.bytes_read + cell.bytes_written
+    return PhaseBytes(**moved)
 
 
 def _rounded(total: int, steps: int) -> int:

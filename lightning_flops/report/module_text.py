@@ -115,13 +115,16 @@ class _Tree:
             parts.append(f"the same module as {module.alias_of or 'the root'}")
         elif not node.called:
             parts.append("no call seen")
-        if module.params or total.total:
+        share_of_params = f"{percent(ratio(part=module.params, whole=root.params))} Params"
+        if module.params and not total.total:
+            parts += [si(module.params), share_of_params, "no flops"]
+        elif total.total:
             per_step = self._profile.per_step
             spent = total.forward + total.backward + total.recompute
             root_spent = root.total.forward + root.total.backward + root.total.recompute
             parts += [
                 si(module.params),
-                f"{percent(ratio(part=module.params, whole=root.params))} Params",
+                share_of_params,
                 si(per_step(total.forward) / 2, "MACs"),
                 f"{percent(ratio(part=total.forward, whole=root.total.forward))} MACs",
                 f"fwd {si(per_step(total.forward))}",

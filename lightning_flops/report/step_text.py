@@ -68,6 +68,17 @@ def flops_lines(profile: Profile) -> list[str]:
         head += ["min", "max"]
         for row in cells:
             row += map(si, spread[row[0]]) if row[0] in spread else ("", "")
+    moved = profile.bytes_total
+    if moved.total:
+        head.append("bytes")
+        by_row = {
+            "fwd": moved.forward,
+            "bwd (measured)": moved.backward,
+            "recomputed in the bwd": moved.recompute,
+            "optimizer": moved.optimizer,
+        }
+        for row in cells:
+            row.append(si(profile.per_step(by_row[row[0]]), "B") if row[0] in by_row else "")
     attention = (
         "Attention counts the full score matrix, causal or not."
         if profile.settings.causal_attention == "full"
@@ -77,6 +88,11 @@ def flops_lines(profile: Profile) -> list[str]:
         title("FLOPs of a global step per GPU"),
         *paragraph(
             f"Matrix products, convolutions, attention and recurrent layers, two flops a multiply-add. {attention}"
+        ),
+        *(
+            ["Bytes are those that operators of every kind, elementwise ones too, read and write."]
+            if moved.total
+            else []
         ),
         *(paragraph(_lower_bound_words(profile)) if profile.lower_bound else []),
         *table(head, cells),
@@ -100,7 +116,8 @@ def time_lines(profile: Profile) -> list[str]:
     rows = list(starmap(row, zip(timing.parts, means, shares, strict=True)))
     rows.append(row(timing.global_step, sum(means, Decimal(0)), sum(shares, Decimal(0))))
     lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
-    lines.append(f"Mean, least, median and greatest of {plain(timing.timed_steps)} timed steps, not counted ones.")
+    steps = f"{plain(timing.timed_steps)} timed step{'' if timing.timed_steps == 1 else 's'}"
+    lines.append(f"Mean, least, median and greatest of {steps}; the steps that were counted are not among them.")
     if timing.reader_sec is not None:
         lines.append(
             f"The data loader ran {duration(timing.reader_sec)} a step on the host, hidden behind other work or not."

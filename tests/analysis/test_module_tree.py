@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules, folded_tree
 from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
 
@@ -97,6 +97,13 @@ def test_modules_with_other_params_or_settings_do_not_fold() -> None:
     tree = folded_tree((root, first, replace(second, params=1), replace(third, params=1, extra_repr="p=0.1")))
     assert tree is not None
     assert [node.count for node in tree.children] == [1, 1, 1]
+
+
+def test_modules_that_differ_in_bytes_alone_fold() -> None:
+    root, first, second = _modules(["", "0", "1"])
+    tree = folded_tree((root, first, replace(second, total_bytes=PhaseBytes(forward=1))))
+    assert tree is not None
+    assert [node.count for node in tree.children] == [2]
 
 
 def test_node_is_called_when_a_module_below_it_is() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_flops.analysis.flop_counts import PhaseBytes
 from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.config import ProfilerConfig
@@ -91,6 +92,11 @@ def test_mfu_of_a_mixed_run_holds_each_dtype_against_its_own_peak() -> None:
     assert profile.rates.hfu == pytest.approx(hardware_sec / 0.100, rel=1e-12)
     assert profile.rates.hfu is not None and profile.rates.mfu is not None
     assert profile.rates.hfu < profile.rates.mfu  # causal attention executes half of what the model is credited with
+
+
+def test_bytes_are_those_read_and_written_in_each_phase_elementwise_work_too() -> None:
+    moved = build_profile(windows.transformer_window(), config=CONFIG).bytes_total
+    assert moved == PhaseBytes(forward=3 * 10**9 + 10**9 + 500 * 10**6, backward=6 * 10**9)
 
 
 def test_samples_and_tokens_are_those_of_all_ranks_with_different_data() -> None:
