@@ -154,6 +154,8 @@ def inside_function_forward(calls: int = 0) -> bool:
             if calls == 0:
                 return False
             calls -= 1
+        elif code is _ENGINE_CODE:
+            return False  # what is further out is the code that called backward()
         frame = frame.f_back
     return False
 

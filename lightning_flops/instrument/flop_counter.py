@@ -37,9 +37,11 @@ from lightning_flops.instrument.module_scope import ModuleNames, named_modules, 
 from lightning_flops.instrument.operators import (
     Operator,
     bytes_of,
+    computes_on_fake_tensors,
     dtype_name,
     elements_of,
     hands_over,
+    is_fake,
     needs_gradient,
     tf32_operators,
 )
@@ -121,6 +123,7 @@ class FlopCounter:
             self._names = ModuleNames(self._root)
         self._runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
+        self._mode.counts_fake = computes_on_fake_tensors(self._root)
         disable: Any = torch.compiler.disable
         undo.callback(register_module_forward_pre_hook(disable(self._on_module_enter)).remove)
         undo.callback(register_module_forward_hook(disable(self._on_module_leave), always_call=True).remove)
@@ -322,8 +325,7 @@ class FlopCounter:
 
     def _switch_task(self, state: ThreadState, task_id: int) -> None:
         """Another backward runs on this thread than a moment ago, or none."""
-        if state.task is not None and state.task.create_graph:
-            state.makers.mark(state.born, state.stack[-1].name)
+        state.end_births()
         state.task_id = task_id
         state.node_sequence = -1
         state.task = None
@@ -339,8 +341,8 @@ class FlopCounter:
                 while len(self._tasks) > _REMEMBERED_TASKS:
                     del self._tasks[next(iter(self._tasks))]
             state.task = task
-            if task.create_graph:
-                state.born = sequence_number() - 1
+            # The operator at hand has made its node already, if it makes one.
+            state.born = sequence_number() - int(torch.is_grad_enabled())
         state.retarget()
 
     def _new_task(self, state: ThreadState) -> GraphTask:
@@ -366,7 +368,8 @@ class FlopCounter:
         top = state.stack[-1]
         if top.task == state.task_id:
             # A module called inside this backward; with create_graph too, it is there to repeat a forward.
-            return state.table_of(top.name, "recompute" if torch.is_grad_enabled() else "backward")
+            repeats = top.repeats_forward or torch.is_grad_enabled()
+            return state.table_of(top.name, "recompute" if repeats else "backward")
         task = state.task
         assert task is not None
         node = current_node()
@@ -385,14 +388,13 @@ class FlopCounter:
             module = self._unknown_maker() if maker == UNKNOWN else maker
             table = state.table_of(module, "backward")
             state.node_sequence, state.node_module, state.node_table = sequence, module, table
-        if task.create_graph:
-            # Nodes born here belong to the module whose backward bears them.
-            now = sequence_number()
-            if now > state.born:
-                state.makers.mark(state.born, module)
-                state.born = now
-            return table
-        return state.table_of(module, "recompute") if torch.is_grad_enabled() else table
+        if torch.is_grad_enabled():
+            state.bear_nodes(module)
+            return table if task.create_graph else state.table_of(module, "recompute")
+        if operator.counted and inside_function_forward():
+            # The first pass of a reentrant checkpoint inside a forward that another checkpoint repeats.
+            return state.table_of(module, "recompute")
+        return table
 
     def _unknown_maker(self) -> str:
         self._note(
@@ -547,6 +549,8 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._local = counter._local
         self._operators: dict[int, Operator] = {}
         self._functions: dict[int, Operator] = {}
+        self.counts_fake = False
+        """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -563,6 +567,8 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor_type in types:
                 if hands_over(tensor_type):
                     return NotImplemented
+                if is_fake(tensor_type) and not self.counts_fake:
+                    return func(*args, **(kwargs or {}))
         if operator.splits:
             with pushed(self):
                 out = func.decompose(*args, **(kwargs or {}))

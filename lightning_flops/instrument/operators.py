@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from lightning_flops.instrument.formulas import Entry, lookup
 
@@ -183,7 +183,13 @@ def tf32_operators() -> Callable[[Operator], bool]:
     return runs_in_tf32
 
 
-_STORES_NOTHING = frozenset(("FakeTensor", "FunctionalTensor"))
+@functools.cache
+def is_fake(tensor_type: type) -> bool:
+    """Whether tensors of this type hold no data: fake and functional ones."""
+    return any(
+        cls.__name__ in ("FakeTensor", "FunctionalTensor") and cls.__module__.startswith("torch._subclasses")
+        for cls in tensor_type.__mro__
+    )
 
 
 @functools.cache
@@ -196,12 +202,14 @@ def hands_over(tensor_type: type) -> bool:
     dispatch = getattr(tensor_type, "__torch_dispatch__", None)
     if dispatch is None or dispatch is torch._C._disabled_torch_dispatch_impl:
         return False
-    return not any(
-        cls.__name__ in _STORES_NOTHING and cls.__module__.startswith("torch._subclasses")
-        for cls in tensor_type.__mro__
-    )
+    return not is_fake(tensor_type)
 
 
-def dynamo_is_loaded() -> bool:
-    """Whether anything in this process may have been compiled."""
-    return "torch._dynamo" in sys.modules
+def computes_on_fake_tensors(root: nn.Module | None) -> bool:
+    """Whether the user runs the model on fake tensors, to learn its shapes or its FLOPs without the work."""
+    get_mode = getattr(torch._C, "_get_dispatch_mode", None)
+    keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+    if get_mode is not None and keys is not None and get_mode(keys.FAKE) is not None:
+        return True
+    first = None if root is None else next(root.parameters(), None)
+    return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))

@@ -194,7 +194,9 @@ class ThreadState:
         self.node_module = OUTSIDE
         self.node_table = self.table
         self.born = 0
-        """In a backward with create_graph: the nodes below this number have their maker."""
+        """Inside a backward, the nodes below this number have their maker."""
+        self.bore = False
+        """Nodes were born in the running backward, by code that no module call owns."""
 
     def table_of(self, module: str, phase: FlopPhase) -> Table:
         """The cells of this module and phase."""
@@ -211,6 +213,24 @@ class ThreadState:
         self.in_backward = self.task_id != NO_GRAPH_TASK and not optimizing
         if not self.in_backward:
             self.table = self.table_of(top.name, "optimizer" if optimizing else "forward")
+
+    def bear_nodes(self, module: str) -> None:
+        """Nodes made in a backward since the last operator are this module's, whose backward bears them."""
+        now = sequence_number()
+        if now > self.born:
+            self._mark_births(module)
+            self.born = now
+            self.bore = True
+
+    def end_births(self) -> None:
+        """From here on nodes are made by what stands on the stack again."""
+        if self.bore:
+            self._mark_births(self.stack[-1].name)
+            self.bore = False
+
+    def _mark_births(self, module: str) -> None:
+        starts = self.makers.starts
+        self.makers.mark(max(self.born, starts[-1]) if starts else self.born, module)
 
     def push(self, running: Running) -> None:
         """Something starts to run."""
