@@ -14,7 +14,7 @@ import torch
 from lightning_flops.instrument.formulas.attention import flash, flash_backward
 from lightning_flops.instrument.formulas.contract import RESULT, Rule, Work
 from lightning_flops.instrument.formulas.convolution import deformable_backward, plain
-from lightning_flops.instrument.formulas.matmul import grouped_product, linear_from_result, product
+from lightning_flops.instrument.formulas.matmul import grouped_product, linear, product
 
 
 def grouped_backward(values: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> int:
@@ -102,7 +102,8 @@ LIBRARY_RULES: dict[str, Rule] = {
     "flash_attn::_flash_attn_varlen_backward": Rule(flash_backward, _FLASH_VARLEN, "q"),
     "torchvision::deform_conv2d": Rule(plain, ("weight", RESULT), "input", _SAMPLING_LEFT_OUT),
     "torchvision::_deform_conv2d_backward": Rule(deformable_backward, ("grad", "weight"), "grad", _SAMPLING_LEFT_OUT),
-    "bitsandbytes::int8_linear_matmul": Rule(linear_from_result, ("A", RESULT), "A"),
-    "bitsandbytes::int8_scaled_mm": Rule(linear_from_result, ("A", RESULT), "A"),
-    "bitsandbytes::gemv_4bit": Rule(linear_from_result, ("A", RESULT), "A"),
+    "bitsandbytes::int8_linear_matmul": Rule(linear, ("A", "B"), "A"),
+    "bitsandbytes::int8_scaled_mm": Rule(linear, ("A", "B"), "A"),
+    "bitsandbytes::int8_mixed_scaled_mm": Rule(linear, ("A", "CB"), "A"),
+    "bitsandbytes::gemv_4bit": Rule(lambda values, shape: 2 * values.numel() * shape[0], ("A", "shapeB"), "A"),
 }
