@@ -181,8 +181,7 @@ class ProfilerConfig:
         return cls.from_block(config.get(BLOCK, {}))
 
 
-_SETTINGS = tuple(field.name for field in fields(ProfilerConfig))
-assert _SETTINGS == tuple(_RULES), "every setting has a rule, in the order of the settings"
+assert [field.name for field in fields(ProfilerConfig)] == list(_RULES), "every setting has its rule, in the same order"
 
 
 def _read_json_object(path: str | Path) -> Mapping[str, Any]:

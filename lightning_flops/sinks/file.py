@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -46,10 +47,9 @@ def write_text_file(path: str | Path, text: str) -> None:
         if isinstance(file_system, LocalFileSystem):
             _write_local(Path(name), content)
             return
-        try:
+        # An object store needs no folders, and may not let us make the bucket that exists.
+        with contextlib.suppress(PermissionError):
             file_system.makedirs(file_system._parent(name), exist_ok=True)
-        except PermissionError:
-            pass  # an object store needs no folders, and may not let us make the bucket that exists
         with file_system.open(name, "wb") as file:
             file.write(content)
     except OSError as error:
