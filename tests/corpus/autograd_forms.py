@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import torch
@@ -210,6 +211,7 @@ def forces_from_an_energy() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
+        one_call=False,
         build=lambda: Example(model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),), step=step),
         expected=Expected(
             forward=first + second,
@@ -290,6 +292,7 @@ def forward_mode_tangent() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
+        one_call=False,
         build=lambda: Example(
             model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
             args=(torch.randn(batch, inputs),),
@@ -298,5 +301,75 @@ def forward_mode_tangent() -> Network:
         expected=Expected(
             forward=3 * (first + second),
             by_module={"0": PhaseFlops(forward=3 * first), "2": PhaseFlops(forward=3 * second)},
+        ),
+    )
+
+
+@FAMILY.network
+def backward_on_another_thread() -> Network:
+    """The thread that calls backward runs the graph that another one built."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def step(example: Example) -> None:
+        loss = example.forward().sum()
+        thread = Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(batch, inputs),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=first + second,
+            backward=first + 2 * second,
+            by_module={
+                "0": PhaseFlops(forward=first, backward=first),
+                "2": PhaseFlops(forward=second, backward=2 * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def towers_in_their_own_threads() -> Network:
+    """A forward that runs its parts in threads, as replicas on several devices do."""
+    batch, inputs, outputs = 3, 5, 7
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Linear(inputs, outputs)
+            self.right = nn.Linear(2 * inputs, outputs)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            results: dict[str, Tensor] = {}
+
+            def run(name: str, tower: nn.Module, value: Tensor) -> None:
+                results[name] = tower(value)
+
+            threads = [
+                Thread(target=run, args=("left", self.left, x)),
+                Thread(target=run, args=("right", self.right, y)),
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return results["left"] + results["right"]
+
+    left, right = 2 * batch * inputs * outputs, 2 * batch * (2 * inputs) * outputs
+    return Network(
+        build=lambda: Example(model=Towers(), args=(torch.randn(batch, inputs), torch.randn(batch, 2 * inputs))),
+        expected=Expected(
+            forward=left + right,
+            backward=left + right,
+            by_module={
+                "left": PhaseFlops(forward=left, backward=left),
+                "right": PhaseFlops(forward=right, backward=right),
+            },
         ),
     )

@@ -8,8 +8,8 @@ A family file defines networks; nothing in it needs pytest, so a benchmark can r
         example.run()                                    # what ``network.expected`` counts
 
 The arithmetic of every truth follows one rule: a multiply-add is two FLOPs, and only matrix-product-like work counts.
-A product of an (m, k) with a (k, n) matrix is ``2 * m * k * n``. Its backward is two more products of the same cost, one
-for each factor that needs a gradient. Biases, norms, activations, softmax, embeddings and losses are zero.
+A product of an (m, k) with a (k, n) matrix is ``2 * m * k * n``. Its backward is two more products of the same cost,
+one for each factor that needs a gradient. Biases, norms, activations, softmax, embeddings and losses are zero.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class Network:
 
     build: Callable[[], Example]
     expected: Expected
+    one_call: bool = True
+    """Whether ``expected.forward`` is what one call of the model on its inputs costs."""
     name: str = ""
     family: str = ""
 

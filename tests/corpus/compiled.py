@@ -73,6 +73,23 @@ def compiled_without_grad() -> Network:
 
 
 @FAMILY.network
+def compiled_while_it_is_counted() -> Network:
+    """The first call traces and compiles: what is only traced is not work, what runs then is."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    whole = PhaseFlops(forward=first + second, backward=first + 2 * second)
+
+    def build() -> Example:
+        model = perceptron(inputs, hidden, outputs)
+        model.compile(backend="aot_eager")
+        return Example(model=model, args=(torch.randn(batch, inputs),), teardown=torch._dynamo.reset)
+
+    return Network(
+        build=build, expected=Expected(forward=whole.forward, backward=whole.backward, by_module={"": whole})
+    )
+
+
+@FAMILY.network
 def compiled_block_in_an_eager_model() -> Network:
     """The block is compiled, what is around it is not; every part keeps its own name."""
     batch, inputs, hidden, outputs, classes = 3, 5, 7, 11, 2

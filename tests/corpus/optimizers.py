@@ -28,6 +28,7 @@ def gradient_accumulation() -> Network:
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     return Network(
+        one_call=False,
         build=lambda: Example(
             model=nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs)),
             args=(torch.randn(batch, inputs),),
@@ -77,7 +78,7 @@ def muon_optimizer() -> Network:
     def step(example: Example) -> None:
         optimizer = torch.optim.Muon(example.model.parameters(), lr=1e-3, ns_steps=5)
         forward_and_backward(example)
-        optimizer.step()
+        optimizer.step()  # type: ignore[no-untyped-call]
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
     update = newton_schulz(hidden, inputs, 5) + newton_schulz(outputs, hidden, 5)
@@ -130,7 +131,7 @@ def own_optimizer_with_a_closure() -> Network:
             optimizer.zero_grad()
             loss = example.forward().square().sum()
             loss.backward()
-            return float(loss)
+            return float(loss.detach())
 
         optimizer.step(closure)
 
@@ -165,7 +166,7 @@ def update_under_a_gradient_hook() -> Network:
             parameter.grad = None
 
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(update)
+            parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
         return Example(model=model, args=(torch.randn(batch, inputs),))
 
     first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs

@@ -406,12 +406,13 @@ def teacher_outside_the_model() -> Network:
         def step(example: Example) -> None:
             with torch.no_grad():
                 target = teacher(example.args[0])
-            nn.functional.mse_loss(example.forward(), target).backward()
+            nn.functional.mse_loss(example.forward(), target).backward()  # type: ignore[no-untyped-call]
 
         return Example(model=nn.Linear(inputs, outputs), args=(torch.randn(batch, inputs),), step=step)
 
     product = 2 * batch * inputs * outputs
     return Network(
+        one_call=False,
         build=build,
         expected=Expected(
             forward=2 * product,
@@ -429,11 +430,12 @@ def contrastive_loss_outside_the_model() -> Network:
 
     def step(example: Example) -> None:
         features = nn.functional.normalize(example.forward())
-        (features @ features.T).exp().sum().backward()
+        (features @ features.T).exp().sum().backward()  # type: ignore[no-untyped-call]
 
     encoder = 2 * batch * inputs * hidden
     similarity = 2 * batch * hidden * batch
     return Network(
+        one_call=False,
         build=lambda: Example(model=nn.Linear(inputs, hidden), args=(torch.randn(batch, inputs),), step=step),
         expected=Expected(
             forward=encoder + similarity,

@@ -260,7 +260,7 @@ def llama_generating_without_grad() -> Network:
         example.step = step
         return example
 
-    return Network(build=build, expected=Expected(forward=prompt + later))
+    return Network(one_call=False, build=build, expected=Expected(forward=prompt + later))
 
 
 def mixtral(experts: str) -> Network:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -16,7 +17,7 @@ from lightning_flops.records import PhaseFlops
 
 from .networks import SEQUENCE, WIDTH, Spec, build, specs, without_checkpoints
 
-law = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 batches = st.integers(1, 4)
 
 
@@ -252,9 +253,7 @@ def test_a_transposed_convolution_costs_its_taps_at_every_input_position(
     for size in sizes:
         positions *= size
     product = 2 * batch * (groups * channels) * positions * filters * kernel ** len(sizes)
-    model = _TRANSPOSED[len(sizes) - 1](
-        groups * channels, groups * filters, kernel, stride=stride, groups=groups
-    )
+    model = _TRANSPOSED[len(sizes) - 1](groups * channels, groups * filters, kernel, stride=stride, groups=groups)
     x = torch.randn(batch, groups * channels, *sizes, requires_grad=True)
     with count_flops(model) as counts:
         model(x).sum().backward()
@@ -267,8 +266,8 @@ def test_a_perceptron_costs_its_layers_forward_and_twice_that_backward_but_for_i
     batch: int, widths: list[int]
 ) -> None:
     """The first layer's input needs no gradient, so one product is left out."""
-    products = [2 * batch * inputs * outputs for inputs, outputs in zip(widths, widths[1:], strict=False)]
-    layers = [nn.Linear(inputs, outputs) for inputs, outputs in zip(widths, widths[1:], strict=False)]
+    products = [2 * batch * inputs * outputs for inputs, outputs in itertools.pairwise(widths)]
+    layers = [nn.Linear(inputs, outputs) for inputs, outputs in itertools.pairwise(widths)]
     model = nn.Sequential(*layers)
     with count_flops(model) as counts:
         model(torch.randn(batch, widths[0])).sum().backward()
