@@ -65,6 +65,15 @@ def test_rates_are_totals_over_the_timed_steps_by_their_number() -> None:
     assert rates.mfu == pytest.approx(1400e6 / 700e9 / 0.020, rel=1e-12)
 
 
+def test_a_slow_step_weighs_in_the_mean_and_leaves_the_median() -> None:
+    steps = tuple(windows.step(5 + i, seconds=PhaseSeconds(forward=sec)) for i, sec in enumerate((0.25, 0.25, 1.0)))
+    timing = build_profile(replace(MLP, timed_steps=steps), config=CONFIG).timing
+    assert timing is not None
+    assert timing.global_step_sec == 0.5
+    spread = timing.global_step
+    assert (spread.minimum_sec, spread.median_sec, spread.maximum_sec) == (0.25, 0.25, 1.0)
+
+
 def test_parts_of_a_step_add_up_to_it() -> None:
     timing = build_profile(MLP, config=CONFIG).timing
     assert timing is not None

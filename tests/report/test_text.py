@@ -145,6 +145,15 @@ def test_module_that_runs_more_often_than_the_batches_says_how_often() -> None:
     assert "  (act): ReLU(no params, no flops, 3 calls)" in _lines(replace(window, flops=flops), ProfilerConfig())
 
 
+def test_equation_of_deepspeeds_label_stands_only_where_it_holds() -> None:
+    window = windows.mlp_window()
+    sharded = tuple(replace(module, local_params=module.params // 4) for module in window.modules)
+    assert f"{'params of model = params per GPU * mp_size:':<70}  3 M" in _lines(window, ProfilerConfig())
+    lines = _lines(replace(window, modules=sharded), ProfilerConfig())
+    assert f"{'params per GPU:':<70}  750.62 K" in lines  # 3,002,500 / 4 = 750,625
+    assert f"{'params of model:':<70}  3 M" in lines
+
+
 def test_printed_parts_of_a_step_add_up_to_the_printed_step() -> None:
     thirds = PhaseSeconds(data_wait=0.01 / 3, forward=0.01 / 3, backward=0.01 / 3)
     lines = _lines(replace(windows.mlp_window(), timed_steps=(windows.step(5, seconds=thirds),)), ProfilerConfig())
