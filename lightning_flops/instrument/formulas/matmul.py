@@ -7,7 +7,7 @@ their stored non-zeros.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from math import prod
@@ -306,11 +306,13 @@ def trilinear(
     early = {dim for dim in summed if dim in expand_third and dim != unrolled}
     pair = _contraction(a, b, early)
     left = [1 if dim in early else max(a[dim], b[dim]) for dim in range(rank)]
-    return turns * (pair + _contraction(left, c, set(summed) - early))
+    return turns * (pair + _contraction(left, c, set(summed) - early - {unrolled}))
 
 
-def _contraction(left: Sequence[int], right: Sequence[int], summed: Container[int]) -> int:
-    """FLOPs of one pairwise product; a summed size that only one side has is added up before it."""
+def _contraction(left: Sequence[int], right: Sequence[int], summed: Collection[int]) -> int:
+    """FLOPs of one pairwise product: elementwise, so none, unless it sums; one side's own sums are done before it."""
+    if not summed:
+        return 0
     sizes = zip(left, right, strict=True)
     return 2 * prod(1 if dim in summed and min(pair) == 1 else max(pair) for dim, pair in enumerate(sizes))
 
