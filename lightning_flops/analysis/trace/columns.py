@@ -1,0 +1,161 @@
+"""A trace in memory: one numpy column per property, a row per event, names and lanes stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace import structure
+from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
+from lightning_flops.analysis.trace.names import Kind
+
+NONE = -1
+"""What stands in an integer column where the trace has no value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A row of the timeline: a thread of a process, or a stream of a device."""
+
+    process: str
+    thread: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveArguments:
+    """What a communication event says about itself."""
+
+    name: str | None = None
+    bytes: int | None = None
+    group: str | None = None
+    """The ranks that take part, or the group's name where only that is written."""
+    group_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProperties:
+    """One accelerator of the machine, as the trace's head describes it."""
+
+    index: int
+    name: str
+    sm_count: int | None
+    memory_bytes: int | None
+    compute_capability: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryEvents:
+    """Allocations (positive bytes) and frees (negative), there when the trace was taken with ``profile_memory``."""
+
+    lane: npt.NDArray[np.int32]
+    time_ns: Ints
+    bytes: Ints
+    device_type: npt.NDArray[np.int32]
+    """PyTorch's number of the kind of device: 0 is the host, 1 CUDA."""
+    device: npt.NDArray[np.int32]
+    allocated_bytes: Ints
+    """Total right after the event; -1 where the trace does not say."""
+    reserved_bytes: Ints
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """Everything of one trace file that the tables are made of; a row of the columns is one event.
+
+    Times are whole nanoseconds on the trace's own clock, so sums are exact. What is derived from the columns and used
+    by several tables is worked out once, when it is first asked for.
+    """
+
+    source: str
+    """The file it came from, for messages."""
+    names: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    name: npt.NDArray[np.int32]
+    """Index into ``names``."""
+    kind: npt.NDArray[np.int8]
+    """A ``Kind``."""
+    lane: npt.NDArray[np.int32]
+    """Index into ``lanes``."""
+    start_ns: Ints
+    duration_ns: Ints
+    correlation: Ints
+    """The same number on a device event and on the runtime call that launched it; -1 without."""
+    external_id: Ints
+    """The operator's number, repeated by the device events it launched; -1 without."""
+    sequence: Ints
+    """Autograd's sequence number of an operator; -1 without."""
+    forward_thread: Ints
+    """Above 0 on an operator that autograd runs for a backward."""
+    device: npt.NDArray[np.int32]
+    """Index of the device a device event ran on; -1 for host events."""
+    stream: Ints
+    blocks_per_sm: Floats
+    """NaN where not written; as ``occupancy_percent``."""
+    occupancy_percent: Floats
+    bytes: Ints
+    """Bytes that a copy or a memset moves; -1 without."""
+    collectives: Mapping[int, CollectiveArguments]
+    """By row."""
+    memory: MemoryEvents | None
+    """None when no allocation was recorded."""
+    devices: tuple[DeviceProperties, ...]
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The other keys at the top of the file."""
+    notes: tuple[str, ...] = ()
+    """What was left out or mended while reading, in sentences."""
+
+    def __len__(self) -> int:
+        """Events."""
+        return len(self.start_ns)
+
+    @cached_property
+    def end_ns(self) -> Ints:
+        """End of each event."""
+        return self.start_ns + self.duration_ns
+
+    @cached_property
+    def on_device(self) -> npt.NDArray[np.bool_]:
+        """Rows that are kernels, copies or memsets."""
+        return self.kind >= Kind.KERNEL
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown."""
+        return bool(self.on_device.any())
+
+    @cached_property
+    def device_rows(self) -> Ints:
+        """Rows of kernels, copies and memsets, by start."""
+        rows = np.flatnonzero(self.on_device)
+        return rows[np.argsort(self.start_ns[rows], kind="stable")]
+
+    @cached_property
+    def is_collective(self) -> npt.NDArray[np.bool_]:
+        """Rows that communicate with other ranks: collectives' kernels, and host scopes that communicate themselves."""
+        return structure.collective_rows(self)
+
+    @cached_property
+    def links(self) -> structure.Links:
+        """Who called and who launched whom."""
+        return structure.link(self)
+
+    @cached_property
+    def steps(self) -> structure.Steps:
+        """The steps of the trace, each up to the last device event that was launched in it."""
+        return structure.find_steps(self)
+
+    def merged(self, rows: npt.NDArray[np.bool_] | Ints) -> Intervals:
+        """The moments that the given rows (a mask or indices) cover."""
+        return merge(self.start_ns[rows], self.end_ns[rows])
+
+    def names_where(self, holds: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+        """Rows whose name *holds* says yes to; it is asked once for each name."""
+        return np.array([holds(name) for name in self.names], dtype=bool)[self.name]

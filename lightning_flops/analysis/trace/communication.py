@@ -1,0 +1,114 @@
+"""Collectives, and how far computation hides them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
+from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, group_by, ratio
+from lightning_flops.analysis.trace.intervals import Ints, intersect, subtract, union
+from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, host_collective
+
+_NOTHING = CollectiveArguments()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """The steps' wall time by computation and communication, overlapping events merged.
+
+    ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
+    """
+
+    wall_us: float
+    computation_us: float
+    """Kernels that do not communicate; without a device, operators on the host."""
+    communication_us: float
+    overlap_us: float
+    other_us: float
+    overlap_ratio: float | None
+    """Overlap ÷ communication; None without communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """All calls of one collective in one trace."""
+
+    name: str
+    calls: int
+    bytes: int | None
+    """Of the larger side of each call, summed; None where the trace does not say."""
+    latency: Durations
+    """Ratio: of all collectives' durations."""
+
+
+def overlap(trace: Trace) -> Overlap:
+    """Computation, communication and their overlap over all steps."""
+    spans = trace.steps.spans
+    computes = (trace.kind == Kind.KERNEL) if trace.has_device else (trace.kind == Kind.OPERATOR)
+    communication = intersect(trace.merged(trace.is_collective), spans)
+    computation = intersect(trace.merged(computes & ~trace.is_collective), spans)
+    if not trace.has_device:
+        # Operators inside a host collective are the copies that it consists of.
+        inner = intersect(trace.merged(_inside_host_collectives(trace)), spans)
+        computation = subtract(computation, inner)
+    shared = intersect(computation, communication).total
+    wall = trace.steps.total_ns
+    return Overlap(
+        wall_us=wall / NS_PER_US,
+        computation_us=computation.total / NS_PER_US,
+        communication_us=communication.total / NS_PER_US,
+        overlap_us=shared / NS_PER_US,
+        other_us=(wall - union(computation, communication).total) / NS_PER_US,
+        overlap_ratio=ratio(shared, communication.total),
+    )
+
+
+def collective_rows_by_start(trace: Trace) -> Ints:
+    """Rows of the collectives of *trace*, by start."""
+    rows = np.flatnonzero(trace.is_collective)
+    return rows[np.argsort(trace.start_ns[rows], kind="stable")]
+
+
+def collective_name(trace: Trace, row: int) -> str:
+    """What the collective in *row* is called: by its own arguments, else by the event's name."""
+    written = trace.collectives.get(row, _NOTHING).name
+    name = trace.names[trace.name[row]]
+    return written or host_collective(name) or collective_of_kernel(name)
+
+
+def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
+    """Collectives by name, the longest first; None when the trace has none."""
+    rows = collective_rows_by_start(trace)
+    if not len(rows):
+        return None
+    names: dict[str, int] = {}
+    keys = [names.setdefault(collective_name(trace, row), len(names)) for row in rows.tolist()]
+    texts = list(names)
+    groups = group_by(np.array(keys, dtype=np.int64))
+    latency = groups.durations(trace.duration_ns[rows], whole_ns=int(trace.duration_ns[rows].sum()))
+    sizes: list[int | None] = [0] * len(texts)
+    for row, key in zip(rows.tolist(), keys, strict=True):
+        size, so_far = trace.collectives.get(row, _NOTHING).bytes, sizes[key]
+        sizes[key] = None if size is None or so_far is None else so_far + size
+    table = [
+        CollectiveRow(name=texts[key], calls=calls, bytes=sizes[key], latency=latency[index])
+        for index, (key, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
+    ]
+    return tuple(sorted(table, key=lambda row: (-row.latency.total_us, row.name)))
+
+
+def _inside_host_collectives(trace: Trace) -> Ints:
+    collectives = np.flatnonzero(trace.is_collective & ~trace.on_device)
+    operators = np.flatnonzero(trace.kind == Kind.OPERATOR)
+    inside = np.zeros(len(operators), dtype=bool)
+    for lane in np.unique(trace.lane[collectives]).tolist():
+        here = collectives[trace.lane[collectives] == lane]
+        covered = trace.merged(here)
+        if not len(covered.starts):
+            continue
+        start = trace.start_ns[operators]
+        index = np.searchsorted(covered.starts, start, side="right") - 1
+        inside |= (trace.lane[operators] == lane) & (index >= 0) & (start < covered.ends[np.maximum(index, 0)])
+    return operators[inside]

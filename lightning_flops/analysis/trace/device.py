@@ -1,0 +1,281 @@
+"""How well the device was used: utilization, SM efficiency, occupancy, kernels, idle time, launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, Groups, durations_of, group_by, ratio
+from lightning_flops.analysis.trace.intervals import Floats, Ints, intersect, load_within
+from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
+
+KERNEL_GAP_LIMIT_US = 30
+"""A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""
+SHORT_KERNEL_LIMIT_US = 10
+LONG_DELAY_US = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMetrics:
+    """One device over all steps; ratios are of the steps' wall time."""
+
+    device: int
+    name: str | None
+    sm_count: int | None
+    utilization: float
+    """Union of the kernels within the steps ÷ steps."""
+    sm_efficiency: float | None
+    """Estimated: ∫ min(1, Σ blocks per SM of the kernels then running) dt ÷ steps; None if a kernel lacks them."""
+    occupancy_percent: float | None
+    """Estimated achieved occupancy, averaged over the kernels with their durations as weights."""
+    blocks_per_sm: float | None
+    """Averaged in the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """All runs of one kernel."""
+
+    name: str
+    calls: int
+    device: Durations
+    """Ratio: of all kernels' durations."""
+    tensor_cores: bool
+    """Whether its name says that it runs on tensor cores."""
+    tensor_cores_eligible: bool
+    """Whether an operator that can use tensor cores launched it at least once."""
+    collective: bool
+    blocks_per_sm: float | None
+    occupancy_percent: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSummary:
+    """All kernels together."""
+
+    calls: int
+    total_us: float
+    tensor_core_ratio: float | None
+    """Time in kernels on tensor cores ÷ time in all kernels but collectives'."""
+    tensor_core_eligible_ratio: float | None
+    """Time in kernels whose operators can use tensor cores ÷ the same."""
+    short_calls_ratio: float | None
+    """Kernels shorter than ``SHORT_KERNEL_LIMIT_US`` ÷ kernels."""
+    short_time_ratio: float | None
+    """Their time ÷ the time of all kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleTime:
+    """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
+
+    device: int
+    stream: int | None
+    """None: all streams of the device as one."""
+    busy_us: float
+    host_wait_us: float
+    """The event that ended the pause was launched after the pause had begun."""
+    kernel_gap_us: float
+    """Launched in time, and the pause is under ``KERNEL_GAP_LIMIT_US``."""
+    other_us: float
+    """Launched in time and a longer pause, or the launch is not known."""
+
+    @property
+    def idle_us(self) -> float:
+        """All three kinds."""
+        return self.host_wait_us + self.kernel_gap_us + self.other_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """Launches of one kind of device event."""
+
+    kind: Literal["kernel", "memcpy", "memset"]
+    launches: int
+    host: Durations
+    """Lengths of the calls on the host."""
+    device: Durations
+    """Lengths of what they launched."""
+    delay: Durations
+    """From the end of the call to the start on the device; 0 where the device began before the call returned.
+
+    Delays overlap, so they have no ratio."""
+    shorter_than_launch: int
+    """Device events that took less time than the call that launched them."""
+    long_delays: int
+    """Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue."""
+
+
+def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
+    """Utilization, SM efficiency, occupancy and blocks per SM of each device; None without a device."""
+    if not trace.has_device:
+        return None
+    properties = {entry.index: entry for entry in trace.devices}
+    total_ns, spans = trace.steps.total_ns, trace.steps.spans
+    found = []
+    for device in np.unique(trace.device[trace.on_device]).tolist():
+        rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
+        entry = properties.get(device)
+        blocks = trace.blocks_per_sm[rows]
+        efficiency = None
+        if not np.isnan(blocks).any() and len(rows):
+            loaded = load_within(trace.start_ns[rows], trace.end_ns[rows], blocks, spans, limit=1.0)
+            efficiency = ratio(loaded, total_ns)
+        inside = rows[(trace.end_ns[rows] > trace.steps.start_ns[0]) & (trace.start_ns[rows] < trace.steps.end_ns[-1])]
+        found.append(
+            DeviceMetrics(
+                device=device,
+                name=entry.name if entry else None,
+                sm_count=entry.sm_count if entry else None,
+                utilization=intersect(trace.merged(rows), spans).total / total_ns if total_ns else 0.0,
+                sm_efficiency=efficiency,
+                occupancy_percent=_weighted_mean(trace.occupancy_percent[inside], trace.duration_ns[inside]),
+                blocks_per_sm=_weighted_mean(trace.blocks_per_sm[inside], trace.duration_ns[inside]),
+            )
+        )
+    return tuple(found)
+
+
+def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
+    """Every kernel of the trace by name, the longest together first; None without a device."""
+    if not trace.has_device:
+        return None
+    rows = np.flatnonzero(trace.kind == Kind.KERNEL)
+    groups = group_by(trace.name[rows].astype(np.int64))
+    lengths = groups.durations(trace.duration_ns[rows], whole_ns=int(trace.duration_ns[rows].sum()))
+    eligible = groups.sums(_eligible(trace, rows).astype(np.int64)).tolist()
+    blocks = _weighted_means(groups, trace.blocks_per_sm[rows], trace.duration_ns[rows])
+    occupancy = _weighted_means(groups, trace.occupancy_percent[rows], trace.duration_ns[rows])
+    collective = groups.sums(trace.is_collective[rows].astype(np.int64)).tolist()
+    table = [
+        KernelRow(
+            name=trace.names[name],
+            calls=calls,
+            device=lengths[index],
+            tensor_cores=uses_tensor_cores(trace.names[name]),
+            tensor_cores_eligible=eligible[index] > 0,
+            collective=collective[index] > 0,
+            blocks_per_sm=blocks[index],
+            occupancy_percent=occupancy[index],
+        )
+        for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
+    ]
+    return tuple(sorted(table, key=lambda row: (-row.device.total_us, row.name)))
+
+
+def kernel_summary(trace: Trace) -> KernelSummary | None:
+    """All kernels together: tensor cores and short kernels; None without a device."""
+    if not trace.has_device:
+        return None
+    rows = np.flatnonzero(trace.kind == Kind.KERNEL)
+    lengths = trace.duration_ns[rows]
+    computes = ~trace.is_collective[rows]
+    computing_ns = int(lengths[computes].sum())
+    on_tensor_cores = trace.names_where(uses_tensor_cores)[rows] & computes
+    eligible = _eligible(trace, rows) & computes
+    short = lengths < SHORT_KERNEL_LIMIT_US * NS_PER_US
+    return KernelSummary(
+        calls=len(rows),
+        total_us=int(lengths.sum()) / NS_PER_US,
+        tensor_core_ratio=ratio(int(lengths[on_tensor_cores].sum()), computing_ns),
+        tensor_core_eligible_ratio=ratio(int(lengths[eligible].sum()), computing_ns),
+        short_calls_ratio=ratio(int(short.sum()), len(rows)),
+        short_time_ratio=ratio(int(lengths[short].sum()), int(lengths.sum())),
+    )
+
+
+def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
+    """Idle time of each device as a whole and of each of its streams; None without a device.
+
+    The whole trace counts, as in HTA. Where streams take turns, only the row of the device says when nothing ran.
+    """
+    if not trace.has_device:
+        return None
+    rows = trace.device_rows
+    found = []
+    for device in np.unique(trace.device[rows]).tolist():
+        of_device = rows[trace.device[rows] == device]
+        found.append(_idle(trace, of_device, device=device, stream=None))
+        for stream in np.unique(trace.stream[of_device]).tolist():
+            found.append(_idle(trace, of_device[trace.stream[of_device] == stream], device=device, stream=stream))
+    return tuple(found)
+
+
+def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
+    """Launches of kernels, copies and memsets; None without a device, a kind without launches is left out."""
+    if not trace.has_device:
+        return None
+    found = []
+    kinds: tuple[tuple[Kind, Literal["kernel", "memcpy", "memset"]], ...] = (
+        (Kind.KERNEL, "kernel"),
+        (Kind.MEMCPY, "memcpy"),
+        (Kind.MEMSET, "memset"),
+    )
+    for kind, name in kinds:
+        rows = np.flatnonzero((trace.kind == kind) & (trace.links.launch >= 0))
+        calls = trace.links.launch[rows]
+        host_ns, device_ns = trace.duration_ns[calls], trace.duration_ns[rows]
+        delay_ns = np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
+        host = durations_of(host_ns, whole_ns=trace.steps.total_ns)
+        device = durations_of(device_ns, whole_ns=trace.steps.total_ns)
+        delay = durations_of(delay_ns, whole_ns=0)
+        if host is None or device is None or delay is None:
+            continue
+        found.append(
+            LaunchRow(
+                kind=name,
+                launches=len(rows),
+                host=host,
+                device=device,
+                delay=delay,
+                shorter_than_launch=int((device_ns < host_ns).sum()),
+                long_delays=int((delay_ns > LONG_DELAY_US * NS_PER_US).sum()),
+            )
+        )
+    return tuple(found)
+
+
+def _idle(trace: Trace, rows: Ints, *, device: int, stream: int | None) -> IdleTime:
+    starts, ends = trace.start_ns[rows], trace.end_ns[rows]
+    reached = np.maximum.accumulate(ends)
+    gaps = starts[1:] - reached[:-1]
+    calls = trace.links.launch[rows[1:]]
+    known = calls >= 0
+    after = known & (trace.start_ns[np.maximum(calls, 0)] > reached[:-1])
+    paused = gaps > 0
+    short = gaps < KERNEL_GAP_LIMIT_US * NS_PER_US
+    return IdleTime(
+        device=device,
+        stream=stream,
+        busy_us=trace.merged(rows).total / NS_PER_US,
+        host_wait_us=int(gaps[paused & after].sum()) / NS_PER_US,
+        kernel_gap_us=int(gaps[paused & known & ~after & short].sum()) / NS_PER_US,
+        other_us=int(gaps[paused & ~after & ~(known & short)].sum()) / NS_PER_US,
+    )
+
+
+def _eligible(trace: Trace, rows: Ints) -> npt.NDArray[np.bool_]:
+    operators = trace.links.operator_of_launch[rows]
+    eligible = trace.names_where(may_use_tensor_cores)
+    return (operators >= 0) & eligible[np.maximum(operators, 0)]
+
+
+def _weighted_mean(values: Floats, weights: Ints) -> float | None:
+    known = ~np.isnan(values)
+    total = int(weights[known].sum())
+    if not total:
+        return None
+    return float((values[known] * weights[known]).sum()) / total
+
+
+def _weighted_means(groups: Groups, values: Floats, weights: Ints) -> list[float | None]:
+    known = ~np.isnan(values)
+    weight = groups.sums(np.where(known, weights, 0)).tolist()
+    if not weight:
+        return []
+    total = np.add.reduceat(np.where(known, values * weights, 0.0)[groups.order], groups.firsts).tolist()
+    return [part / whole if whole else None for part, whole in zip(total, weight, strict=True)]

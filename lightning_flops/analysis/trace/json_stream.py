@@ -1,0 +1,220 @@
+"""Trace JSON read as a stream: a block of text in memory at a time, whatever the size of the file.
+
+``orjson`` decodes the events where it is installed, ``json`` of the standard library where it is not; both give the
+same events.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import IO, Any, NoReturn
+
+BLOCK_BYTES = 1 << 22
+"""How much of the file is read at once; what is decoded at once is not much more."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SHOWN_CHARS = 40
+_EVENTS_KEY = "traceEvents"
+
+
+class StreamError(ValueError):
+    """The text is not the JSON of a trace; the message says what is wrong and after how many characters."""
+
+
+def fast_decoder() -> Callable[[str], Any] | None:
+    """``orjson.loads`` where orjson is installed."""
+    try:
+        loads: Callable[[str], Any] = importlib.import_module("orjson").loads
+    except ImportError:
+        return None
+    return loads
+
+
+def event_batches(
+    stream: IO[bytes], metadata: dict[str, Any], *, loads: Callable[[str], Any] | None, block_bytes: int = BLOCK_BYTES
+) -> Iterator[list[Any]]:
+    """The events of a trace in order, a list at a time; everything beside them is put into *metadata*.
+
+    Two shapes are known: an object whose ``traceEvents`` is the list, and the bare list.
+
+    Args:
+        stream: the file's bytes, UTF-8; a byte that is not becomes the replacement character.
+        metadata: filled with the object's other keys, some of which stand behind the events.
+        loads: decodes a JSON list from text; None for the standard library alone.
+        block_bytes: how many bytes to read at once.
+
+    Raises:
+        StreamError: not JSON, cut off, or neither of the two shapes.
+    """
+    text = _Text(stream, block_bytes)
+    opening = text.peek()
+    if opening == "":
+        raise StreamError("the file is empty")
+    if opening == "[":
+        yield from text.list_batches(loads)
+    elif opening == "{":
+        text.take()
+        found = False
+        while text.next_member("}"):
+            key = text.value()
+            if not isinstance(key, str):
+                text.fail("a name in quotes must come here")
+            text.expect(":")
+            if key == _EVENTS_KEY and text.peek() == "[":
+                found = True
+                yield from text.list_batches(loads)
+            else:
+                metadata[key] = text.value()
+        if not found:
+            raise StreamError(f'a JSON object without a list "{_EVENTS_KEY}"')
+    else:
+        raise StreamError(f"a trace begins with {{ or [, not with {opening!r}")
+    if text.peek() != "":
+        text.fail("nothing may follow the end of the trace")
+
+
+class _Text:
+    """A position in a text of which only a window is in memory."""
+
+    def __init__(self, stream: IO[bytes], block_bytes: int) -> None:
+        self._stream = stream
+        self._block_bytes = block_bytes
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
+        # strict=False: names of kernels and files may hold control characters that nobody escaped.
+        self._scan = json.JSONDecoder(strict=False).raw_decode
+        self._buffer = ""
+        self._position = 0
+        self._dropped = 0
+        self._ended = False
+        self._first = True
+
+    def fail(self, message: str) -> NoReturn:
+        at = self._dropped + self._position
+        if self._ended and self._position >= len(self._buffer):
+            raise StreamError(f"the file ends in the middle, after {at} characters: it was cut off or is still written")
+        shown = self._buffer[self._position : self._position + _SHOWN_CHARS]
+        raise StreamError(f"not valid JSON after {at} characters, at {shown!r}: {message}")
+
+    def _read(self, size: int) -> None:
+        """Drop what was consumed and read on."""
+        self._buffer = self._buffer[self._position :]
+        self._dropped += self._position
+        self._position = 0
+        block = self._stream.read(size)
+        self._ended = not block
+        self._buffer += self._decode(block, final=self._ended)
+
+    def peek(self) -> str:
+        """The next character that is not space, without taking it; nothing at the end."""
+        while True:
+            match = _SPACE.match(self._buffer, self._position)
+            self._position = match.end() if match else self._position
+            if self._position < len(self._buffer):
+                return self._buffer[self._position]
+            if self._ended:
+                return ""
+            self._read(self._block_bytes)
+
+    def take(self) -> None:
+        self._position += 1
+        self._first = True
+
+    def expect(self, character: str) -> None:
+        if self.peek() != character:
+            self.fail(f"{character} must come here")
+        self._position += 1
+
+    def next_member(self, closing: str) -> bool:
+        """Whether another member follows; steps over the comma before it, or over *closing*."""
+        found = self.peek()
+        if found == closing:
+            self._position += 1
+            return False
+        if not self._first:
+            self.expect(",")
+            self.peek()
+        self._first = False
+        return True
+
+    def value(self) -> Any:
+        """The JSON value that begins here."""
+        self.peek()
+        size = self._block_bytes
+        while True:
+            try:
+                value, end = self._scan(self._buffer, self._position)
+            except json.JSONDecodeError as error:
+                if self._ended:
+                    if error.pos < len(self._buffer) and not error.msg.startswith("Unterminated"):
+                        self._position = error.pos
+                        self.fail(error.msg)
+                    self._position = len(self._buffer)
+                    self.fail(error.msg)
+                if error.pos < len(self._buffer) - 16 and not error.msg.startswith("Unterminated"):
+                    # The text that is here already breaks a rule: reading on cannot mend it.
+                    self._position = error.pos
+                    self.fail(error.msg)
+            except RecursionError:
+                self.fail("values are nested too deeply")
+            else:
+                if end < len(self._buffer) or self._ended:  # a number may go on in the next block
+                    self._position = end
+                    return value
+            self._read(size)
+            size *= 2  # a value larger than a block: not so many tries
+
+    def list_batches(self, loads: Callable[[str], Any] | None) -> Iterator[list[Any]]:
+        """The members of the list that begins here, a block at a time."""
+        self.expect("[")
+        self._first = True
+        while True:
+            if loads is not None and (batch := self._block(loads)) is not None:
+                yield batch
+                continue
+            batch = []
+            while True:
+                if not self.next_member("]"):
+                    self._first = False
+                    if batch:
+                        yield batch
+                    return
+                before = self._dropped
+                batch.append(self.value())
+                if self._dropped != before:
+                    break  # another block was read
+            yield batch
+
+    def _block(self, loads: Callable[[str], Any]) -> list[Any] | None:
+        """Whole members up to the last border in the buffer, or None to go on one by one.
+
+        A border is a brace that closes followed by a comma. Inside an event such a pair may stand too, in a nested
+        value or in a text; the piece before it is then no valid list, so a piece that decodes ends between members.
+        """
+        if len(self._buffer) - self._position < self._block_bytes // 2 and not self._ended:
+            self._read(self._block_bytes)
+        start = self._position
+        if not self._first:
+            if self.peek() != ",":
+                return None
+            start = self._position + 1
+        end = len(self._buffer)
+        for _ in range(8):
+            end = self._buffer.rfind("}", start, end)
+            if end < 0:
+                return None
+            follows = _SPACE.match(self._buffer, end + 1)
+            after = follows.end() if follows else end + 1
+            if self._buffer[after : after + 1] != ",":
+                continue
+            try:
+                batch = loads(f"[{self._buffer[start : end + 1]}]")
+            except ValueError:
+                continue
+            self._position = end + 1
+            self._first = False
+            return batch if isinstance(batch, list) and batch else None
+        return None

@@ -1,0 +1,341 @@
+"""Read a torch trace file into columns, a block at a time."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from os import PathLike, fspath
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace.columns import CollectiveArguments, DeviceProperties, Lane, MemoryEvents, Trace
+from lightning_flops.analysis.trace.json_stream import StreamError, event_batches, fast_decoder
+from lightning_flops.analysis.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
+from lightning_flops.errors import LightningFlopsError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_NOTHING: Mapping[str, Any] = {}
+
+
+class TraceFormatError(LightningFlopsError, ValueError):
+    """A trace file cannot be read; the message names the file and what is wrong with it."""
+
+
+def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | None = None) -> Trace:
+    """The trace in a Chrome-format JSON file that torch.profiler wrote, plain or gzipped.
+
+    The file is read as a stream: besides the columns, about 60 bytes an event, only a few megabytes are in memory.
+
+    Args:
+        path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
+        decoder: makes Python values of JSON text; orjson's where it is installed, else the standard library's.
+
+    Raises:
+        TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
+    """
+    source = fspath(path)
+    metadata: dict[str, Any] = {}
+    columns = _Builder(source)
+    try:
+        with ExitStack() as stack:
+            stream = _open(source, stack)
+            for batch in event_batches(stream, metadata, loads=decoder or fast_decoder()):
+                columns.add(batch)
+    except StreamError as error:
+        raise TraceFormatError(f"{source}: {error}") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise TraceFormatError(f"{source}: the gzip data is damaged or cut off: {error}") from error
+    except OSError as error:
+        raise TraceFormatError(f"{source}: cannot be read: {error.strerror or error}") from error
+    return columns.trace(metadata)
+
+
+def trace_from_events(
+    events: Iterable[Mapping[str, Any]], *, metadata: Mapping[str, Any] | None = None, source: str = "(events)"
+) -> Trace:
+    """The trace of events that are already in memory, as dicts in the Chrome trace format.
+
+    Args:
+        events: dicts as they stand in a file's ``traceEvents``.
+        metadata: the other keys at the top of a file, such as ``deviceProperties``.
+        source: what messages call these events.
+
+    Raises:
+        TraceFormatError: an event lacks what its kind must have, or none is torch.profiler's.
+    """
+    columns = _Builder(source)
+    columns.add(list(events))
+    return columns.trace(metadata or {})
+
+
+def _open(source: str, stack: ExitStack) -> IO[bytes]:
+    if "://" in source or "::" in source:
+        try:
+            fsspec = importlib.import_module("fsspec")
+        except ImportError as error:
+            raise TraceFormatError(f"{source}: opening a URL needs the package fsspec") from error
+        try:
+            stream = cast("IO[bytes]", stack.enter_context(fsspec.open(source, "rb")))
+        except OSError:
+            raise
+        except (ImportError, ValueError) as error:  # an unknown protocol, or its package is missing
+            raise TraceFormatError(f"{source}: cannot be opened: {error}") from error
+    else:
+        stream = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115 - the stack closes it
+    magic = stream.read(len(_GZIP_MAGIC))
+    stream.seek(0)
+    return cast("IO[bytes]", stack.enter_context(gzip.open(stream, "rb"))) if magic == _GZIP_MAGIC else stream
+
+
+class _Builder:
+    """Columns that grow by one batch of events after another."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.seen = 0
+        self.clamped = 0
+        self.foreign: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        self.lanes: dict[tuple[Any, Any], int] = {}
+        self.lane_texts: dict[Lane, int] = {}
+        self.name, self.lane, self.device = array("i"), array("i"), array("i")
+        self.kind = array("b")
+        self.start, self.duration = array("q"), array("q")
+        self.correlation, self.external_id, self.sequence = array("q"), array("q"), array("q")
+        self.forward_thread, self.stream, self.bytes = array("q"), array("q"), array("q")
+        self.blocks, self.occupancy = array("d"), array("d")
+        self.collectives: dict[int, CollectiveArguments] = {}
+        self.memory = tuple(array("q") for _ in range(7))
+
+    def add(self, events: list[Any]) -> None:
+        """Append what *events* say; an event of another tool is counted and left out."""
+        begin = self.seen
+        try:
+            for event in events:
+                phase = event.get("ph")
+                if phase == "X":
+                    self._add_span(event)
+                elif phase == "i" and event.get("name") == "[memory]":
+                    self._add_memory(event)
+                self.seen += 1
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise TraceFormatError(
+                f"{self.source}: event {self.seen} (counted from 0) is no event of torch.profiler ({what}): "
+                f"{str(events[self.seen - begin])[:120]}"
+            ) from error
+
+    def _add_span(self, event: dict[str, Any]) -> None:
+        category = event.get("cat", "")
+        kind = KIND_OF_CATEGORY.get(category)
+        if kind is None and (kind := KIND_OF_CATEGORY.get(category.lower())) is None:
+            if category != "Trace":
+                self.foreign[category] = self.foreign.get(category, 0) + 1
+            return
+        name = event["name"]
+        arguments = event.get("args") or _NOTHING
+        if kind is Kind.OPERATOR and is_scope_written_as_operator(name):
+            kind = Kind.ANNOTATION
+        index = self.names.get(name)
+        if index is None:
+            if not isinstance(name, str):
+                raise TypeError("name must be a text")
+            index = self.names[name] = len(self.names)
+        # Traces give microseconds with three decimals: whole nanoseconds, which are exact to add up.
+        start = round(event["ts"] * 1000)
+        duration = round(event.get("dur", 0) * 1000)
+        if duration < 0:
+            duration = 0
+            self.clamped += 1
+        self.name.append(index)
+        self.kind.append(kind)
+        self.lane.append(self._lane_index(event))
+        self.start.append(start)
+        self.duration.append(duration)
+        find = arguments.get
+        self.correlation.append(_integer(find("correlation")))
+        external_id = find("External id")
+        self.external_id.append(_integer(find("external id") if external_id is None else external_id))
+        self.sequence.append(_integer(find("Sequence number")))
+        self.forward_thread.append(_integer(find("Fwd thread id")))
+        if kind >= Kind.KERNEL:
+            self.device.append(_integer(find("device", event.get("pid"))))
+            self.stream.append(_integer(find("stream")))
+            self.bytes.append(_integer(find("bytes")))
+            self.blocks.append(_number(find("blocks per SM")))
+            self.occupancy.append(_number(find("est. achieved occupancy %")))
+        else:
+            self.device.append(-1)
+            self.stream.append(-1)
+            self.bytes.append(-1)
+            self.blocks.append(np.nan)
+            self.occupancy.append(np.nan)
+        if "Collective name" in arguments:
+            self.collectives[len(self.name) - 1] = _collective(arguments)
+        elif kind is Kind.ANNOTATION and "Input Dims" in arguments:
+            self.collectives[len(self.name) - 1] = CollectiveArguments(bytes=_bytes_of_inputs(arguments))
+
+    def _add_memory(self, event: dict[str, Any]) -> None:
+        arguments = event["args"]
+        values = (
+            self._lane_index(event),
+            round(event["ts"] * 1000),
+            int(arguments["Bytes"]),
+            int(arguments.get("Device Type", 0)),
+            int(arguments.get("Device Id", -1)),
+            _integer(arguments.get("Total Allocated")),
+            _integer(arguments.get("Total Reserved")),
+        )
+        for column, value in zip(self.memory, values, strict=True):
+            column.append(value)
+
+    def _lane_index(self, event: dict[str, Any]) -> int:
+        key = (event.get("pid"), event.get("tid"))
+        index = self.lanes.get(key)
+        if index is None:
+            # Old traces write a thread as a number in one event and as a text in the next.
+            lane = Lane(process=str(key[0]), thread=str(key[1]))
+            index = self.lanes[key] = self.lane_texts.setdefault(lane, len(self.lane_texts))
+        return index
+
+    def trace(self, metadata: Mapping[str, Any]) -> Trace:
+        """The finished trace."""
+        kinds = np.frombuffer(self.kind, dtype=np.int8) if self.kind else np.zeros(0, dtype=np.int8)
+        if not (kinds != Kind.OTHER).any():
+            raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
+        distributed = metadata.get("distributedInfo")
+        distributed = distributed if isinstance(distributed, dict) else {}
+        backend = distributed.get("backend")
+        return Trace(
+            source=self.source,
+            names=tuple(self.names),
+            lanes=tuple(self.lane_texts),
+            name=_int32(self.name),
+            kind=kinds,
+            lane=_int32(self.lane),
+            start_ns=_int64(self.start),
+            duration_ns=_int64(self.duration),
+            correlation=_int64(self.correlation),
+            external_id=_int64(self.external_id),
+            sequence=_int64(self.sequence),
+            forward_thread=_int64(self.forward_thread),
+            device=_int32(self.device),
+            stream=_int64(self.stream),
+            blocks_per_sm=np.frombuffer(self.blocks, dtype=np.float64),
+            occupancy_percent=np.frombuffer(self.occupancy, dtype=np.float64),
+            bytes=_int64(self.bytes),
+            collectives=self.collectives,
+            memory=self._memory_events(),
+            devices=_devices(metadata.get("deviceProperties")),
+            rank=_whole(distributed.get("rank")),
+            world_size=_whole(distributed.get("world_size")),
+            backend=backend if isinstance(backend, str) else None,
+            metadata=metadata,
+            notes=self._notes(),
+        )
+
+    def _memory_events(self) -> MemoryEvents | None:
+        if not self.memory[0]:
+            return None
+        lane, time, size, device_type, device, allocated, reserved = (_int64(column) for column in self.memory)
+        return MemoryEvents(
+            lane=lane.astype(np.int32),
+            time_ns=time,
+            bytes=size,
+            device_type=device_type.astype(np.int32),
+            device=device.astype(np.int32),
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+        )
+
+    def _why_nothing(self) -> str:
+        if not self.seen:
+            return "the trace holds no events"
+        found = ", ".join(repr(name) for name in sorted(self.foreign, key=self.foreign.__getitem__, reverse=True)[:5])
+        return (
+            f"none of its {self.seen} events is an operator, a scope, a runtime call or a kernel of torch.profiler"
+            + (f"; its categories are {found}" if found else "")
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.foreign:
+            names = ", ".join(repr(name) for name in sorted(self.foreign))
+            notes.append(f"{sum(self.foreign.values())} events of other categories are left out: {names}.")
+        if self.clamped:
+            notes.append(f"{self.clamped} events of negative length are taken as of no length.")
+        return tuple(notes)
+
+
+def _integer(value: Any) -> int:
+    if value is None:
+        return -1
+    return value if type(value) is int else int(value)
+
+
+def _number(value: Any) -> float:
+    return np.nan if value is None else float(value)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _int64(column: array[int]) -> npt.NDArray[np.int64]:
+    return np.frombuffer(column, dtype=np.int64) if column else np.zeros(0, dtype=np.int64)
+
+
+def _int32(column: array[int]) -> npt.NDArray[np.int32]:
+    return np.frombuffer(column, dtype=np.int32) if column else np.zeros(0, dtype=np.int32)
+
+
+def _collective(arguments: Mapping[str, Any]) -> CollectiveArguments:
+    element_bytes = ELEMENT_BYTES.get(str(arguments.get("dtype", "")).lower())
+    elements = [_whole(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
+    known = [count for count in elements if count is not None]
+    group = arguments.get("Process Group Ranks") or arguments.get("Process Group Name")
+    return CollectiveArguments(
+        name=str(arguments["Collective name"]),
+        # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
+        bytes=max(known) * element_bytes if known and element_bytes is not None else None,
+        group=None if group is None else str(group),
+        group_size=_whole(arguments.get("Group size")),
+    )
+
+
+def _bytes_of_inputs(arguments: Mapping[str, Any]) -> int | None:
+    total = 0
+    for shape, dtype in zip(arguments["Input Dims"], arguments.get("Input type") or (), strict=False):
+        element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
+        if element_bytes is None or not all(type(size) is int for size in shape):
+            return None
+        elements = 1
+        for size in shape:
+            elements *= size
+        total += elements * element_bytes
+    return total or None
+
+
+def _devices(properties: Any) -> tuple[DeviceProperties, ...]:
+    found = []
+    for entry in properties if isinstance(properties, list) else ():
+        if not isinstance(entry, dict) or type(entry.get("id")) is not int:
+            continue
+        major, minor = _whole(entry.get("computeMajor")), _whole(entry.get("computeMinor"))
+        found.append(
+            DeviceProperties(
+                index=entry["id"],
+                name=str(entry.get("name", "")),
+                sm_count=_whole(entry.get("numSms")),
+                memory_bytes=_whole(entry.get("totalGlobalMem")),
+                compute_capability=None if major is None or minor is None else (major, minor),
+            )
+        )
+    return tuple(found)

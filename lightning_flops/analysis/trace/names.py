@@ -1,0 +1,148 @@
+"""What the names in a torch trace say: the kind of an event, collectives, tensor cores, phases.
+
+Names of categories and scopes are those that PyTorch's profiler writes from 1.8 to 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+
+
+class Kind(IntEnum):
+    """What an event of a trace stands for."""
+
+    OTHER = 0
+    """Known, but in no table: overheads, Python calls, marks that the device's lanes repeat."""
+    OPERATOR = 1
+    ANNOTATION = 2
+    """A named scope on the host: ``record_function``, a profiler step, a loader's next batch, an optimizer step."""
+    RUNTIME = 3
+    """A call into the device's runtime or driver."""
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+
+
+KIND_OF_CATEGORY = {
+    "cpu_op": Kind.OPERATOR,
+    "operator": Kind.OPERATOR,
+    "user_annotation": Kind.ANNOTATION,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY,
+    "memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET,
+    "memset": Kind.MEMSET,
+    "runtime": Kind.RUNTIME,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "hip_driver": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
+    "mtia_runtime": Kind.RUNTIME,
+    "glow_runtime": Kind.RUNTIME,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "privateuse1_driver": Kind.RUNTIME,
+    "gpu_user_annotation": Kind.OTHER,
+    "python_function": Kind.OTHER,
+    "overhead": Kind.OTHER,
+    "cuda_sync": Kind.OTHER,
+    "cuda_profiler_range": Kind.OTHER,
+    "collective_comm": Kind.OTHER,
+    "mtia_ccp_events": Kind.OTHER,
+    "mtia_insight": Kind.OTHER,
+    "external_correlation": Kind.OTHER,
+}
+"""Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
+
+_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#")
+_HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
+# Up to 1.8 these scopes are written as operators.
+_SCOPE_AS_OPERATOR = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc):")
+
+_DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I)
+_COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_?([A-Z][A-Za-z]*)", re.I)
+
+_TENSOR_CORE = re.compile(
+    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
+    r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
+    r"|cudnn_generated_fort_native_sdpa|cutlass3x_sm(90|1\d\d)|cutlass_\d+_wmma|device_kernel.*sm(90|100)",
+    re.I,
+)
+"""Patterns of names that NVIDIA's and PyTorch's libraries give kernels built on tensor-core instructions."""
+
+_TENSOR_CORE_OPERATOR = re.compile(
+    r"aten::(mm|addmm|bmm|baddbmm|addbmm|_addmm_activation|_scaled_mm|_grouped_mm|matmul|linear|einsum|addmv|mv|dot"
+    r"|_?convolution\w*|conv(_transpose)?[123]d|(cudnn|miopen)_convolution\w*"
+    r"|_?(scaled_dot_product|flash|efficient)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
+)
+
+
+def step_number(name: str) -> int | None:
+    """The number of the profiler step that a scope's name marks; None for any other name."""
+    match = _STEP.match(name)
+    return int(match[1]) if match else None
+
+
+def is_data_loader(name: str) -> bool:
+    """Whether a scope of this name is a wait for a loader's next batch."""
+    return _DATA_LOADER.match(name) is not None
+
+
+def is_scope_written_as_operator(name: str) -> bool:
+    """Whether an operator of this name is a scope, as traces before 1.9 write it."""
+    return _SCOPE_AS_OPERATOR.match(name) is not None
+
+
+def host_collective(name: str) -> str | None:
+    """The collective that a host scope performs itself (``gloo:all_reduce``): its name, such as ``all_reduce``.
+
+    ``nccl:`` scopes are none of these: they only launch the kernel that communicates.
+    """
+    match = _HOST_COLLECTIVE.match(name)
+    return match[2] if match else None
+
+
+@lru_cache(maxsize=4096)
+def is_collective_kernel(name: str) -> bool:
+    """Whether a kernel of this name communicates with other ranks."""
+    return _DEVICE_COLLECTIVE.search(name) is not None
+
+
+def collective_of_kernel(name: str) -> str:
+    """The collective that a communication kernel's name tells: ``allreduce`` for ``ncclDevKernel_AllReduce_…``."""
+    match = _COLLECTIVE_OF_KERNEL.search(name)
+    if not match:
+        return name.split("(")[0]
+    word = re.sub(r"(Ring|Tree|CollNet|NVLS|PAT|Sum|Max|Min|Prod).*", "", match[1])
+    return (word or match[1]).lower()
+
+
+@lru_cache(maxsize=4096)
+def uses_tensor_cores(name: str) -> bool:
+    """Whether a kernel's name says that it runs on tensor cores.
+
+    A name is all that a trace tells: a kernel with a name of its own, such as one that Triton made, reads False.
+    """
+    return _TENSOR_CORE.search(name) is not None
+
+
+@lru_cache(maxsize=4096)
+def may_use_tensor_cores(operator: str) -> bool:
+    """Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
+    return _TENSOR_CORE_OPERATOR.match(operator) is not None
+
+
+ELEMENT_BYTES = {
+    "double": 8, "float64": 8, "long": 8, "long int": 8, "int64": 8, "c10::complex<float>": 8, "complexfloat": 8,
+    "float": 4, "float32": 4, "int": 4, "int32": 4,
+    "half": 2, "float16": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "short": 2, "short int": 2,
+    "byte": 1, "unsigned char": 1, "char": 1, "signed char": 1, "bool": 1, "int8": 1, "uint8": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "c10::float8_e4m3fn": 1, "c10::float8_e5m2": 1,
+    "c10::complex<double>": 16, "complexdouble": 16,
+}  # fmt: skip
+"""Bytes of an element by the lower-case names that traces use for dtypes."""

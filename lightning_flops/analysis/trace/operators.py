@@ -1,0 +1,179 @@
+"""What operators cost, on the host, on the device and in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.durations import Durations, group_by
+from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.names import may_use_tensor_cores
+from lightning_flops.analysis.trace.structure import enclosing_operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """All calls of one operator.
+
+    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller.
+    """
+
+    name: str
+    calls: int
+    host: Durations
+    """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
+    host_self: Durations
+    """Without the operators it called; the ratios of all operators add up to 1."""
+    device: Durations | None
+    """Kernels, copies and memsets launched in it and in what it called. None without a device, like the next."""
+    device_self: Durations | None
+    tensor_cores_eligible: bool
+    """Whether it is a matrix product, convolution, attention or recurrent layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """What one operator allocated and freed on one device."""
+
+    name: str | None
+    """None: outside any operator."""
+    device_type: Literal["host", "device"]
+    device: int
+    """-1 for the host."""
+    calls: int
+    """Calls of the operator in which memory was allocated or freed; events, outside any operator."""
+    size_increase_bytes: int
+    """Allocated less freed, with what it called."""
+    self_size_increase_bytes: int
+    """Without what it called; the sum over all rows of a device is what the trace changed."""
+    allocation_bytes: int
+    """Allocated, frees left out."""
+    self_allocation_bytes: int
+
+
+def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
+    """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
+    rows = trace.links.operators
+    if not len(rows):
+        return None
+    host_self = self_host_ns(trace)[rows]
+    own_device = device_ns_of_operators(trace)
+    all_device = with_callees(trace, own_device)[rows]
+    own_device = own_device[rows]
+    groups = group_by(trace.name[rows].astype(np.int64))
+    host_whole, device_whole = int(host_self.sum()), int(own_device.sum())
+    host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
+    own_host = groups.durations(host_self, whole_ns=host_whole)
+    device = groups.durations(all_device, whole_ns=device_whole)
+    device_self = groups.durations(own_device, whole_ns=device_whole)
+    table = [
+        OperatorRow(
+            name=trace.names[name],
+            calls=calls,
+            host=host[index],
+            host_self=own_host[index],
+            device=device[index] if trace.has_device else None,
+            device_self=device_self[index] if trace.has_device else None,
+            tensor_cores_eligible=may_use_tensor_cores(trace.names[name]),
+        )
+        for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
+    ]
+    return tuple(sorted(table, key=_by_self_time))
+
+
+def _by_self_time(row: OperatorRow) -> tuple[float, float, str]:
+    return (-row.device_self.total_us if row.device_self else 0.0, -row.host_self.total_us, row.name)
+
+
+def memory_table(trace: Trace) -> tuple[MemoryRow, ...] | None:
+    """Bytes by operator and device; None when the trace was taken without ``profile_memory``."""
+    memory = trace.memory
+    if memory is None:
+        return None
+    links = trace.links
+    owner = enclosing_operators(trace, links.operators, links.parent, lanes=memory.lane, moments_ns=memory.time_ns)
+    on_host = memory.device_type == 0
+    device = np.where(on_host, -1, memory.device)
+    table: list[MemoryRow] = []
+    for kind, index in sorted(set(zip(on_host.tolist(), device.tolist(), strict=True)), reverse=True):
+        here = (on_host == kind) & (device == index)
+        table += _memory_rows(trace, owner[here], memory.bytes[here], "host" if kind else "device", index)
+    return tuple(table)
+
+
+def self_host_ns(trace: Trace) -> Ints:
+    """For each row of an operator, its length without the operators it called."""
+    links = trace.links
+    own = trace.duration_ns.copy()
+    called = links.operators[links.parent[links.operators] >= 0]
+    callers = links.parent[called]
+    # A callee that seems to end after its caller, by rounding or across threads, takes only what the caller has.
+    inside = np.minimum(trace.end_ns[called], trace.end_ns[callers]) - trace.start_ns[called]
+    np.subtract.at(own, callers, inside)
+    return np.maximum(own, 0)
+
+
+def device_ns_of_operators(trace: Trace) -> Ints:
+    """For each row of an operator, the lengths of the device events that it launched itself."""
+    own = np.zeros(len(trace), dtype=np.int64)
+    rows = trace.device_rows
+    owners = trace.links.operator_of_launch[rows]
+    np.add.at(own, owners[owners >= 0], trace.duration_ns[rows[owners >= 0]])
+    return own
+
+
+def with_callees(trace: Trace, own: Ints) -> Ints:
+    """For each row of an operator, *own* plus that of all it called, directly or not."""
+    links = trace.links
+    total = own.copy()
+    depth = links.depth[links.operators]
+    for level in range(int(depth.max(initial=0)), 0, -1):
+        rows = links.operators[depth == level]
+        np.add.at(total, links.parent[rows], total[rows])
+    return total
+
+
+def _memory_rows(
+    trace: Trace, owner: Ints, size: Ints, device_type: Literal["host", "device"], device: int
+) -> list[MemoryRow]:
+    inside = owner >= 0
+    own = np.zeros((3, len(trace)), dtype=np.int64)
+    np.add.at(own[0], owner[inside], size[inside])
+    np.add.at(own[1], owner[inside], np.maximum(size[inside], 0))
+    np.add.at(own[2], owner[inside], 1)
+    increase, allocation, events = (with_callees(trace, part) for part in own)
+    rows = trace.links.operators[events[trace.links.operators] > 0]
+    groups = group_by(trace.name[rows].astype(np.int64))
+    sums = [groups.sums(part[rows]).tolist() for part in (increase, own[0], allocation, own[1])]
+    table = [
+        MemoryRow(
+            name=trace.names[name],
+            device_type=device_type,
+            device=device,
+            calls=calls,
+            size_increase_bytes=sums[0][index],
+            self_size_increase_bytes=sums[1][index],
+            allocation_bytes=sums[2][index],
+            self_allocation_bytes=sums[3][index],
+        )
+        for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
+    ]
+    if not inside.all():
+        outside = size[~inside]
+        change, allocated = int(outside.sum()), int(np.maximum(outside, 0).sum())
+        table.append(
+            MemoryRow(
+                name=None,
+                device_type=device_type,
+                device=device,
+                calls=len(outside),
+                size_increase_bytes=change,
+                self_size_increase_bytes=change,
+                allocation_bytes=allocated,
+                self_allocation_bytes=allocated,
+            )
+        )
+    return sorted(table, key=lambda row: (-row.self_allocation_bytes, row.name or ""))

@@ -1,0 +1,120 @@
+"""All tables of one trace, or of one trace for each rank, in one frozen record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lightning_flops.analysis import dataclass_json
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.communication import CollectiveRow, Overlap, collective_table, overlap
+from lightning_flops.analysis.trace.device import (
+    DeviceMetrics,
+    IdleTime,
+    KernelRow,
+    KernelSummary,
+    LaunchRow,
+    device_metrics,
+    idle_times,
+    kernel_summary,
+    kernel_table,
+    launch_statistics,
+)
+from lightning_flops.analysis.trace.operators import MemoryRow, OperatorRow, memory_table, operator_table
+from lightning_flops.analysis.trace.phases import ModelSummary, model_summary
+from lightning_flops.analysis.trace.ranks import RankComparison, compare_ranks, rank_numbers
+from lightning_flops.analysis.trace.scopes import (
+    DeviceSummary,
+    OverviewRow,
+    TransferRow,
+    UserScopeRow,
+    device_summary,
+    overview,
+    transfer_table,
+    user_scope_table,
+)
+from lightning_flops.analysis.trace.step_time import StepTimes, step_times
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceReport:
+    """Every table of one trace; a table that the trace has nothing for is None."""
+
+    source: str
+    rank: int
+    events: int
+    step_times: StepTimes
+    device_metrics: tuple[DeviceMetrics, ...] | None
+    device_summary: DeviceSummary
+    overview: tuple[OverviewRow, ...]
+    model_summary: ModelSummary
+    overlap: Overlap | None
+    """None when the trace has no collectives."""
+    collectives: tuple[CollectiveRow, ...] | None
+    kernel_summary: KernelSummary | None
+    kernels: tuple[KernelRow, ...] | None
+    operators: tuple[OperatorRow, ...] | None
+    memory: tuple[MemoryRow, ...] | None
+    transfers: tuple[TransferRow, ...] | None
+    user_scopes: tuple[UserScopeRow, ...] | None
+    idle: tuple[IdleTime, ...] | None
+    launches: tuple[LaunchRow, ...] | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesReport:
+    """The reports of one trace for each rank, and the ranks side by side."""
+
+    schema_version: int
+    traces: tuple[TraceReport, ...]
+    """By rank."""
+    ranks: RankComparison | None
+    """None for a single trace."""
+
+    def to_json(self) -> str:
+        """Indented JSON; the field names are the keys."""
+        return dataclass_json.dump(self)
+
+
+def analyze_trace(trace: Trace) -> TraceReport:
+    """Every table of *trace*."""
+    collectives = collective_table(trace)
+    return TraceReport(
+        source=trace.source,
+        rank=trace.rank or 0,
+        events=len(trace),
+        step_times=step_times(trace),
+        device_metrics=device_metrics(trace),
+        device_summary=device_summary(trace),
+        overview=overview(trace),
+        model_summary=model_summary(trace),
+        overlap=overlap(trace) if collectives is not None else None,
+        collectives=collectives,
+        kernel_summary=kernel_summary(trace),
+        kernels=kernel_table(trace),
+        operators=operator_table(trace),
+        memory=memory_table(trace),
+        transfers=transfer_table(trace),
+        user_scopes=user_scope_table(trace),
+        idle=idle_times(trace),
+        launches=launch_statistics(trace),
+        notes=trace.notes,
+    )
+
+
+def analyze_traces(traces: Sequence[Trace]) -> TracesReport:
+    """Every table of each of *traces*, one for each rank, and the ranks side by side.
+
+    Raises:
+        RanksError: two traces are of the same rank, or none is given.
+    """
+    ranks = rank_numbers(traces)
+    order = sorted(range(len(traces)), key=ranks.__getitem__)
+    return TracesReport(
+        schema_version=SCHEMA_VERSION,
+        traces=tuple(replace(analyze_trace(traces[index]), rank=ranks[index]) for index in order),
+        ranks=compare_ranks(traces) if len(traces) > 1 else None,
+    )

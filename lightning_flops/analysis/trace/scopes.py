@@ -1,0 +1,223 @@
+"""Named scopes, copies and memsets, each kind of event as a whole, and how busy processors were."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace.columns import NONE, Trace
+from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, durations_of, group_by, ratio
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect
+from lightning_flops.analysis.trace.names import Kind, is_data_loader, step_number
+from lightning_flops.analysis.trace.phases import find_phases, sums_between
+
+METADATA_KEY = "lightning_flops"
+"""Key at the top of a trace under which this package keeps what torch.profiler does not measure."""
+
+# Scopes that torch itself opens; every other scope is the user's.
+_OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserScopeRow:
+    """All runs of one ``record_function`` scope."""
+
+    name: str
+    calls: int
+    host: Durations
+    """Ratio: of the steps' own marks on the host."""
+    device: Durations | None
+    """Work launched in the scope, by its thread or by autograd's while it was open. Ratio: of all device work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRow:
+    """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
+
+    name: str
+    calls: int
+    bytes: int | None
+    host: Durations | None
+    """The calls that launched them. Ratio: of the steps' own marks on the host. None when no launch is known."""
+    device: Durations
+    """Ratio: of all device work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewRow:
+    """All events of one kind inside the steps; moments that several of them share count once."""
+
+    kind: str
+    side: Literal["host", "device"]
+    calls: int
+    time_us: float
+    ratio: float | None
+    """Of the steps; kinds overlap and contain one another, so these add up to no whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """How long one device ran kernels while the trace was taken."""
+
+    device: int
+    utilization: float
+    """Union of kernels ÷ elapsed time of the whole trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """How busy processors were from the first event of the trace to the last."""
+
+    elapsed_us: float
+    cpu_process_ratio: float | None
+    """The process's CPU time ÷ elapsed; up to the number of cores. None when the trace does not say, like the next."""
+    cpu_system_ratio: float | None
+    """Busy ÷ (busy + idle) time of all cores."""
+    devices: tuple[DeviceUse, ...] | None
+
+
+def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
+    """The user's own scopes by name, the longest first; None when there are none."""
+    rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & trace.names_where(lambda n: not _OF_TORCH.match(n)))
+    if not len(rows):
+        return None
+    launched = _launched_in_scopes(trace, rows)
+    groups = group_by(trace.name[rows].astype(np.int64))
+    host = groups.durations(trace.duration_ns[rows], whole_ns=_host_steps_ns(trace))
+    device = groups.durations(launched, whole_ns=_device_work_ns(trace))
+    table = [
+        UserScopeRow(
+            name=trace.names[name], calls=calls, host=host[index], device=device[index] if trace.has_device else None
+        )
+        for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
+    ]
+    return tuple(sorted(table, key=lambda row: (-row.host.total_us, row.name)))
+
+
+def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
+    """Copies and memsets by kind, the longest first; None without a device."""
+    if not trace.has_device:
+        return None
+    rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
+    table = []
+    for name in np.unique(trace.name[rows]).tolist():
+        here = rows[trace.name[rows] == name]
+        calls = trace.links.launch[here]
+        device = durations_of(trace.duration_ns[here], whole_ns=_device_work_ns(trace))
+        sizes = trace.bytes[here]
+        assert device is not None  # a name that is there has a row
+        table.append(
+            TransferRow(
+                name=trace.names[name],
+                calls=len(here),
+                bytes=int(sizes.sum()) if (sizes != NONE).all() else None,
+                host=durations_of(trace.duration_ns[calls[calls >= 0]], whole_ns=_host_steps_ns(trace)),
+                device=device,
+            )
+        )
+    return tuple(sorted(table, key=lambda row: (-row.device.total_us, row.name)))
+
+
+def overview(trace: Trace) -> tuple[OverviewRow, ...]:
+    """Each kind of event inside the steps: how many, and the time that they cover together."""
+    kind, links, phases = trace.kind, trace.links, find_phases(trace)
+    annotation, operator = kind == Kind.ANNOTATION, kind == Kind.OPERATOR
+    found: list[OverviewRow | None] = [
+        _of_rows(trace, "profiler step", annotation & trace.names_where(lambda n: step_number(n) is not None)),
+        _of_rows(trace, "data loader", annotation & trace.names_where(is_data_loader)),
+    ]
+    for name, spans in (("forward", phases.forward), ("backward", phases.backward), ("optimizer", phases.optimizer)):
+        if spans is not None:
+            found.append(_row(trace, name, "host", len(spans.starts), spans.merged()))
+    found += [
+        _of_rows(trace, "user scope", annotation & trace.names_where(lambda n: not _OF_TORCH.match(n))),
+        _of_rows(trace, "operator", operator & (links.parent < 0)),
+        _of_rows(trace, "inner operator", operator & (links.parent >= 0)),
+        _of_rows(trace, "runtime call", kind == Kind.RUNTIME),
+        _of_rows(trace, "host communication", trace.is_collective & ~trace.on_device),
+        _of_rows(trace, "kernel", kind == Kind.KERNEL),
+        _of_rows(trace, "memcpy", kind == Kind.MEMCPY),
+        _of_rows(trace, "memset", kind == Kind.MEMSET),
+        _of_rows(trace, "communication", trace.is_collective & trace.on_device),
+    ]
+    return tuple(row for row in found if row is not None)
+
+
+def device_summary(trace: Trace) -> DeviceSummary:
+    """How busy the host's and the device's processors were.
+
+    CPU times come from the object ``lightning_flops`` at the top of the file, if it is there, with the seconds
+    ``process_cpu_sec``, ``elapsed_sec``, ``system_busy_sec`` and ``system_idle_sec``.
+    """
+    rows = trace.kind != Kind.OTHER
+    elapsed_ns = int(trace.end_ns[rows].max()) - int(trace.start_ns[rows].min())
+    written = trace.metadata.get(METADATA_KEY)
+    written = written if isinstance(written, dict) else {}
+    busy, idle = _seconds(written, "system_busy_sec"), _seconds(written, "system_idle_sec")
+    process, process_elapsed = _seconds(written, "process_cpu_sec"), _seconds(written, "elapsed_sec")
+    kernels = trace.kind == Kind.KERNEL
+    return DeviceSummary(
+        elapsed_us=elapsed_ns / NS_PER_US,
+        cpu_process_ratio=None if process is None or not process_elapsed else process / process_elapsed,
+        cpu_system_ratio=None if busy is None or idle is None or not busy + idle else busy / (busy + idle),
+        devices=tuple(
+            DeviceUse(device=device, utilization=trace.merged(kernels & (trace.device == device)).total / elapsed_ns)
+            for device in np.unique(trace.device[kernels]).tolist()
+        )
+        if trace.has_device and elapsed_ns
+        else None,
+    )
+
+
+def _of_rows(trace: Trace, name: str, rows: npt.NDArray[np.bool_]) -> OverviewRow | None:
+    spans = trace.steps.spans
+    if not len(spans.starts):
+        return None
+    inside = rows & (trace.start_ns < spans.ends[-1]) & (trace.end_ns > spans.starts[0])
+    calls = int(inside.sum())
+    side: Literal["host", "device"] = "device" if trace.on_device[inside].any() else "host"
+    return _row(trace, name, side, calls, trace.merged(inside)) if calls else None
+
+
+def _row(trace: Trace, name: str, side: Literal["host", "device"], calls: int, covered: Intervals) -> OverviewRow:
+    time_ns = intersect(covered, trace.steps.spans).total
+    return OverviewRow(
+        kind=name, side=side, calls=calls, time_us=time_ns / NS_PER_US, ratio=ratio(time_ns, trace.steps.total_ns)
+    )
+
+
+def _launched_in_scopes(trace: Trace, rows: Ints) -> Ints:
+    launched = trace.device_rows
+    calls = trace.links.launch[launched]
+    launched, calls = launched[calls >= 0], calls[calls >= 0]
+    order = np.argsort(trace.start_ns[calls], kind="stable")
+    launched, calls = launched[order], calls[order]
+    total = np.zeros(len(rows), dtype=np.int64)
+    for lane in np.unique(trace.lane[calls]).tolist():
+        here = trace.lane[calls] == lane
+        open_to = np.flatnonzero((trace.lane[rows] == lane) | bool(trace.links.backward_lanes[lane]))
+        total[open_to] += sums_between(
+            trace.start_ns[calls[here]],
+            trace.duration_ns[launched[here]],
+            trace.start_ns[rows[open_to]],
+            trace.end_ns[rows[open_to]],
+        )
+    return total
+
+
+def _host_steps_ns(trace: Trace) -> int:
+    return int((trace.steps.host_end_ns - trace.steps.host_start_ns).sum())
+
+
+def _device_work_ns(trace: Trace) -> int:
+    return int(trace.duration_ns[trace.device_rows].sum())
+
+
+def _seconds(written: Mapping[str, object], key: str) -> float | None:
+    value = written.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
