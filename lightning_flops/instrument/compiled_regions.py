@@ -21,18 +21,18 @@ class CompiledRegions:
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
         self._names: dict[str, nn.Module] = {}
-        self.present = False
+        self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
     def refresh(self) -> None:
         """Looks for compiled modules; a model may be compiled at any time."""
         self._names = {}
-        self.present = False
+        self.in_place = False
         if self._root is None or "torch._dynamo" not in sys.modules:
             return
         for name, module in named_modules(self._root):
             in_place = getattr(module, "_compiled_call_impl", None) is not None
-            self.present |= in_place
+            self.in_place |= in_place
             if in_place or "_orig_mod" in module._modules:
                 self._names[name] = module
 

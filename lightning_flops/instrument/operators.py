@@ -33,6 +33,13 @@ _NO_TRAFFIC = frozenset(
 _SELECTING = frozenset("embedding index index_select gather take take_along_dim select_copy slice_copy".split())
 """Operators that read of their first argument only what they put out."""
 
+_ONE_TENSOR = ("Tensor", "Optional[Tensor]")
+
+_PLAIN_TYPES = (int, float, bool, complex, str, type(None), list, tuple, torch.Size, torch.Generator)
+
+NO_TENSORS = frozenset((*_PLAIN_TYPES, torch.dtype, torch.device, torch.layout, torch.memory_format))
+"""Types of arguments in which the hot path looks for no tensor; operators that take lists of tensors go another way."""
+
 
 class Operator:
     """One overload of an operator, or a higher-order operator, as the counter's hot path needs it."""
@@ -51,7 +58,7 @@ class Operator:
         "quiet",
         "reads",
         "selects",
-        "simple",
+        "special",
         "splits",
     )
 
@@ -72,8 +79,11 @@ class Operator:
         self.quiet = not self.higher_order and not self.counted and not self.listed and _moves_nothing(function, short)
         self.selects = short in _SELECTING
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
-        # The hot path may go straight to the accounting of one cell.
-        self.simple = not (self.counted or self.listed or self.selects or self.keyword_reads)
+        # The hot path reads every tensor among the positional arguments, and none anywhere else.
+        every = _tensor_places(function) if not self.higher_order else ()
+        self.special = bool(
+            self.higher_order or self.listed or self.selects or self.keyword_reads or every != self.reads
+        )
 
 
 def _moves_nothing(function: Any, short: str) -> bool:
@@ -85,25 +95,31 @@ def _moves_nothing(function: Any, short: str) -> bool:
     return all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
 
 
+def _tensor_places(function: Any) -> tuple[int, ...]:
+    """Positions of the arguments that are single tensors."""
+    arguments = [argument for argument in function._schema.arguments if not argument.kwarg_only]
+    return tuple(place for place, argument in enumerate(arguments) if str(argument.type) in _ONE_TENSOR)
+
+
 def _reads(function: Any, short: str, higher_order: bool) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Positions and keywords of the arguments whose data the operator reads."""
     if higher_order:
         return tuple(range(32)), ()
-    positions = []
-    keywords = []
-    place = 0
-    for argument in function._schema.arguments:
-        holds_tensors = "Tensor" in str(argument.type)
-        if argument.kwarg_only:
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if holds_tensors and not written:
-                keywords.append(argument.name)
-            continue
-        overwritten = place == 0 and short in _OVERWRITING
-        if holds_tensors and not overwritten:
-            positions.append(place)
-        place += 1
-    return tuple(positions), tuple(keywords)
+    arguments = function._schema.arguments
+    positional = [argument for argument in arguments if not argument.kwarg_only]
+    places = tuple(
+        place
+        for place, argument in enumerate(positional)
+        if "Tensor" in str(argument.type) and not (place == 0 and short in _OVERWRITING)
+    )
+    keywords = tuple(
+        argument.name
+        for argument in arguments
+        if argument.kwarg_only
+        and "Tensor" in str(argument.type)
+        and not (argument.alias_info is not None and argument.alias_info.is_write)
+    )
+    return places, keywords
 
 
 def bytes_of(value: Any) -> int:
@@ -152,7 +168,7 @@ def needs_gradient(values: Any) -> bool:
 
 
 @functools.cache
-def dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype | str) -> str:
     """Name of a dtype as records have it: ``bfloat16``; one name for all 8-bit floats, one for all 4-bit ones."""
     name = str(dtype).removeprefix("torch.")
     for narrow in ("float8", "float4"):

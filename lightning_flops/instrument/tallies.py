@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lightning_flops.instrument.operators import Operator
+from lightning_flops.instrument.operators import Operator, dtype_name
 from lightning_flops.instrument.thread_state import ThreadState
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
 
@@ -75,7 +75,7 @@ def merge_records(
 def _add_cells(sums: dict[_Key, _Sum], state: ThreadState) -> None:
     for table in list(state.tables.values()):
         for key, cell in list(table.items()):
-            operator, dtype = (key, "") if isinstance(key, Operator) else key
+            operator, dtype = (key, "") if isinstance(key, Operator) else (key[0], dtype_name(key[1]))
             entry = sums.setdefault((table.module, table.phase, operator.name, dtype), _Sum())
             entry.calls += cell.calls
             entry.flops += cell.flops

@@ -145,7 +145,7 @@ class GraphTask:
     makers: tuple[tuple[NodeMakers, int | None], ...]
     """Tables in which its nodes may stand, likeliest first, each with the number its nodes stay below, if known."""
 
-    def maker(self, sequence: int, node_name: str) -> str:
+    def maker(self, sequence: int, node: Any) -> str:
         """Name of the module whose forward made the node of this number."""
         found = [
             (table, name)
@@ -156,7 +156,7 @@ class GraphTask:
             return UNKNOWN
         if len(found) > 1:
             # Threads number their nodes apart: the node's name tells whose it is, as far as it can.
-            operator = node_name.rpartition("::")[2].partition("Backward")[0].lower()
+            operator = node.name().rpartition("::")[2].partition("Backward")[0].lower()
             for table, name in found:
                 made = table.operators.get(sequence) if table.operators is not None else None
                 if made is not None and made.replace("_", "") == operator.replace("_", ""):
@@ -182,6 +182,8 @@ class ThreadState:
         self.functions: list[Any] = []
         """Autograd functions and kernels with a formula of their own that are running."""
         self.makers = NodeMakers([], [])
+        self.special = False
+        """Something on this thread keeps operators off the shortest way."""
         self.stack: list[Running] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, wants_backward=True)]
         self.replicas: dict[Any, str] = {}
         # Where the next operator's costs go; kept current by retarget().
@@ -191,7 +193,6 @@ class ThreadState:
         self.table = self.table_of(OUTSIDE, "forward")
         # Of the last autograd node seen, so that its operators are looked up once.
         self.node_sequence = -1
-        self.node_module = OUTSIDE
         self.node_table = self.table
         self.born = 0
         """Inside a backward, the nodes below this number have their maker."""
@@ -205,6 +206,10 @@ class ThreadState:
         if table is None:
             table = self.tables[key] = Table(module, phase)
         return table
+
+    def replan(self) -> None:
+        """Works out anew whether operators may go the shortest way."""
+        self.special = bool(self.paused or self.functions) or self.makers.operators is not None
 
     def retarget(self) -> None:
         """Works out anew where costs go, after the stack or the graph task changed."""

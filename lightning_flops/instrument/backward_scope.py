@@ -1,0 +1,128 @@
+"""Whose backward is running: from the running autograd node to the module whose forward made it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_flops.instrument.autograd_state import (
+    ACCUMULATES_GRADIENT,
+    NO_GRAPH_TASK,
+    current_node,
+    find_backward_call,
+    inside_function_forward,
+    node_sequence,
+    sequence_number,
+)
+from lightning_flops.instrument.operators import Operator
+from lightning_flops.instrument.thread_state import UNKNOWN, GraphTask, Table, ThreadState
+from lightning_flops.records import OUTSIDE
+
+_REMEMBERED_TASKS = 256
+
+
+class BackwardScope:
+    """Attributes what autograd runs, on all threads of one counter.
+
+    Args:
+        threads: answers with the books of all threads.
+        owner_of: answers with the name of the module that holds a parameter.
+        unknown: the module of backwards whose forward was not counted.
+        note: takes a sentence for the report.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: Callable[[], list[ThreadState]],
+        owner_of: Callable[[Any], str],
+        unknown: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self._threads = threads
+        self._owner_of = owner_of
+        self._unknown = unknown
+        self._note = note
+        self._lock = threading.Lock()
+        self._tasks: dict[int, GraphTask] = {}
+
+    def switch_task(self, state: ThreadState, task_id: int) -> None:
+        """Another backward runs on this thread than a moment ago, or none."""
+        state.end_births()
+        state.task_id = task_id
+        state.node_sequence = -1
+        state.task = None
+        if task_id == NO_GRAPH_TASK:
+            for depth in range(1, len(state.stack)):
+                if state.stack[depth].task != NO_GRAPH_TASK:
+                    state.pop_to(depth)  # entered in a backward that ended without leaving it
+                    break
+        else:
+            state.task = self._task(state, task_id)
+            # The operator at hand has made its node already, if it makes one.
+            state.born = sequence_number() - int(torch.is_grad_enabled())
+        state.retarget()
+
+    def _task(self, state: ThreadState, task_id: int) -> GraphTask:
+        with self._lock:
+            task = self._tasks.get(task_id)
+            if task is None:
+                task = self._tasks[task_id] = self._new_task(state)
+                while len(self._tasks) > _REMEMBERED_TASKS:
+                    del self._tasks[next(iter(self._tasks))]
+            return task
+
+    def _new_task(self, state: ThreadState) -> GraphTask:
+        """Finds out who started a backward, and so whose numbers its nodes have."""
+        threads = self._threads()
+        owners = frozenset(other.task.owner for other in threads if other.task is not None and other is not state)
+        call = find_backward_call(owners)
+        if call is None:
+            owner, create_graph = state.ident, torch.is_grad_enabled()
+        else:
+            owner, create_graph = call.thread, call.create_graph
+        ordered = sorted(threads, key=lambda other: (other.ident != owner, other.makers.operators is not None))
+        here = sequence_number()
+        return GraphTask(
+            owner,
+            create_graph,
+            tuple((other.makers, here if other is state else None) for other in ordered if other.makers.starts),
+        )
+
+    def table(self, state: ThreadState, operator: Operator) -> Table:
+        """Where the costs of an operator that runs inside a backward go."""
+        top = state.stack[-1]
+        if top.task == state.task_id:
+            # A module called inside this backward; with create_graph too, it is there to repeat a forward.
+            repeats = top.repeats_forward or torch.is_grad_enabled()
+            return state.table_of(top.name, "recompute" if repeats else "backward")
+        node = current_node()
+        if node is None:
+            return state.table_of(OUTSIDE, "backward")  # what runs at a backward's end: a reducer's callback
+        sequence = node_sequence(node)
+        if sequence == state.node_sequence:
+            table = state.node_table
+        elif sequence >= ACCUMULATES_GRADIENT:
+            # A leaf's gradient: work done here is its hooks', such as an optimizer that runs in the backward.
+            if operator.counted:
+                return state.table_of(OUTSIDE, "optimizer")
+            return state.table_of(self._owner_of(getattr(node, "variable", None)), "backward")
+        else:
+            assert state.task is not None
+            maker = state.task.maker(sequence, node)
+            if maker == UNKNOWN:
+                self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
+                maker = self._unknown
+            table = state.table_of(maker, "backward")
+            state.node_sequence, state.node_table = sequence, table
+        if torch.is_grad_enabled():
+            state.bear_nodes(table.module)
+            creates = state.task is not None and state.task.create_graph
+            return table if creates else state.table_of(table.module, "recompute")
+        if operator.counted and inside_function_forward():
+            # The first pass of a reentrant checkpoint inside a forward that another checkpoint repeats.
+            return state.table_of(table.module, "recompute")
+        return table

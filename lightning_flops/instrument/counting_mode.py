@@ -1,0 +1,286 @@
+"""The dispatch mode: runs every operator, then books what it spent.
+
+This is the hot path: a thousand small operators a millisecond go through it, so it looks up what was worked out before
+and calls little.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parameter import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_flops.instrument.autograd_state import graph_task_id, inside_function_forward, sequence_number
+from lightning_flops.instrument.backward_scope import BackwardScope
+from lightning_flops.instrument.compiled_regions import CompiledRegions
+from lightning_flops.instrument.dispatch_stack import is_pushed, pushed
+from lightning_flops.instrument.formulas import Entry, Work, heavy_hint
+from lightning_flops.instrument.operators import (
+    NO_TENSORS,
+    Operator,
+    bytes_of,
+    elements_of,
+    hands_over,
+    is_fake,
+    needs_gradient,
+)
+from lightning_flops.instrument.thread_state import Cell, Table, ThreadState
+
+logger = logging.getLogger(__name__)
+
+
+class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operator, then books what it spent where the thread's state says.
+
+    Args:
+        local: holds each thread's books as ``local.state``.
+        new_state: makes them on a thread that has none.
+        backward: attributes what runs inside a backward.
+        compiled: the model's compiled modules.
+        module_name: the name of a module called by the module of a name; None for one that is not the root's.
+        halve_causal: count half of the score matrix where attention is flagged causal.
+        failed: is told where the counter itself failed.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        *,
+        local: threading.local,
+        new_state: Callable[[], ThreadState],
+        backward: BackwardScope,
+        compiled: CompiledRegions,
+        module_name: Callable[[torch.nn.Module, str], str | None],
+        halve_causal: bool,
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._local = local
+        self._new_state = new_state
+        self._backward = backward
+        self._compiled = compiled
+        self._module_name = module_name
+        self._halve_causal = halve_causal
+        self._failed = failed
+        self._operators: dict[int, Operator] = {}
+        self._functions: dict[int, Operator] = {}
+        self._failing: set[str] = set()
+        self.counts_fake = False
+        """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
+        self.runs_in_tf32: Callable[[Operator], bool] = lambda operator: False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled: we see the kernels it calls."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operator = self._operators.get(id(func))
+        if operator is None:
+            operator = self._operators[id(func)] = Operator(func)
+        if types:
+            for tensor_type in types:
+                if hands_over(tensor_type):
+                    return NotImplemented
+                if is_fake(tensor_type) and not self.counts_fake:
+                    return func(*args, **(kwargs or {}))
+        if operator.splits:
+            with pushed(self):
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        out = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+        if operator.quiet:
+            return out
+        try:
+            try:
+                state: ThreadState = self._local.state
+            except AttributeError:
+                state = self._new_state()
+            task = graph_task_id()
+            if task != state.task_id:
+                self._backward.switch_task(state, task)
+            if state.special or operator.special:
+                self._account(state, operator, args, kwargs or {}, out)
+                return out
+            table = self._backward.table(state, operator) if state.in_backward else state.table
+            if operator.counted:
+                cell = self._work(state, table, operator, args, kwargs or {}, out)
+            else:
+                found = table.get(operator)
+                cell = table.cell(operator) if found is None else found
+            cell.calls += 1
+            read = 0
+            for arg in args:
+                kind = arg.__class__
+                if kind is torch.Tensor or kind is Parameter:
+                    read += arg.nbytes
+                elif kind not in NO_TENSORS:
+                    read += bytes_of(arg)
+            cell.read += read
+            cell.written += out.nbytes if out.__class__ is torch.Tensor else bytes_of(out)
+        except Exception as error:
+            self._failed("an operator", error)
+        return out
+
+    def _account(
+        self, state: ThreadState, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        """Books one call of an operator, or on a thread, that needs more care."""
+        if state.paused:
+            return
+        if state.makers.operators is not None:
+            state.makers.operators[sequence_number() - 1] = operator.name.rpartition(".")[2]
+        table = self._backward.table(state, operator) if state.in_backward else state.table
+        if operator.counted and not state.functions:
+            cell = self._work(state, table, operator, args, kwargs, out)
+        else:
+            cell = table.cell(operator)
+        if operator.listed and not state.functions:
+            self._list(state, operator.name, table.module, args, out)
+        cell.calls += 1
+        written = bytes_of(out)
+        cell.written += written
+        read = sum(bytes_of(args[place]) for place in operator.reads if place < len(args))
+        if operator.selects and args:
+            read -= max(0, bytes_of(args[0]) - written)
+        cell.read += read + sum(bytes_of(kwargs[key]) for key in operator.keyword_reads if key in kwargs)
+
+    def _work(
+        self,
+        state: ThreadState,
+        table: Table,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+    ) -> Cell:
+        """Books the FLOPs of one call of an operator that has a formula."""
+        if self._compiled.in_place and table.phase == "forward":
+            table = self._table_of_region(state, table)
+        try:
+            work = operator.compute(args, kwargs, out)
+            dtype = operator.dtype_of(args, kwargs, out)
+            if not isinstance(work, Work):
+                work = int(work)
+        except Exception as error:
+            self._formula_failed(operator.name, error)
+            self._list(state, operator.name, table.module, args, out, heavy=True)
+            return table.cell(operator)
+        name: Any = dtype
+        if dtype is torch.float32 and _on_cuda(args) and self.runs_in_tf32(operator):
+            name = "tf32"
+        cell = table.cell((operator, name))
+        flops = work if isinstance(work, int) else self._split(cell, work)
+        cell.flops += flops
+        if table.phase == "forward" or table.phase == "recompute":
+            if torch.is_grad_enabled():
+                if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
+                    cell.without_backward += flops
+            else:
+                top = state.stack[-1]
+                if top.repeats_forward or (top.wants_backward and inside_function_forward()):
+                    cell.hidden_grad_flops += flops
+                else:
+                    cell.without_backward += flops
+        return cell
+
+    def _table_of_region(self, state: ThreadState, table: Table) -> Table:
+        """The table of the module compiled in place that is running: its hooks do not fire."""
+        region = self._compiled.running_module()
+        name = None if region is None else self._module_name(region, table.module)
+        if name is None or name == table.module:
+            return table
+        # The region's one autograd node was made just before.
+        state.makers.insert(sequence_number() - 1, name)
+        return state.table_of(name, table.phase)
+
+    def _split(self, cell: Cell, work: Work) -> int:
+        """Books what a call repeats and skips; what remains is the running phase's."""
+        flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
+        # A mask rules out the same share of every product over the score matrix.
+        own = skipped * flops // (flops + repeated) if skipped else 0
+        skipped -= own
+        if self._halve_causal and work.causal:
+            half, half_repeated = flops // 2, repeated // 2
+            # What is not counted any more cannot be skipped any more.
+            own = max(0, own - half)
+            skipped = max(0, skipped - half_repeated)
+            flops -= half
+            repeated -= half_repeated
+        cell.skipped += own
+        cell.repeated += repeated
+        cell.repeated_skipped += skipped
+        return flops
+
+    def _formula_failed(self, name: str, error: Exception) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
+            kind = type(error).__name__
+            logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
+
+    @staticmethod
+    def _list(
+        state: ThreadState, name: str, module: str, args: tuple[Any, ...], out: Any, *, heavy: bool | None = None
+    ) -> None:
+        """Lists one call of an operator that could not be counted."""
+        listed = state.listed.setdefault((name, module), [0, 0, 0])
+        listed[0] += 1
+        listed[1] += elements_of(out)
+        if not listed[2] and (heavy_hint(name, args, out) if heavy is None else heavy):
+            listed[2] = 1
+
+    # Autograd functions and kernels with a formula of their own (FunctionListener)
+
+    def enter_function(self, entry: Entry) -> None:
+        """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
+        try:
+            self._state().functions.append(entry)
+            self._state().replan()
+        except Exception as error:
+            self._failed("an autograd function", error)
+
+    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
+        """A registered autograd function or kernel is done."""
+        try:
+            state = self._state()
+            if entry not in state.functions:
+                return
+            while state.functions.pop() is not entry:
+                pass
+            state.replan()
+            if state.functions or state.paused or not ok or not is_pushed(self):
+                return
+            task = graph_task_id()
+            if task != state.task_id:
+                self._backward.switch_task(state, task)
+            operator = self._functions.get(id(entry))
+            if operator is None:
+                operator = self._functions[id(entry)] = Operator(entry, entry)
+            table = self._backward.table(state, operator) if state.in_backward else state.table
+            self._work(state, table, operator, args, kwargs, out).calls += 1
+        except Exception as error:
+            self._failed("an autograd function", error)
+
+    def _state(self) -> ThreadState:
+        try:
+            state: ThreadState = self._local.state
+        except AttributeError:
+            state = self._new_state()
+        return state
+
+
+def _on_cuda(args: tuple[Any, ...]) -> bool:
+    for value in args:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                return bool(item.is_cuda)
+    return False
