@@ -8,10 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.flex_attention import flex_attention as flex_attention_hop
+from torch._higher_order_ops.flex_attention import flex_attention_backward
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.formulas import Unreadable, Work
+from lightning_flops.instrument.formulas import Unreadable, Work, lookup
 from tests.instrument.recording import (
     flops_by_operator,
     forward_and_backward,
@@ -283,12 +286,53 @@ def test_flex_attention_without_a_mask_counts_the_full_score_matrix() -> None:
 
 
 def test_a_flex_backward_counts_four_products_and_repeats_one() -> None:
-    from torch._higher_order_ops.flex_attention import flex_attention_backward
-
-    from lightning_flops.instrument.formulas import lookup
-
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
     q = meta(1, 2, 256, 16)
     args: tuple[Any, ...] = (q, q, q, q, meta(1, 2, 256), q, None, None, None, mask.as_tuple(), 1.0, {})
     entries = 2 * (3 * 128 * 128)
     assert lookup(flex_attention_backward).compute(args, {}, None) == Work(128 * entries, recompute=32 * entries)
+
+
+class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Somebody else's mode."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[str] = []
+
+    def __enter__(self) -> Seen:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_reading_lengths_shows_no_operator_to_other_modes() -> None:
+    ends = torch.tensor([0, 2, 5])
+    packed = torch.ones(5, 4, 8)
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu").as_tuple()
+    q = meta(1, 2, 256, 16)
+    sparse = torch.eye(4).to_sparse()
+    work: dict[str, Any] = {}
+    with Seen() as seen:
+        work["packed"] = work_of(
+            "aten::_flash_attention_forward", packed, packed, packed, ends, ends, 3, 3, 0.0, False, False
+        )
+        work["blocks"] = lookup(flex_attention_hop).compute((q, q, q, None, mask), {}, None)
+        work["sparse"] = work_of("aten::_sparse_sparse_matmul", sparse, sparse)
+    assert seen.operators == []
+    assert work == {
+        "packed": Work(32 * 4 * (4 + 9)),
+        "blocks": Work(64 * 2 * 3 * 128 * 128),
+        "sparse": Work(2 * 4),
+    }
+
+
+def test_block_masks_without_values_cannot_be_counted() -> None:
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu").as_tuple()
+    on_meta = tuple(part.to("meta") if isinstance(part, torch.Tensor) else part for part in mask)
+    q = meta(1, 2, 256, 16)
+    with pytest.raises(Unreadable):
+        lookup(flex_attention_hop).compute((q, q, q, None, on_meta), {}, None)

@@ -18,13 +18,13 @@ SCHEMAS = {
         "int window_size_left, int window_size_right, float softcap, Tensor? slopes, bool return_softmax) -> Tensor",
         "_flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
         "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, float dropout_p, float softmax_scale, bool causal, "
-        "int window_size_left, int window_size_right, float softcap, Tensor? alibi_slopes, bool deterministic) -> Tensor",
+        "int window_size_left, int window_size_right, float softcap, Tensor? slopes, bool deterministic) -> Tensor",
         "_flash_attn_varlen_forward(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
         "int max_seqlen_q, int max_seqlen_k, float dropout_p, float softmax_scale, bool causal, "
         "int window_size_left=-1, int window_size_right=-1) -> Tensor",
         "_flash_attn_varlen_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
-        "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
-        "int max_seqlen_k, float dropout_p, float softmax_scale, bool causal, int window_size_left, "
+        "Tensor(a!)? dq, Tensor(b!)? dk, Tensor(c!)? dv, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+        "int max_seqlen_q, int max_seqlen_k, float dropout_p, float softmax_scale, bool causal, int window_size_left, "
         "int window_size_right) -> Tensor",
     ],
     "torchvision": [

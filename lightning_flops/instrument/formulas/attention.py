@@ -22,6 +22,7 @@ from lightning_flops.instrument.formulas.contract import (
     Unreadable,
     Work,
     host_integers,
+    out_of_sight,
 )
 from lightning_flops.instrument.formulas.matmul import sizes_of
 
@@ -345,19 +346,27 @@ def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[A
     tall, wide = int(block_mask[-3]), int(block_mask[-2])
     if partial is None or (tall >= queries and wide >= keys):
         return int(batch * heads) * queries * keys
-    entries: int = 0
+    entries = 0
     for counts, columns in ((partial, partial_columns), (full, full_columns)):
-        if counts is None:
-            continue
-        rows = int(counts.shape[-1])
-        per_row, listed = host_integers(counts), host_integers(columns)
-        width = int(columns.shape[-1])
-        for index, count in enumerate(per_row):
-            height = min(tall, queries - (index % rows) * tall)
-            kept = listed[index * width : index * width + count]
-            entries += max(height, 0) * sum(max(min(wide, keys - column * wide), 0) for column in kept)
+        if counts is not None:
+            entries += _entries_in_blocks(counts, columns, (queries, keys), (tall, wide))
     shared: int = int(batch * heads) // max(prod(partial.shape[:-1]), 1)
     return entries * shared
+
+
+def _entries_in_blocks(
+    counts: torch.Tensor, columns: torch.Tensor, lengths: tuple[int, int], block: tuple[int, int]
+) -> int:
+    """Entries of the blocks that each row of blocks lists, cut where the sequences end."""
+    (queries, keys), (tall, wide) = lengths, block
+    with out_of_sight():
+        listed = torch.arange(columns.shape[-1], device=columns.device) < counts.unsqueeze(-1)
+        widths = (keys - columns * wide).clamp(0, wide) * listed
+        rows = torch.arange(counts.shape[-1], device=counts.device)
+        heights = (queries - rows * tall).clamp(0, tall)
+        # 64 bits: a long sequence's entries outgrow 32.
+        entries = (widths.sum(-1, dtype=torch.int64) * heights).sum()
+    return host_integers(entries)[0]
 
 
 def flex(args: Arguments, kwargs: Keywords, out: Any) -> Work:

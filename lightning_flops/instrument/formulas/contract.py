@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -196,5 +197,11 @@ def host_integers(tensor: torch.Tensor) -> list[int]:
         raise Unreadable("its lengths are values of a tensor that holds none")
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unreadable("its lengths cannot be read while a CUDA graph is captured")
-    values = tensor.detach().reshape(-1).tolist()
-    return [int(value) for value in values]
+    with out_of_sight():
+        return [int(value) for value in tensor.detach().reshape(-1).tolist()]
+
+
+def out_of_sight() -> AbstractContextManager[Any]:
+    """Hides the operators run inside it from every dispatch mode: other counters, and modes of the user's."""
+    hide = getattr(torch._C, "_DisableTorchDispatch", None)
+    return nullcontext() if hide is None else cast("AbstractContextManager[Any]", hide())

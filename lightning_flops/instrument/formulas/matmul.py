@@ -15,7 +15,15 @@ from typing import Any
 
 import torch
 
-from lightning_flops.instrument.formulas.contract import RESULT, Arguments, Keywords, Rule, Unreadable, host_integers
+from lightning_flops.instrument.formulas.contract import (
+    RESULT,
+    Arguments,
+    Keywords,
+    Rule,
+    Unreadable,
+    host_integers,
+    out_of_sight,
+)
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -34,9 +42,12 @@ def non_zeros(tensor: torch.Tensor) -> int:
     """Stored elements of a tensor of any layout: all of a dense one, whole blocks of a blocked one."""
     layout = tensor.layout
     if layout is torch.sparse_coo:
-        return tensor._nnz() * prod(tensor.shape[tensor.sparse_dim() :])
+        with out_of_sight():
+            stored = tensor._nnz()
+        return stored * prod(tensor.shape[tensor.sparse_dim() :])
     if layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return tensor.values().numel()
+        with out_of_sight():
+            return tensor.values().numel()
     return tensor.numel()
 
 
@@ -49,9 +60,11 @@ def _row_ids(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 def _sparse_times_sparse(left: torch.Tensor, right: torch.Tensor) -> int:
     """Two FLOPs for every pair of stored elements that meet: (m, k) of the left one, (k, n) of the right one."""
     inner = left.shape[1]
-    met_left = torch.bincount(_row_ids(left, 1), minlength=inner)
-    met_right = torch.bincount(_row_ids(right, 0), minlength=inner)
-    return 2 * sum(host_integers((met_left * met_right).sum()))
+    with out_of_sight():
+        met_left = torch.bincount(_row_ids(left, 1), minlength=inner)
+        met_right = torch.bincount(_row_ids(right, 0), minlength=inner)
+        met = (met_left * met_right).sum()
+    return 2 * sum(host_integers(met))
 
 
 def _nested_product(left: torch.Tensor, right: torch.Tensor) -> int:
@@ -204,7 +217,7 @@ def grouped_product(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tens
         grouped, others = int(left.shape[1]), int(left.shape[0]) * int(right.shape[1])
     if offsets is not None:
         with suppress(Unreadable):
-            grouped = min(grouped, host_integers(offsets[-1:])[0])
+            grouped = min(grouped, host_integers(offsets)[-1])
     return 2 * grouped * others
 
 
