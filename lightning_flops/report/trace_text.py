@@ -1,0 +1,380 @@
+"""The tables of torch traces as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lightning_flops.analysis.trace.device import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US
+from lightning_flops.analysis.trace.durations import Durations
+from lightning_flops.analysis.trace.phases import PhaseRow
+from lightning_flops.analysis.trace.ranks import RankComparison
+from lightning_flops.analysis.trace.report import TraceReport, TracesReport
+from lightning_flops.analysis.trace.step_time import StepTime
+from lightning_flops.report import layout
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
+
+TOP_ROWS = 20
+"""How many rows of a long table are shown unless more are asked for."""
+
+_NAME_CHARS = 56
+_STATISTICS = ("total", "mean", "max", "min", "ratio")
+_STEP_PARTS = (
+    ("kernel", "kernel_us"),
+    ("memcpy", "memcpy_us"),
+    ("memset", "memset_us"),
+    ("communication", "communication_us"),
+    ("runtime", "runtime_us"),
+    ("data loader", "data_loader_us"),
+    ("cpu", "cpu_us"),
+    ("other", "other_us"),
+)
+
+
+def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS) -> str:
+    """Every table of every trace, and the ranks side by side; ends with a line break.
+
+    Args:
+        report: what ``analyze_traces`` returned.
+        top_rows: rows shown of each table of kernels, operators, memory, scopes and copies; None for all.
+    """
+    lines = [line for trace in report.traces for line in _trace(trace, top_rows)]
+    if report.ranks is not None:
+        lines += _ranks(report.ranks)
+    return "\n".join([*lines, layout.rule()]) + "\n"
+
+
+def _trace(report: TraceReport, top_rows: int | None) -> list[str]:
+    lines = [layout.title(f"Trace of rank {report.rank}")]
+    lines += layout.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
+    lines += [line for note in report.notes for line in layout.paragraph(note)]
+    lines += _step_times(report)
+    lines += _device(report)
+    lines += _overview(report)
+    lines += _model_summary(report)
+    lines += _communication(report)
+    lines += _kernels(report, top_rows)
+    lines += _operators(report, top_rows)
+    lines += _memory(report, top_rows)
+    lines += _transfers(report, top_rows)
+    lines += _user_scopes(report, top_rows)
+    lines += _idle(report)
+    lines += _launches(report)
+    return lines
+
+
+def _steps(report: TraceReport) -> str:
+    times = report.step_times
+    if not times.marked:
+        return "no profiler steps: the whole trace stands as one step"
+    return f"{len(times.steps)} step{'s' if len(times.steps) > 1 else ''}"
+
+
+def _section(title: str, explanation: str) -> list[str]:
+    return ["", layout.title(title), *layout.paragraph(explanation)]
+
+
+def _step_times(report: TraceReport) -> list[str]:
+    times = report.step_times
+    head = ["", "wall", *(label for label, _ in _STEP_PARTS)]
+    rows = [_step_row(_step_name(step), step) for step in times.steps] if len(times.steps) > 1 else []
+    rows.append(_step_row("mean" if len(times.steps) > 1 else _step_name(times.steps[0]), times.mean))
+    shares = [_share(times.mean, attribute) for _, attribute in _STEP_PARTS]
+    rows.append(["ratio", percent(1.0) if times.mean.wall_us else NOT_AVAILABLE, *shares])
+    explanation = (
+        "Every moment of a step under one name, the first from the left that ran in it; the parts add up to the wall "
+        "time. A step lasts to the end of the last kernel that was launched in it."
+    )
+    return [*_section("Step time", explanation), *layout.table(head, rows, least_width=8)]
+
+
+def _step_name(step: StepTime) -> str:
+    return "whole trace" if step.number is None else f"step {step.number}"
+
+
+def _step_row(name: str, step: StepTime) -> list[str]:
+    return [name, _us(step.wall_us), *(_us(getattr(step, attribute)) for _, attribute in _STEP_PARTS)]
+
+
+def _share(step: StepTime, attribute: str) -> str:
+    value: float | None = getattr(step, attribute)
+    return percent(value / step.wall_us) if value is not None and step.wall_us else NOT_AVAILABLE
+
+
+def _device(report: TraceReport) -> list[str]:
+    lines = _section("Devices", "Within the steps; CPU and kernels at the end over the whole trace.")
+    metrics = report.device_metrics
+    for device in metrics or ():
+        name = f"device {device.device}"
+        described = device.name or "not described in the trace"
+        lines.append(layout.line(name, described + (f", {device.sm_count} SMs" if device.sm_count else "")))
+        lines.append(layout.line(f"{name}: GPU utilization (a kernel ran)", percent(device.utilization)))
+        lines.append(layout.line(f"{name}: SM efficiency (estimated)", percent(device.sm_efficiency)))
+        occupancy = None if device.occupancy_percent is None else device.occupancy_percent / 100
+        lines.append(layout.line(f"{name}: achieved occupancy (estimated)", percent(occupancy)))
+        lines.append(layout.line(f"{name}: mean blocks per SM", plain(device.blocks_per_sm)))
+    if metrics is None:
+        lines.append(layout.line("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)"))
+    summary = report.device_summary
+    lines.append(layout.line("elapsed, first event to last", _us(summary.elapsed_us)))
+    lines.append(layout.line("CPU (process) = CPU time / elapsed", percent(summary.cpu_process_ratio)))
+    lines.append(layout.line("CPU (system) = busy / (busy + idle)", percent(summary.cpu_system_ratio)))
+    for use in summary.devices or ():
+        lines.append(layout.line(f"GPU {use.device} = kernels / elapsed", percent(use.utilization)))
+    return lines
+
+
+def _overview(report: TraceReport) -> list[str]:
+    rows = [[row.kind, row.side, plain(row.calls), _us(row.time_us), percent(row.ratio)] for row in report.overview]
+    explanation = "Events of one kind merged, so that moments they share count once; kinds overlap one another."
+    table = layout.table(["kind", "side", "calls", "time", "of steps"], rows, left=(0, 1))
+    return [*_section("Overview", explanation), *table]
+
+
+def _model_summary(report: TraceReport) -> list[str]:
+    summary = report.model_summary
+    named: tuple[tuple[str, PhaseRow | None], ...] = (
+        ("step", summary.step),
+        ("data loader", summary.data_loader),
+        ("forward", summary.forward),
+        ("backward", summary.backward),
+        ("optimizer", summary.optimizer),
+    )
+    host, device = [], []
+    for name, row in named:
+        label = f"{name} *" if row and row is not summary.step and row.source == "operators" else name
+        calls = plain(row.calls) if row else NOT_AVAILABLE
+        host.append([label, calls, *_statistics(row.host if row else None)])
+        device.append([label, calls, *_statistics(row.device if row else None)])
+    others = summary.others
+    host.append(["others", "", _us(others.host_us), "", "", "", percent(others.host_ratio)])
+    device.append(["others", "", _us(others.device_us), "", "", "", percent(others.device_ratio)])
+    explanation = (
+        "Phases on the host's clock, and the device work launched in them. * has no scope of its own in the trace and "
+        "is told by its operators; n/a cannot be told, and is in others."
+    )
+    lines = _section("Model summary", explanation)
+    lines += layout.table(["host", "calls", *_STATISTICS], host)
+    if summary.step.device is not None:
+        lines += ["", *layout.table(["device", "calls", *_STATISTICS], device)]
+    return lines
+
+
+def _communication(report: TraceReport) -> list[str]:
+    share = report.overlap
+    if share is None:
+        return []
+    explanation = "Overlapping events merged; computation is every kernel that does not communicate."
+    lines = _section("Communication", explanation)
+    for label, time_us in (
+        ("computation without communication", share.computation_us - share.overlap_us),
+        ("both at once", share.overlap_us),
+        ("communication without computation", share.communication_us - share.overlap_us),
+        ("neither", share.other_us),
+    ):
+        part = percent(time_us / share.wall_us) if share.wall_us else NOT_AVAILABLE
+        lines.append(layout.line(label, f"{_us(time_us)} ({part} of the steps)"))
+    lines.append(layout.line("overlap / communication", percent(share.overlap_ratio)))
+    rows = [
+        [row.name, plain(row.calls), _bytes(row.bytes), *_statistics(row.latency)] for row in report.collectives or ()
+    ]
+    return [*lines, "", *layout.table(["collective", "calls", "bytes", *_STATISTICS], rows)]
+
+
+def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
+    if report.kernels is None or report.kernel_summary is None:
+        return []
+    summary = report.kernel_summary
+    lines = _section(
+        "Kernels", "TC: whether the name tells of tensor cores, after whether the operator could use them."
+    )
+    lines.append(layout.line("kernels", f"{plain(summary.calls)} in {_us(summary.total_us)}"))
+    lines.append(layout.line("time on tensor cores", percent(summary.tensor_core_ratio)))
+    lines.append(layout.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)))
+    short = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
+    lines.append(layout.line(f"shorter than {SHORT_KERNEL_LIMIT_US} us", short))
+    rows = [
+        [
+            _short(row.name),
+            plain(row.calls),
+            *_statistics(row.device),
+            f"{_yes(row.tensor_cores_eligible)}/{_yes(row.tensor_cores)}",
+            plain(row.blocks_per_sm),
+            percent(None if row.occupancy_percent is None else row.occupancy_percent / 100),
+        ]
+        for row in report.kernels[:top_rows]
+    ]
+    head = ["kernel", "calls", *_STATISTICS, "TC", "blocks/SM", "occupancy"]
+    return [*lines, "", *layout.table(head, rows, least_width=6), *_left_out(report.kernels, top_rows)]
+
+
+def _operators(report: TraceReport, top_rows: int | None) -> list[str]:
+    if report.operators is None:
+        return []
+    explanation = "Self: without the operators that it called. Ratios are of the self times of all operators."
+    with_device = any(row.device is not None for row in report.operators)
+    head = ["operator", "calls", "host self", "ratio", "host total", "mean", "max", "min"]
+    rows = []
+    for row in report.operators[:top_rows]:
+        cells = [_short(row.name), plain(row.calls), _us(row.host_self.total_us), percent(row.host_self.ratio)]
+        cells += [_us(row.host.total_us), _us(row.host.mean_us), _us(row.host.max_us), _us(row.host.min_us)]
+        if with_device and row.device is not None and row.device_self is not None:
+            cells += [_us(row.device_self.total_us), percent(row.device_self.ratio), _us(row.device.total_us)]
+        rows.append(cells)
+    if with_device:
+        head += ["device self", "ratio", "device total"]
+    table = layout.table(head, rows, least_width=6)
+    return [*_section("Operators", explanation), *table, *_left_out(report.operators, top_rows)]
+
+
+def _memory(report: TraceReport, top_rows: int | None) -> list[str]:
+    if report.memory is None:
+        return []
+    explanation = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
+    rows = [
+        [
+            "(outside operators)" if row.name is None else _short(row.name),
+            row.device_type if row.device < 0 else f"{row.device_type} {row.device}",
+            plain(row.calls),
+            plain(row.size_increase_bytes),
+            plain(row.self_size_increase_bytes),
+            plain(row.allocation_bytes),
+            plain(row.self_allocation_bytes),
+        ]
+        for row in report.memory[:top_rows]
+    ]
+    head = ["operator", "where", "calls", "size increase", "self", "allocation", "self"]
+    table = layout.table(head, rows, least_width=6, left=(0, 1))
+    return [*_section("Memory (bytes)", explanation), *table, *_left_out(report.memory, top_rows)]
+
+
+def _transfers(report: TraceReport, top_rows: int | None) -> list[str]:
+    if not report.transfers:
+        return []
+    host = [
+        [_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.host)]
+        for row in report.transfers[:top_rows]
+    ]
+    device = [
+        [_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.device)]
+        for row in report.transfers[:top_rows]
+    ]
+    lines = _section("Memory manipulation", "Copies and memsets: the calls that launched them, and they themselves.")
+    lines += layout.table(["host", "calls", "bytes", *_STATISTICS], host)
+    lines += ["", *layout.table(["device", "calls", "bytes", *_STATISTICS], device)]
+    return [*lines, *_left_out(report.transfers, top_rows)]
+
+
+def _user_scopes(report: TraceReport, top_rows: int | None) -> list[str]:
+    if report.user_scopes is None:
+        return []
+    rows = []
+    for row in report.user_scopes[:top_rows]:
+        launched = [] if row.device is None else [_us(row.device.total_us), percent(row.device.ratio)]
+        rows.append([_short(row.name), plain(row.calls), *_statistics(row.host), *launched])
+    head = ["scope", "calls", *_STATISTICS]
+    if report.user_scopes[0].device is not None:
+        head += ["device", "ratio"]
+    lines = _section("User-defined scopes", "record_function and the like; device: work launched in them.")
+    return [*lines, *layout.table(head, rows, least_width=6), *_left_out(report.user_scopes, top_rows)]
+
+
+def _idle(report: TraceReport) -> list[str]:
+    if report.idle is None:
+        return []
+    explanation = (
+        "Pauses between device events, over the whole trace. Host: what ended the pause was launched after it had "
+        f"begun. Kernel gap: launched in time, under {KERNEL_GAP_LIMIT_US} us. Other: the rest."
+    )
+    rows = [
+        [
+            f"device {row.device}" if row.stream is None else f"device {row.device} stream {row.stream}",
+            _us(row.busy_us),
+            _us(row.host_wait_us),
+            _us(row.kernel_gap_us),
+            _us(row.other_us),
+        ]
+        for row in report.idle
+    ]
+    return [*_section("Idle", explanation), *layout.table(["", "busy", "host", "kernel gap", "other"], rows)]
+
+
+def _launches(report: TraceReport) -> list[str]:
+    if not report.launches:
+        return []
+    explanation = "Delay: from the end of the call to the start on the device."
+    rows = [
+        [
+            row.kind,
+            plain(row.launches),
+            *(_us(value) for value in (row.host.mean_us, row.host.max_us, row.device.mean_us, row.device.max_us)),
+            *(_us(value) for value in (row.delay.mean_us, row.delay.max_us)),
+            plain(row.shorter_than_launch),
+        ]
+        for row in report.launches
+    ]
+    head = ["", "launches", "call mean", "max", "device mean", "max", "delay mean", "max", "shorter than the call"]
+    return [*_section("Launches", explanation), *layout.table(head, rows, least_width=6)]
+
+
+def _ranks(comparison: RankComparison) -> list[str]:
+    explanation = (
+        "Transfer: the shortest of the ranks for each call of a collective; wait: the rest, until the last rank came."
+    )
+    lines = ["", *_section("Ranks", explanation)[1:]]
+    rows = [
+        [
+            str(row.rank),
+            plain(row.steps),
+            _us(row.overlap.wall_us),
+            _us(row.overlap.computation_us),
+            _us(row.overlap.communication_us),
+            _us(row.overlap.overlap_us),
+            percent(row.overlap.overlap_ratio),
+            _us(row.transfer_us),
+            _us(row.wait_us),
+            NOT_AVAILABLE if row.compute_over_median is None else f"{row.compute_over_median:.3f}",
+        ]
+        for row in comparison.ranks
+    ]
+    head = ["rank", "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
+    lines += layout.table(head, rows, least_width=6)
+    rows = [
+        [str(rank.rank), row.name, plain(row.calls), plain(row.matched_calls), _bytes(row.bytes)]
+        + [_us(value) for value in (row.latency_us, row.transfer_us, row.wait_us)]
+        for rank in comparison.ranks
+        for row in rank.collectives
+    ]
+    if rows:
+        head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
+        lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
+    straggler = "none" if comparison.straggler is None else f"rank {comparison.straggler} computes longest"
+    lines += ["", layout.line("straggler", straggler)]
+    return [*lines, *(line for note in comparison.notes for line in layout.paragraph(note))]
+
+
+def _statistics(durations: Durations | None) -> list[str]:
+    if durations is None:
+        return [NOT_AVAILABLE] * len(_STATISTICS)
+    times = (durations.total_us, durations.mean_us, durations.max_us, durations.min_us)
+    return [*map(_us, times), percent(durations.ratio)]
+
+
+def _left_out(rows: Sequence[object], top_rows: int | None) -> Iterable[str]:
+    hidden = 0 if top_rows is None else max(len(rows) - top_rows, 0)
+    return [f"({plain(hidden)} more)"] if hidden else []
+
+
+def _us(time_us: float | None) -> str:
+    return duration(None if time_us is None else time_us / 1e6)
+
+
+def _bytes(count: int | None) -> str:
+    return plain(count)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…"
