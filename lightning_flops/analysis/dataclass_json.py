@@ -19,6 +19,8 @@ from lightning_flops.errors import ProfileFormatError
 
 _T = TypeVar("_T")
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 _SHOWN_CHARS = 60
 _LINE_CHARS = 100
 
@@ -78,18 +80,25 @@ def _to_plain(value: Any, where: str) -> Any:
     _fail(f"{where or 'the value'} is a {type(value).__name__}, which has no JSON form here")
 
 
+def _quoted(plain: Any) -> str:
+    """JSON of a number, a text, true, false or null."""
+    return str(plain) if type(plain) is int else _encode(plain)  # most values are ints, and this is faster
+
+
 def _text(plain: Any, *, indent: str) -> str:
     """JSON of *plain*; what fits stands on one line, as a person would write it."""
-    on_one_line = json.dumps(plain, ensure_ascii=False, allow_nan=False)
-    if not plain or not isinstance(plain, (dict, list)) or len(indent) + len(on_one_line) <= _LINE_CHARS:
-        return on_one_line
+    if not isinstance(plain, (dict, list)):
+        return _quoted(plain)
     deeper = indent + "  "
     if isinstance(plain, dict):
         first, last = "{}"
-        items = [f"{json.dumps(key, ensure_ascii=False)}: {_text(item, indent=deeper)}" for key, item in plain.items()]
+        items = [f"{_quoted(key)}: {_text(item, indent=deeper)}" for key, item in plain.items()]
     else:
         first, last = "[]"
         items = [_text(item, indent=deeper) for item in plain]
+    fits = len(indent) + sum(map(len, items)) + 2 * len(items) <= _LINE_CHARS
+    if fits and not any("\n" in item for item in items):
+        return f"{first}{', '.join(items)}{last}"
     return f"{first}\n{deeper}" + f",\n{deeper}".join(items) + f"\n{indent}{last}"
 
 

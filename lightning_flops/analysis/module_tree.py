@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
-from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
+from lightning_flops.records import OUTSIDE, ModuleRecord, OperatorCell, PhaseFlops
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
@@ -53,24 +53,21 @@ def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[
     for record in records:
         by_name.setdefault(record.name, record)
     flops_record = counts.record
-    own, total, moved = counts.own_by_module(), counts.by_module(), counts.bytes_by_module()
-    working = [name for name in (*total, *moved) if total.get(name, _NONE).total or moved.get(name, _NO_BYTES).total]
+    own, moved = counts.own_by_module(), _own_bytes(flops_record.cells)
+    working = (name for name in (*own, *moved) if own.get(name, _NONE).total or moved.get(name, _NO_BYTES).total)
     for name in (*by_name, *working, *flops_record.module_calls):
         while name != OUTSIDE:
             by_name.setdefault(name, ModuleRecord(name=name, type_name=""))
             if not name:
                 break
             name = parent_name(name)
-    children: dict[str, list[str]] = {}
-    for name in by_name:
+    ordered = _in_tree_order(by_name)
+    total = {name: own.get(name, _NONE) for name in ordered}
+    total_bytes = {name: moved.get(name, _NO_BYTES) for name in ordered}
+    for name in reversed(ordered):  # those below a module come after it
         if name:
-            children.setdefault(parent_name(name), []).append(name)
-    ordered: list[str] = []
-    waiting = [""] if "" in by_name else []
-    while waiting:
-        name = waiting.pop()
-        ordered.append(name)
-        waiting.extend(reversed(children.get(name, ())))
+            total[parent_name(name)] += total[name]
+            total_bytes[parent_name(name)] += total_bytes[name]
     return tuple(
         ModuleProfile(
             name=name,
@@ -82,12 +79,34 @@ def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[
             local_params=by_name[name].local_params,
             calls=flops_record.module_calls.get(name, 0),
             own=own.get(name, _NONE),
-            total=total.get(name, _NONE),
-            total_bytes=moved.get(name, _NO_BYTES),
+            total=total[name],
+            total_bytes=total_bytes[name],
             alias_of=by_name[name].alias_of,
         )
         for name in ordered
     )
+
+
+def _own_bytes(cells: Iterable[OperatorCell]) -> dict[str, PhaseBytes]:
+    sums: dict[str, dict[str, int]] = {}
+    for cell in cells:
+        moved = sums.setdefault(cell.module, {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0})
+        moved[cell.phase] += cell.bytes_read + cell.bytes_written
+    return {name: PhaseBytes(**moved) for name, moved in sums.items()}
+
+
+def _in_tree_order(names: Iterable[str]) -> list[str]:
+    """Each of *names* before those below it; siblings keep their order. Every parent is among *names*."""
+    children: dict[str, list[str]] = {}
+    for name in names:
+        children.setdefault(parent_name(name), []).append(name)  # the root is among its own children
+    ordered: list[str] = []
+    waiting = [name for name in children.get("", ()) if not name]
+    while waiting:
+        name = waiting.pop()
+        ordered.append(name)
+        waiting.extend(below for below in reversed(children.get(name, ())) if below)
+    return ordered
 
 
 def parent_name(name: str) -> str:

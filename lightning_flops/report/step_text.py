@@ -148,6 +148,12 @@ def throughput_lines(profile: Profile) -> list[str]:
         line("data wait, share of the global step", percent(rates.data_wait_ratio)),
         line("trainable params", si(profile.trainable_params)),
     ]
+    context = profile.context
+    if context.world_size > 1:
+        lines += paragraph(
+            f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those of all "
+            f"{context.dp_size} ranks that see different data, taken as {context.dp_size} times this rank's."
+        )
     reasons: dict[str, list[str]] = {}
     for rate, reason in profile.unavailable.items():
         words = reasons.setdefault(reason, [])

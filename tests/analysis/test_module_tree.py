@@ -62,6 +62,9 @@ def test_tree_loses_no_flops_and_no_module(names: list[str], work: list[tuple[st
     assert len(by_name) == len(modules)
     assert {"", *names} <= by_name.keys()
     assert sum(module.own.forward for module in modules) == sum(flops for _, flops in work)
+    totals = FlopCounts(FlopRecord(cells=tuple(_cell(name, flops) for name, flops in work))).by_module()
+    assert {name for name, total in totals.items() if total.total} <= by_name.keys()
+    assert all(module.total == totals.get(module.name, PhaseFlops()) for module in modules)
     for module in modules:
         below = [one for one in modules if one.name and one.name.rpartition(".")[0] == module.name]
         assert module.total.forward == module.own.forward + sum(one.total.forward for one in below)
