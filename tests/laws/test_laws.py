@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.pytorch import count_flops
@@ -17,7 +18,7 @@ from lightning_flops.records import PhaseFlops
 
 from .networks import SEQUENCE, WIDTH, Spec, build, specs, without_checkpoints
 
-law = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 batches = st.integers(1, 4)
 
 
@@ -276,3 +277,79 @@ def test_a_perceptron_costs_its_layers_forward_and_twice_that_backward_but_for_i
     for index, product in enumerate(products):
         backward = product if index == 0 else 2 * product
         assert counts.by_module()[str(index)] == PhaseFlops(forward=product, backward=backward)
+
+
+@law
+@given(
+    batch=batches,
+    widths=st.lists(st.integers(2, 9), min_size=2, max_size=6),
+    trained_layers=st.lists(st.booleans(), min_size=5, max_size=5),
+    input_needs_gradient=st.booleans(),
+)
+def test_a_gradient_is_computed_only_where_something_before_it_or_it_is_trained(
+    batch: int, widths: list[int], trained_layers: list[bool], input_needs_gradient: bool
+) -> None:
+    """A weight's own gradient if it is trained; its input's if the input needs one or a layer before is trained."""
+    sizes = list(itertools.pairwise(widths))
+    model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+    for layer, is_trained in zip(model, trained_layers, strict=False):
+        layer.requires_grad_(is_trained)
+    passes_on = input_needs_gradient
+    backward = without_backward = 0
+    for (inputs_, outputs), is_trained in zip(sizes, trained_layers, strict=False):
+        product = 2 * batch * inputs_ * outputs
+        backward += product * (int(is_trained) + int(passes_on))
+        passes_on = passes_on or is_trained
+        without_backward += 0 if passes_on else product
+    x = torch.randn(batch, widths[0], requires_grad=input_needs_gradient)
+    with count_flops(model) as counts:
+        loss = model(x).sum()
+        if loss.requires_grad:
+            loss.backward()
+    assert counts.forward == sum(2 * batch * inputs_ * outputs for inputs_, outputs in sizes)
+    assert counts.backward == backward
+    assert counts.without_backward == without_backward
+
+
+class _Segments(nn.Module):
+    """Layers in segments, some of which are checkpointed."""
+
+    def __init__(self, segments: list[nn.Sequential], checkpointed: list[bool], *, reentrant: bool) -> None:
+        super().__init__()
+        self.segments = nn.ModuleList(segments)
+        self.checkpointed = checkpointed
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for segment, is_checkpointed in zip(self.segments, self.checkpointed, strict=True):
+            x = checkpoint(segment, x, use_reentrant=self.reentrant) if is_checkpointed else segment(x)
+        return x
+
+
+@law
+@given(
+    batch=batches,
+    segments=st.lists(st.tuples(st.lists(st.integers(2, 9), max_size=3), st.booleans()), min_size=1, max_size=4),
+    reentrant=st.booleans(),
+)
+def test_a_checkpointed_segment_is_run_again_and_no_other(
+    batch: int, segments: list[tuple[list[int], bool]], reentrant: bool
+) -> None:
+    """Each segment ends in a tanh, which saves its result: all of it is run again, by both kinds of checkpointing."""
+    built: list[nn.Sequential] = []
+    costs: list[int] = []
+    for hidden, _ in segments:
+        sizes = list(itertools.pairwise([WIDTH, *hidden, WIDTH]))
+        built.append(nn.Sequential(*(layer for size in sizes for layer in (nn.Linear(*size), nn.Tanh()))))
+        costs.append(sum(2 * batch * SEQUENCE * inputs_ * outputs for inputs_, outputs in sizes))
+    checkpointed = [is_checkpointed for _, is_checkpointed in segments]
+    counts = trained(_Segments(built, checkpointed, reentrant=reentrant), batch)
+    assert counts.forward == sum(costs)
+    assert counts.backward == 2 * sum(costs)
+    assert counts.recompute == sum(
+        cost for cost, is_checkpointed in zip(costs, checkpointed, strict=True) if is_checkpointed
+    )
+    for index, (cost, is_checkpointed) in enumerate(zip(costs, checkpointed, strict=True)):
+        assert counts.by_module()[f"segments.{index}"] == PhaseFlops(
+            forward=cost, backward=2 * cost, recompute=cost if is_checkpointed else 0
+        )
