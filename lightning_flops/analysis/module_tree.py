@@ -101,7 +101,7 @@ def _in_tree_order(names: Iterable[str]) -> list[str]:
     for name in names:
         children.setdefault(parent_name(name), []).append(name)  # the root is among its own children
     ordered: list[str] = []
-    waiting = [name for name in children.get("", ()) if not name]
+    waiting = [""] if "" in children.get("", ()) else []
     while waiting:
         name = waiting.pop()
         ordered.append(name)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.rates import mean, over_ranks, peak_seconds, per_second, ratio
@@ -34,6 +34,7 @@ def test_negative_numbers_give_no_rate_even_when_their_signs_cancel() -> None:
     assert per_second(amount=6, seconds=-2.0) is None
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(ANY_NUMBER, ANY_NUMBER)
 def test_rate_is_finite_and_not_negative_or_unknown(amount: float | None, seconds: float | None) -> None:
     rate = per_second(amount=amount, seconds=seconds)
