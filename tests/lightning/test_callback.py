@@ -88,7 +88,10 @@ def test_a_block_that_is_absent_or_not_enabled_profiles_nothing(
     assert callback.profile is None
 
 
-def test_the_command_line_takes_the_callback_by_its_class_path(root: str, tmp_path: Path) -> None:
+def test_the_command_line_takes_the_callback_by_its_class_path(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
     cli = importlib.import_module(f"{root}.cli")
 
     class Data(importlib.import_module(root).LightningDataModule):  # type: ignore[misc]
@@ -100,6 +103,7 @@ def test_the_command_line_takes_the_callback_by_its_class_path(root: str, tmp_pa
         Data,
         args=[
             "fit",
+            "--seed_everything=1",
             "--trainer.accelerator=cpu",
             "--trainer.max_epochs=1",
             "--trainer.logger=false",

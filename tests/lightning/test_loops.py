@@ -119,7 +119,10 @@ def test_lbfgs_runs_its_closure_several_times_in_one_step(
     closures = len(net.losses) // 6
     assert closures > 1
     assert window.counted_steps[0].signature.forwards == closures
-    assert flops(window) == batch_flops(times=closures)
+    # From its second step on, LBFGS with one pair of directions takes five dot products over all parameters: y.s, y.y,
+    # two of the two-loop recursion, and the directional derivative.
+    params = 4 * 8 + 8 + 8 * 3 + 3
+    assert flops(window) == batch_flops(times=closures) + PhaseFlops(optimizer=5 * 2 * params)
     for step in window.timed_steps:
         assert step.seconds == PhaseSeconds(forward=2.0 * closures, backward=4.0 * closures)
 
@@ -145,7 +148,7 @@ def test_configure_model_builds_the_layers_after_setup(root: str, trainer: MakeT
     net.configure_model = lambda: setattr(net, "net", layers)
     trainer(FlopsProfilerCallback(timing_steps=1)).fit(net, loader(6))
     assert flops(keep_window[0]) == batch_flops()
-    assert "net.0" in [module.name for module in keep_window[0].modules]
+    assert "net.0.linear" in [module.name for module in keep_window[0].modules]
 
 
 def test_several_dataloaders_make_one_batch(root: str, trainer: MakeTrainer, keep_window: list[Any]) -> None:
@@ -198,7 +201,9 @@ def test_a_step_that_fetches_its_own_batch_waits_for_it_inside_the_forward(
         return step(batch, batch_idx)
 
     net.training_step = MethodType(training_step, net)
-    trainer(FlopsProfilerCallback(timing_steps=1)).fit(net, loader(8, on_fetch=lambda: now.sleep(0.5)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning warns of this kind of step
+        trainer(FlopsProfilerCallback(timing_steps=1)).fit(net, loader(8, on_fetch=lambda: now.sleep(0.5)))
     (window,) = keep_window
     assert flops(window) == batch_flops()
     assert window.counted_steps[0].samples == BATCH
