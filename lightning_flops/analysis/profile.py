@@ -39,7 +39,10 @@ from lightning_flops.records import (
 )
 
 SCHEMA_VERSION = 1
-"""Version of the JSON that ``Profile.to_json`` writes; another one is not read."""
+"""Version of the JSON that ``Profile.to_json`` writes; another one is not read.
+
+It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,7 +146,6 @@ def throughput_lines(profile: Profile) -> list[str]:
         line("tokens/second over the global step", plain(rates.tokens_per_sec)),
         line("tokens/second per GPU", plain(rates.tokens_per_sec_per_device)),
         line("data wait, share of the global step", percent(rates.data_wait_ratio)),
-        line("trainable params", si(profile.trainable_params)),
     ]
     context = profile.context
     if context.world_size > 1:

@@ -47,7 +47,7 @@ def render_text(profile: Profile) -> str:
 
 
 def _summary_lines(profile: Profile) -> list[str]:
-    """DeepSpeed's lines, labels and order."""
+    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters."""
     context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
     bwd_flops = f"{factor} * fwd flops per GPU"
@@ -78,6 +78,7 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("batch size per GPU", _batch_size(profile)),
         line("params per GPU", si(profile.local_params)),
         line(params_of_model, si(profile.params)),
+        line("trainable params of model", si(profile.trainable_params)),
         line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
         line("fwd flops per GPU", count(si(flops.forward))),
         line(
