@@ -1,0 +1,180 @@
+"""Train a small network on handwritten digits, and see in TensorBoard what a step of it costs.
+
+The images are scikit-learn's: 1797 of 8 x 8 pixels, real handwriting, shipped with the package. Try::
+
+    python examples/train_digits.py
+    python examples/train_digits.py --model conv --accumulate 4 --precision bf16-mixed
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import math
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_flops import FlopsProfilerCallback
+from lightning_flops.report.text import render_text
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+    from lightning.pytorch.loggers import TensorBoardLogger
+else:
+    # Either name of Lightning will do.
+    pl = importlib.import_module("lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning")
+    TensorBoardLogger = importlib.import_module(f"{pl.__name__}.loggers").TensorBoardLogger
+
+DIGITS = 10
+PIXELS = 8
+EPOCHS = 8
+
+
+class VisionTransformer(nn.Module):
+    """Reads an image as 16 patches of 2 x 2 pixels."""
+
+    def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, kernel_size=2, stride=2)
+        self.positions = nn.Parameter(torch.randn(1, (PIXELS // 2) ** 2, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, DIGITS)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(samples, 10)`` of *images* ``(samples, 1, 8, 8)``."""
+        tokens: Tensor = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        logits: Tensor = self.head(self.encoder(tokens).mean(1))
+        return logits
+
+
+class ConvNet(nn.Sequential):
+    """Three convolutions and a linear layer."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__(
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(2 * width, DIGITS),
+        )
+
+
+class DigitClassifier(pl.LightningModule):
+    """Trains a network to name the digit in an image."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Cross entropy of one batch."""
+        images, labels = batch
+        loss = nn.functional.cross_entropy(self.network(images), labels)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Share of the held-out images that are named correctly."""
+        images, labels = batch
+        hits = (self.network(images).argmax(1) == labels).float()
+        self.log("val_accuracy", hits.mean(), prog_bar=True, batch_size=len(labels))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain AdamW."""
+        return torch.optim.AdamW(self.parameters(), lr=2e-3)
+
+
+class PrintAccuracy(pl.Callback):
+    """Prints a line after each validation, and keeps the figures."""
+
+    def __init__(self) -> None:
+        self.accuracies: list[float] = []
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Runs also before training, so the first figure is that of a network that knows nothing."""
+        self.accuracies.append(trainer.callback_metrics["val_accuracy"].item())
+        trainer.print(f"step {trainer.global_step:4d}: {self.accuracies[-1]:6.1%} of the held-out digits are right")
+
+
+def loaders(batch_size: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Batches of ``(images, labels)`` to train on, and a fifth of all images to validate on."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    train, held_out = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=labels)
+    return (
+        DataLoader(TensorDataset(images[train], labels[train]), batch_size, shuffle=True, drop_last=True),
+        DataLoader(TensorDataset(images[held_out], labels[held_out]), 360),
+    )
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line's settings."""
+    parser = argparse.ArgumentParser(description="Train on handwritten digits with the FLOPs profiler.")
+    parser.add_argument("--model", choices=("vit", "conv"), default="vit")
+    parser.add_argument("--profile-step", type=int, default=10, help="optimizer steps before the profiled one")
+    parser.add_argument("--max-steps", type=int, default=-1, help=f"optimizer steps; default {EPOCHS} epochs")
+    parser.add_argument("--precision", default="32-true", help="as the Trainer takes it, such as bf16-mixed")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches in an optimizer step")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log-dir", type=Path, default=Path("logs"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, then print the report and where the logs are."""
+    options = parse_arguments(arguments)
+    logging.getLogger("lightning_flops").addHandler(logging.StreamHandler())  # its warnings, and no more
+    warnings.filterwarnings("ignore", message=r".*(does not have many workers|LeafSpec).*")
+    pl.seed_everything(options.seed)
+
+    profiler = FlopsProfilerCallback(profile_step=options.profile_step)
+    accuracy = PrintAccuracy()
+    logger = TensorBoardLogger(options.log_dir, name=f"digits-{options.model}")
+    train_loader, validation_loader = loaders(options.batch_size)
+    steps_per_epoch = math.ceil(len(train_loader) / options.accumulate)
+    trainer = pl.Trainer(
+        max_steps=options.max_steps,
+        max_epochs=EPOCHS if options.max_steps < 0 else math.ceil(options.max_steps / steps_per_epoch),
+        precision=options.precision,
+        accumulate_grad_batches=options.accumulate,
+        num_sanity_val_steps=-1,
+        log_every_n_steps=10,
+        enable_checkpointing=False,
+        logger=logger,
+        callbacks=[profiler, accuracy],
+    )
+    network = VisionTransformer() if options.model == "vit" else ConvNet()
+    trainer.fit(DigitClassifier(network), train_loader, validation_loader)
+
+    if profiler.profile is not None:
+        print(render_text(profiler.profile))
+    rising = " -> ".join(f"{value:.1%}" for value in accuracy.accuracies)
+    print(f"Accuracy on the held-out digits: {rising}")
+    print(f"Logs are in {logger.log_dir}")
+    print(f"See them: .venv/bin/tensorboard --logdir {options.log_dir}   (pages Scalars and Text)")
+
+
+if __name__ == "__main__":
+    main()
