@@ -13,6 +13,7 @@ from lightning_flops.instrument.autograd_state import (
     NO_GRAPH_TASK,
     current_node,
     find_backward_call,
+    graph_task_id,
     inside_function_forward,
     node_sequence,
     sequence_number,
@@ -84,13 +85,26 @@ class BackwardScope:
             owner, create_graph = state.ident, torch.is_grad_enabled()
         else:
             owner, create_graph = call.thread, call.create_graph
-        ordered = sorted(threads, key=lambda other: (other.ident != owner, other.makers.operators is not None))
+        ordered = sorted(threads, key=lambda other: other.ident != owner)
         here = sequence_number()
         return GraphTask(
             owner,
             create_graph,
-            tuple((other.makers, here if other is state else None) for other in ordered if other.makers.starts),
+            tuple(
+                (other.makers, here if other is state else None)
+                for other in ordered
+                if other.makers.starts and not other.makers.claims
+            ),
         )
+
+    def claim(self, state: ThreadState, sequence: int, module: str) -> None:
+        """The node that runs next on this thread, of this number, was made by *module*."""
+        task_id = graph_task_id()
+        if task_id != state.task_id:
+            self.switch_task(state, task_id)
+        if module == UNKNOWN:
+            module = self._unknown
+        state.node_sequence, state.node_table = sequence, state.table_of(module, "backward")
 
     def table(self, state: ThreadState, operator: Operator) -> Table:
         """Where the costs of an operator that runs inside a backward go."""
@@ -112,7 +126,7 @@ class BackwardScope:
             return state.table_of(self._owner_of(getattr(node, "variable", None)), "backward")
         else:
             assert state.task is not None
-            maker = state.task.maker(sequence, node)
+            maker = state.task.maker(sequence)
             if maker == UNKNOWN:
                 self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
                 maker = self._unknown

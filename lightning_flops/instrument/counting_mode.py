@@ -137,8 +137,6 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Books one call of an operator, or on a thread, that needs more care."""
         if state.paused:
             return
-        if state.makers.operators is not None:
-            state.makers.operators[sequence_number() - 1] = operator.name.rpartition(".")[2]
         table = self._backward.table(state, operator) if state.in_backward else state.table
         if operator.counted and not state.functions:
             cell = self._work(state, table, operator, args, kwargs, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.autograd_state import (
     NO_GRAPH_TASK,
+    current_node,
     graph_task_id,
     inside_function_forward,
     sequence_number,
@@ -30,6 +31,7 @@ from lightning_flops.instrument.compiled_regions import CompiledRegions, autogra
 from lightning_flops.instrument.counting_mode import CountingMode
 from lightning_flops.instrument.dispatch_stack import is_pushed, push, remove
 from lightning_flops.instrument.formulas import watch_functions
+from lightning_flops.instrument.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.module_scope import ModuleNames, named_modules, wraps
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records
@@ -228,12 +230,10 @@ class FlopCounter:
             if running.task == NO_GRAPH_TASK and not wrapped and not state.paused:
                 state.calls[name] = state.calls.get(name, 0) + 1
             if outermost and not is_pushed(self._mode):
-                # A Python thread starts without our mode.
+                # A Python thread starts without our mode, and numbers its autograd nodes like any other.
                 push(self._mode)
                 running.mode_pushed = True
-                if state.makers.operators is None:
-                    state.makers.operators = {}
-                    state.replan()
+                state.makers.claims = True
         except Exception as error:
             self._failed("a module's forward pre-hook", error)
 
@@ -253,6 +253,7 @@ class FlopCounter:
             state.pop_to(depth)
             if mode_pushed:
                 remove(self._mode)
+                self._claim_nodes(state, args, output)
                 state.makers.mark(sequence_number(), UNKNOWN)
                 state.replicas.clear()
             elif state.stack[-1].kind in ("base", "root") and task == NO_GRAPH_TASK:
@@ -291,32 +292,54 @@ class FlopCounter:
         except Exception as error:
             self._failed("an optimizer's post-hook", error)
 
+    # Backwards that start where our dispatch mode is not
+
     def _watch_backward_of(self, output: Any) -> None:
-        """Notices when the backward of *output* runs on a Python thread on which this counter was not entered."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or autograd_is_compiled():
+        """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
+        if not torch.is_grad_enabled() or autograd_is_compiled():
             return
-        node = next((tensor.grad_fn for tensor in _tensors_of(output) if tensor.grad_fn is not None), None)
-        if node is None:
-            return
-        handles: list[Any] = []
 
-        def check(gradients: Any) -> None:
-            for handle in handles:
-                handle.remove()
+        def follow(sequence: int) -> None:
             if self._entered and not is_pushed(self._mode):
-                self._note_missed_backward()
+                self._follow_backward()
 
-        # On the node, not on the tensor: a tensor with hooks does not pickle in silence. It goes with the graph.
-        handles.append(node.register_prehook(check))
+        before_backward_of(nodes_of(output), follow)
 
-    def _note_missed_backward(self) -> None:
-        self._note(
-            "A backward ran on a Python thread on which the counter was not entered: its FLOPs are missing. "
-            "Enter the counter on that thread too."
-        )
-        with self._lock:
-            listed = self._threads[0].listed.setdefault(("autograd.backward", OUTSIDE), [0, 0, 1])
-            listed[0] += 1
+    def _follow_backward(self) -> None:
+        """A backward runs on a thread without our mode: bring the mode to each node behind the running one.
+
+        The engine resets a thread's modes after every node.
+        """
+        try:
+            self._note(
+                "A backward ran on a Python thread on which the counter was not entered: "
+                "what it did outside the model's modules is not counted."
+            )
+
+            def bring_mode(sequence: int) -> None:
+                if self._entered and not is_pushed(self._mode):
+                    push(self._mode)
+
+            before_backward_of(nodes_behind((current_node(),)), bring_mode)
+            push(self._mode)
+        except Exception as error:
+            self._failed("a backward on another thread", error)
+
+    def _claim_nodes(self, state: ThreadState, inputs: Any, output: Any) -> None:
+        """Has the nodes that a module made on a thread of its own tell whose they are: threads number them alike."""
+        if autograd_is_compiled():
+            return
+        makers = state.makers
+
+        def claim(sequence: int) -> None:
+            try:
+                maker = makers.maker(sequence)
+                if self._entered and maker is not None:
+                    self._backward.claim(self._state(), sequence, maker)
+            except Exception as error:
+                self._failed("a backward on another thread", error)
+
+        before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim)
 
     def _owner_of(self, parameter: Any) -> str:
         """Name of the module that holds a parameter."""
@@ -327,18 +350,6 @@ class FlopCounter:
 
 def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
     return any(child is module and wraps(wrapper, key) for key, child in wrapper._modules.items())
-
-
-def _tensors_of(output: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    """The tensors in a module's output, a few containers deep."""
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif depth and isinstance(output, (list, tuple)):
-        for item in output:
-            yield from _tensors_of(item, depth - 1)
-    elif depth and isinstance(output, Mapping):
-        for item in output.values():
-            yield from _tensors_of(item, depth - 1)
 
 
 @contextmanager

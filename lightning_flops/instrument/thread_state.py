@@ -90,8 +90,8 @@ class NodeMakers:
 
     starts: list[int]
     names: list[str]
-    operators: dict[int, str] | None = None
-    """Names of the operators that made each node, kept on threads that a module was called on without our mode."""
+    claims: bool = False
+    """A module was called on this thread without our mode: its nodes tell themselves whose they are."""
 
     def mark(self, start: int, name: str) -> None:
         """From sequence number *start* on, nodes are made by *name*."""
@@ -145,26 +145,14 @@ class GraphTask:
     makers: tuple[tuple[NodeMakers, int | None], ...]
     """Tables in which its nodes may stand, likeliest first, each with the number its nodes stay below, if known."""
 
-    def maker(self, sequence: int, node: Any) -> str:
+    def maker(self, sequence: int) -> str:
         """Name of the module whose forward made the node of this number."""
-        found = [
-            (table, name)
-            for table, limit in self.makers
-            if (limit is None or sequence < limit) and (name := table.maker(sequence)) is not None
-        ]
-        if not found:
-            return UNKNOWN
-        if len(found) > 1:
-            # Threads number their nodes apart: the node's name tells whose it is, as far as it can.
-            operator = node.name().rpartition("::")[2].partition("Backward")[0].lower()
-            for table, name in found:
-                made = table.operators.get(sequence) if table.operators is not None else None
-                if made is not None and made.replace("_", "") == operator.replace("_", ""):
+        for table, limit in self.makers:
+            if limit is None or sequence < limit:
+                name = table.maker(sequence)
+                if name is not None:
                     return name
-            for table, name in found:
-                if table.operators is None:
-                    return name
-        return found[0][1]
+        return UNKNOWN
 
 
 class ThreadState:
@@ -209,7 +197,7 @@ class ThreadState:
 
     def replan(self) -> None:
         """Works out anew whether operators may go the shortest way."""
-        self.special = bool(self.paused or self.functions) or self.makers.operators is not None
+        self.special = bool(self.paused or self.functions)
 
     def retarget(self) -> None:
         """Works out anew where costs go, after the stack or the graph task changed."""
