@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 import torch
 
-from lightning_flops.instrument.formulas import Entry, heavy_hint, lookup, register_flop_formula, watch_functions
+from lightning_flops.instrument.formulas import (
+    Entry,
+    Unreadable,
+    heavy_hint,
+    lookup,
+    register_flop_formula,
+    watch_functions,
+)
 from lightning_flops.instrument.formulas import registry as formula_registry
 from tests.instrument.recording import flops_by_operator, leaf, meta, record, work_of
 
@@ -56,6 +63,14 @@ def test_a_custom_operator_counts_by_its_formula(target: str) -> None:
     assert record(run_pair_product).unknown == ["formulatest.pair_product"]
     assert register_flop_formula(TARGETS[target], pair_product_flops) is pair_product_flops
     assert flops_by_operator(run_pair_product) == {"formulatest.pair_product": 2 * 3 * 4 * 5}
+
+
+def test_a_custom_operators_dtype_is_that_of_its_first_floating_point_tensor() -> None:
+    register_flop_formula(pair_product, pair_product_flops)
+    dtype_of = lookup(torch.ops.formulatest.pair_product.default).dtype_of
+    assert dtype_of((meta(3, dtype=torch.int64), meta(3, dtype=torch.bfloat16)), {}, meta(3)) is torch.bfloat16
+    assert dtype_of((meta(3, dtype=torch.int64),), {}, None) is torch.int64
+    assert dtype_of((), {}, None) is torch.get_default_dtype()
 
 
 def test_registering_decorates_and_the_last_formula_wins() -> None:
@@ -299,6 +314,41 @@ def test_an_operator_looks_heavy_when_its_inputs_do_not_broadcast() -> None:
     assert not heavy_hint("mylib.f", (meta(3, 4), meta(3, 1)), meta(3, 4))
     assert not heavy_hint("mylib.f", (meta(3, 4), meta(7)), meta(3, 4))
     assert not heavy_hint("mylib.f", (meta(3, 4), meta(5, 6, dtype=torch.int64)), meta(3, 4))
+
+
+def test_operators_called_by_higher_order_ones_count_as_themselves() -> None:
+    from torch._higher_order_ops.out_dtype import out_dtype
+    from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+
+    mm, state = torch.ops.aten.mm.default, torch.get_rng_state()
+    left, right = torch.ones(3, 4), torch.ones(4, 5)
+    runs: dict[str, Callable[[], Any]] = {
+        "out_dtype": lambda: out_dtype(mm, torch.int32, left.to(torch.int8), right.to(torch.int8)),
+        "run_and_save_rng_state": lambda: run_and_save_rng_state(mm, left, right),
+        "run_with_rng_state": lambda: run_with_rng_state(state, mm, left, right),
+    }
+    for name, run in runs.items():
+        assert flops_by_operator(run) == {f"higher_order.{name}": 120}
+    with pytest.raises(Unreadable, match="linalg_matrix_exp"):
+        record(lambda: run_and_save_rng_state(torch.ops.aten.linalg_matrix_exp.default, torch.ones(3, 3)))
+
+
+def test_a_wrapped_triton_launch_is_counted_by_its_run_or_not_at_all() -> None:
+    from torch._higher_order_ops import triton_kernel_wrap
+
+    class Kernel:
+        def run(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def __call__(self) -> None: ...
+
+    Kernel.__module__ = "triton.runtime.jit"
+    known, unknown = Kernel(), Kernel()
+    register_flop_formula(known, lambda args, kwargs, out: 1)
+    table = triton_kernel_wrap.kernel_side_table
+    entry = lookup(triton_kernel_wrap.triton_kernel_wrapper_mutation)
+    assert entry.compute((), {"kernel_idx": table.add_kernel(known)}, None) == 0
+    with pytest.raises(Unreadable, match="no formula is registered for the Triton kernel Kernel"):
+        entry.compute((), {"kernel_idx": table.add_kernel(unknown)}, None)
 
 
 def test_higher_order_operators_have_names_of_their_own() -> None:

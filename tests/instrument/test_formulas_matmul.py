@@ -310,6 +310,17 @@ def test_complex_products_count_like_real_ones() -> None:
     assert total_flops(lambda: left @ right) == 120
 
 
+def test_complex_products_run_in_the_dtype_of_their_parts() -> None:
+    call = (meta(3, 4, dtype=torch.complex64), meta(4, 5, dtype=torch.complex64))
+    assert lookup(operator("aten::mm")).dtype_of(call, {}, None) is torch.float32
+
+
+def test_list_products_report_the_dtype_of_their_first_pair() -> None:
+    half = torch.bfloat16
+    call = ([meta(3, 4, dtype=half)], [meta(4, 5, dtype=half)])
+    assert lookup(operator("aten::_foreach_mm")).dtype_of(call, {}, None) is half
+
+
 def test_products_report_the_dtype_of_their_factors() -> None:
     half = torch.bfloat16
     call = (meta(5), meta(3, 4, dtype=half), meta(4, 5, dtype=half))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -88,28 +88,39 @@ class Entry:
     """
 
 
-def first_tensor(values: Any) -> torch.Tensor | None:
-    """The first tensor among *values*, lists and tuples searched one level deep."""
+_ARITHMETIC = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+    torch.qint8: torch.int8,
+    torch.quint8: torch.int8,
+    torch.uint8: torch.int8,
+}
+
+
+def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a peak is known for: a complex number's parts, a quantized number's integer."""
+    return _ARITHMETIC.get(dtype, dtype)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among *values*, lists and tuples searched one level deep."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, torch.Tensor):
-                    return item
-    return None
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (item for item in value if isinstance(item, torch.Tensor))
 
 
 def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
-    """Dtype of the first tensor given, else of the first one made, else torch's default dtype."""
-    if args and isinstance(args[0], torch.Tensor):
-        return args[0].dtype
-    found = first_tensor(args)
-    if found is None:
-        found = first_tensor(kwargs.values())
-    if found is None:
-        found = first_tensor((out,))
-    return torch.get_default_dtype() if found is None else found.dtype
+    """Dtype of the first floating-point tensor given, else made, else of any tensor, else torch's default dtype."""
+    any_dtype = None
+    for tensor in tensors_in((*args, *kwargs.values(), out)):
+        dtype = tensor.dtype
+        if dtype.is_floating_point:
+            return dtype
+        any_dtype = any_dtype or dtype
+    return torch.get_default_dtype() if any_dtype is None else arithmetic_of(any_dtype)
 
 
 def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
@@ -175,11 +186,14 @@ def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
     if isinstance(dtype, torch.dtype):
         return lambda args, kwargs, out: dtype
     read = argument_reader(schema, dtype)
+    arithmetic = _ARITHMETIC
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         value = read(args, kwargs, out)
-        tensor = value if isinstance(value, torch.Tensor) else first_tensor((value,))
-        return dtype_of_first_tensor(args, kwargs, out) if tensor is None else tensor.dtype
+        if isinstance(value, torch.Tensor):
+            own = value.dtype
+            return arithmetic.get(own, own)
+        return dtype_of_first_tensor((value, *args), kwargs, out)
 
     return dtype_of
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 
 from lightning_flops.instrument.formulas.contract import Entry, Formula, dtype_of_first_tensor
-from lightning_flops.instrument.formulas.registry import forget_entries, user_formulas
+from lightning_flops.instrument.formulas.registry import forget_entries, heard_kernels, user_formulas
 
 F = TypeVar("F", bound=Formula)
 
@@ -137,6 +137,7 @@ def _register_function(function: type, formula: Formula, backward: Formula | Non
 def _register_kernel(kernel: Any, formula: Formula) -> None:
     inner = getattr(kernel, "fn", kernel)
     name = f"triton.{getattr(inner, '__name__', None) or type(kernel).__name__}"
+    heard_kernels.add(id(kernel))
     _watch(kernel, "run", name, formula, hidden=("grid", "warmup"))
 
 

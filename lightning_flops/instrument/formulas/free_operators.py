@@ -30,7 +30,7 @@ _HEAVY_WORDS = re.compile(
     r"|matmul|gemm|gemv|conv(?!ert)|attention|attn|flash|(?:^|_)sdpa?(?:$|_)|(?<!bi)(?<!tri)linear(?!1d)|einsum"
     r"|lstm|(?:^|_)gru|(?:^|_|\d)rnn|(?:^|_)dot(?:$|_)|outer_?prod|tensordot|bilinear(?!2d)|trilinear(?!3d)"
     r"|cholesky|lstsq|(?:^|_)svd|(?:^|_)qr(?:$|_)|eig(?:h|vals)|(?<!re)solve|(?:^|_)fft|matrix_(?:exp|power)"
-    r"|ssm|selective_scan|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
+    r"|ssm|selective_scan|triton|(?:^|_)moe(?:$|_)|(?:^|_)mlp(?:$|_)|fused_(?:dense|experts)",
     re.IGNORECASE,
 )
 

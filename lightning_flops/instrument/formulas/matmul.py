@@ -373,8 +373,8 @@ MATMUL_RULES: dict[str, Rule] = {
     "aten::linear": Rule(linear, ("input", "weight"), "input"),
     "aten::linear_backward": Rule(linear_backward, ("self", "weight", "output_mask"), "grad_output"),
     # Deprecated int8 and float16 layers of FBGEMM, which have no kernel per device
-    "aten::fbgemm_linear_int8_weight": Rule(linear_from_result, ("input", RESULT), torch.qint8),
-    "aten::fbgemm_linear_int8_weight_fp32_activation": Rule(linear_from_result, ("input", RESULT), torch.qint8),
+    "aten::fbgemm_linear_int8_weight": Rule(linear_from_result, ("input", RESULT), torch.int8),
+    "aten::fbgemm_linear_int8_weight_fp32_activation": Rule(linear_from_result, ("input", RESULT), torch.int8),
     "aten::fbgemm_linear_fp16_weight": Rule(linear_from_result, ("input", RESULT), "input"),
     "aten::fbgemm_linear_fp16_weight_fp32_activation": Rule(linear_from_result, ("input", RESULT), "input"),
     "aten::mkldnn_linear": Rule(linear, ("self", "weight"), "self"),

@@ -60,7 +60,7 @@ def half_precision_linear(values: torch.Tensor, weight: torch.Tensor) -> int:
 
 def _rules(names: tuple[str, ...], flops: Callable[..., int], *arguments: str) -> dict[str, Rule]:
     return {
-        f"{namespace}::{name}": Rule(flops, arguments, torch.qint8)
+        f"{namespace}::{name}": Rule(flops, arguments, torch.int8)
         for namespace in ("quantized", "_quantized")
         for name in names
     }
@@ -75,12 +75,12 @@ QUANTIZED_RULES: dict[str, Rule] = {
     "quantized::linear_dynamic_fp16": Rule(linear_from_result, ("X", RESULT), "X"),
     "quantized::linear_relu_dynamic_fp16": Rule(linear_from_result, ("X", RESULT), "X"),
     "quantized::linear_dynamic_fp16_unpacked_weight": Rule(half_precision_linear, ("X", "weight"), "X"),
-    "_quantized::_wrapped_quantized_linear_prepacked": Rule(linear_from_result, ("X", RESULT), torch.qint8),
-    "_quantized::wrapped_quantized_linear": Rule(linear_from_result, ("X", RESULT), torch.qint8),
+    "_quantized::_wrapped_quantized_linear_prepacked": Rule(linear_from_result, ("X", RESULT), torch.int8),
+    "_quantized::wrapped_quantized_linear": Rule(linear_from_result, ("X", RESULT), torch.int8),
     "_quantized::wrapped_fbgemm_linear_fp16_weight": Rule(linear_from_result, ("X", RESULT), "X"),
     "quantized::matmul": Rule(product, ("qa", "qb"), "qa"),
     **{
-        f"sparse::{name}": Rule(sparse_linear, ("X", RESULT), torch.qint8, _DENSE)
+        f"sparse::{name}": Rule(sparse_linear, ("X", RESULT), torch.int8, _DENSE)
         for name in ("qlinear", "qlinear_dynamic", "qlinear_relu", "qlinear_relu_dynamic")
     },
     "onednn::qlinear_pointwise": Rule(linear_from_result, ("qx", RESULT), "qx"),
@@ -92,8 +92,8 @@ QUANTIZED_RULES: dict[str, Rule] = {
 
 QUANTIZED_OVERLOAD_RULES: dict[str, Rule] = {
     # The first overload kept an older argument's name.
-    "quantized::conv2d": Rule(packed_convolution, ("weight", RESULT), torch.qint8),
-    "quantized::conv2d_relu": Rule(packed_convolution, ("weight", RESULT), torch.qint8),
-    "quantized::conv3d": Rule(packed_convolution, ("weight", RESULT), torch.qint8),
-    "quantized::conv3d_relu": Rule(packed_convolution, ("weight", RESULT), torch.qint8),
+    "quantized::conv2d": Rule(packed_convolution, ("weight", RESULT), torch.int8),
+    "quantized::conv2d_relu": Rule(packed_convolution, ("weight", RESULT), torch.int8),
+    "quantized::conv3d": Rule(packed_convolution, ("weight", RESULT), torch.int8),
+    "quantized::conv3d_relu": Rule(packed_convolution, ("weight", RESULT), torch.int8),
 }

@@ -97,14 +97,10 @@ RECURRENT_RULES: dict[str, Rule] = {
     "aten::quantized_gru_cell": _CELL,
     "aten::quantized_rnn_tanh_cell": _CELL,
     "aten::quantized_rnn_relu_cell": _CELL,
-    "quantized::quantized_lstm_cell_dynamic": Rule(lambda x, h: _packed_cell(4, x, h), ("input", "hx"), torch.qint8),
-    "quantized::quantized_gru_cell_dynamic": Rule(lambda x, h: _packed_cell(3, x, h), ("input", "hx"), torch.qint8),
-    "quantized::quantized_rnn_tanh_cell_dynamic": Rule(
-        lambda x, h: _packed_cell(1, x, h), ("input", "hx"), torch.qint8
-    ),
-    "quantized::quantized_rnn_relu_cell_dynamic": Rule(
-        lambda x, h: _packed_cell(1, x, h), ("input", "hx"), torch.qint8
-    ),
+    "quantized::quantized_lstm_cell_dynamic": Rule(lambda x, h: _packed_cell(4, x, h), ("input", "hx"), torch.int8),
+    "quantized::quantized_gru_cell_dynamic": Rule(lambda x, h: _packed_cell(3, x, h), ("input", "hx"), torch.int8),
+    "quantized::quantized_rnn_tanh_cell_dynamic": Rule(lambda x, h: _packed_cell(1, x, h), ("input", "hx"), torch.int8),
+    "quantized::quantized_rnn_relu_cell_dynamic": Rule(lambda x, h: _packed_cell(1, x, h), ("input", "hx"), torch.int8),
 }
 
 RECURRENT_OVERLOAD_RULES: dict[str, Rule] = {
@@ -119,13 +115,13 @@ RECURRENT_OVERLOAD_RULES: dict[str, Rule] = {
     },
     **{
         f"aten::quantized_lstm.{overload}": Rule(
-            quantized_lstm, (overload.split("_")[0], "hx", "num_layers", "bidirectional"), torch.qint8
+            quantized_lstm, (overload.split("_")[0], "hx", "num_layers", "bidirectional"), torch.int8
         )
         for overload in ("input", "data", "input_legacy", "data_legacy")
     },
     **{
         f"aten::quantized_gru.{overload}": Rule(
-            quantized_gru, (overload.split("_")[0], "hx", "num_layers", "bidirectional"), torch.qint8
+            quantized_gru, (overload.split("_")[0], "hx", "num_layers", "bidirectional"), torch.int8
         )
         for overload in ("input", "data", "input_legacy", "data_legacy")
     },

@@ -17,6 +17,7 @@ from lightning_flops.instrument.formulas.contract import (
     Keywords,
     Kind,
     Rule,
+    Unreadable,
     Work,
     bind_dtype,
     bind_formula,
@@ -51,6 +52,19 @@ OVERLOAD_RULES: Mapping[str, Rule] = {
 
 user_formulas: dict[str, Formula] = {}
 """Formulas users registered, by ``namespace::name`` or ``namespace::name.overload``."""
+
+heard_kernels: set[int] = set()
+"""Ids of the Triton kernels that users registered: their launches are heard of, whoever launches them."""
+
+_CALLS_ANOTHER = {
+    # position of the operator that is called, where its arguments start, where its result is in what comes out
+    "out_dtype": (0, 2, None),
+    "run_and_save_rng_state": (0, 1, 1),
+    "run_with_rng_state": (1, 2, None),
+    "graphsafe_run_with_rng_state": (0, 1, None),
+    "with_effects": (1, 2, 1),
+}
+"""Higher-order operators that call the operator they are handed, with something set up around it."""
 
 _entries: dict[Any, Entry] = {}
 
@@ -123,7 +137,34 @@ def _find_higher_order(operator: Any) -> Entry:
     rule = HIGHER_ORDER_RULES.get(short)
     if rule is not None:
         return Entry(name, "formula", bind_formula(rule, None), dtype_of_first_tensor, rule.estimate)
+    if short in _CALLS_ANOTHER:
+        return Entry(name, "formula", _flops_of_called(*_CALLS_ANOTHER[short]), dtype_of_first_tensor)
+    if short.startswith("triton_kernel_wrapper"):
+        return Entry(name, "formula", _no_flops_if_heard, dtype_of_first_tensor)
     return Entry(name, "unknown", no_flops, dtype_of_first_tensor)
+
+
+def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
+    """FLOPs of the operator that a call hands over at *place*."""
+
+    def flops(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        called = lookup(args[place])
+        if called.kind == "unknown":
+            raise Unreadable(f"it calls {called.name}, which has no formula")
+        return called.compute(args[start:], kwargs, out if result is None else out[result])
+
+    return flops
+
+
+def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
+    """Zero for a launch of a Triton kernel with a formula, because its ``run`` is counted."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel = kernel_side_table.get_kernel(kwargs["kernel_idx"])
+    if id(kernel) in heard_kernels:
+        return 0
+    name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
+    raise Unreadable(f"no formula is registered for the Triton kernel {name}")
 
 
 def _formula_of_torch(operator: torch._ops.OpOverload) -> Formula | None:
