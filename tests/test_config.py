@@ -1,0 +1,209 @@
+"""Every setting has its rule, and a mistake is named before training begins."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig
+
+
+def refusal(**settings: Any) -> str:
+    """The message with which *settings* are refused."""
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig(**settings)
+    return str(caught.value)
+
+
+def refusal_of_file(path: Path | str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_deepspeed_config(path)
+    return str(caught.value)
+
+
+def test_defaults_are_deepspeeds_but_enabled() -> None:
+    config = ProfilerConfig()
+    assert config.enabled is True
+    block = (config.profile_step, config.module_depth, config.top_modules, config.detailed, config.output_file)
+    assert block == (1, -1, 1, True, None)
+    assert config.recompute_fwd_factor == 0.0
+
+
+def test_a_message_names_setting_rule_and_value() -> None:
+    assert refusal(top_modules=0) == "flops_profiler.top_modules must be an integer >= 1, got 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("enabled", ["yes", 1, 0, None]),
+        ("profile_step", [-1, True, 1.0, "2", None]),
+        ("module_depth", [-2, False, 0.5]),
+        ("top_modules", [0, -1, True, 1.0, "1"]),
+        ("detailed", ["true", 1, None]),
+        ("output_file", ["", "  ", 3, False, Path("report.txt")]),
+        ("recompute_fwd_factor", [-0.1, math.nan, math.inf, "1", True, None]),
+        ("timing_steps", [0, 20.0, True]),
+        ("monitor", [1, None]),
+        ("batch_size", [0, -1, True, 8.0, "8"]),
+        ("tokens_per_sample", [0, True, 1.5]),
+        ("causal_attention", ["quarter", None, True, ["full"]]),
+        ("peak_flops_per_sec", [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]),
+        ("peak_flops_per_sec", [{}, {"bf16": 1e12}, {"bfloat16": 0}, {"bfloat16": "fast"}, {3: 1e12}]),
+        ("tag_prefix", ["", "/", "a/", "/a", "a//b", "a/../b", ".", "..", " a", "a ", "a:b", "a\n", None]),
+    ],
+)
+def test_a_value_that_breaks_the_rule_is_refused(name: str, wrong: list[Any]) -> None:
+    for value in wrong:
+        message = refusal(**{name: value})
+        assert message.startswith(f"flops_profiler.{name} must be ")
+        assert message.endswith(f", got {value!r}")
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("profile_step", [0, 1, 10**9]),
+        ("module_depth", [-1, 0, 7]),
+        ("top_modules", [1, 50]),
+        ("output_file", [None, "report.txt", "s3://bucket/report.txt"]),
+        ("recompute_fwd_factor", [0, 0.0, 1, 0.5]),
+        ("timing_steps", [1, 500]),
+        ("batch_size", [None, 1, len]),
+        ("tokens_per_sample", [None, 1, len]),
+        ("causal_attention", ["full", "half"]),
+        ("peak_flops_per_sec", [None, 1, 312e12, {"bfloat16": 989e12, "float32": 67e12}]),
+        ("tag_prefix", ["flops_profiler", "run 1/flops", "a.b-c"]),
+    ],
+)
+def test_a_value_within_the_rule_is_kept(name: str, right: list[Any]) -> None:
+    for value in right:
+        assert getattr(ProfilerConfig(**{name: value}), name) == value
+
+
+def test_every_setting_says_in_a_docstring_what_it_does() -> None:
+    source = Path(ProfilerConfig.from_block.__code__.co_filename).read_text()
+    for field in fields(ProfilerConfig):
+        _, found, after = source.partition(f"\n    {field.name}: ")
+        assert found
+        assert after.split("\n")[1].startswith('    """')
+
+
+def test_a_mapping_of_peaks_is_copied() -> None:
+    peaks = {"bfloat16": 1e12}
+    config = ProfilerConfig(peak_flops_per_sec=peaks)
+    peaks["bfloat16"] = 2e12
+    assert config.peak_flops_per_sec == {"bfloat16": 1e12}
+
+
+def test_settings_survive_pickling() -> None:
+    config = ProfilerConfig(profile_step=3, peak_flops_per_sec={"int8": 1e15})
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_config_error_is_a_value_error_and_one_of_ours() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(ConfigError, LightningFlopsError)
+
+
+def test_a_block_is_not_enabled_unless_it_says_so() -> None:
+    assert ProfilerConfig.from_block({"profile_step": 5}).enabled is False
+    assert ProfilerConfig.from_block({"enabled": True}).enabled is True
+
+
+def test_a_block_may_hold_our_keys_too() -> None:
+    assert ProfilerConfig.from_block({"enabled": True, "timing_steps": 3}).timing_steps == 3
+
+
+def test_an_unknown_key_is_named_with_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_block({"enabled": True, "profile_stepp": 2})
+    assert str(caught.value) == "flops_profiler.profile_stepp is not a setting, did you mean profile_step?"
+
+
+def test_an_unknown_key_like_no_other_is_named_with_all_settings() -> None:
+    with pytest.raises(ConfigError, match=r"^flops_profiler\.zzz is not a setting; the settings are enabled, profile_"):
+        ProfilerConfig.from_block({"zzz": 1})
+
+
+@pytest.mark.parametrize("block", [None, 3, "on", [1], True])
+def test_a_block_that_is_no_object_is_refused(block: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_block(block)
+    assert str(caught.value) == f"flops_profiler must be an object, got {block!r}"
+
+
+def test_the_block_of_a_dict_is_read() -> None:
+    config = ProfilerConfig.from_deepspeed_config(
+        {"train_batch_size": 8, "flops_profiler": {"enabled": True, "profile_step": 7, "recompute_fwd_factor": 1}}
+    )
+    assert config == ProfilerConfig(profile_step=7, recompute_fwd_factor=1.0)
+
+
+def test_the_block_of_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "ds [1].json"
+    path.write_text(json.dumps({"flops_profiler": {"enabled": True, "top_modules": 3}}))
+    assert ProfilerConfig.from_deepspeed_config(path).top_modules == 3
+    assert ProfilerConfig.from_deepspeed_config(str(path)).top_modules == 3
+
+
+def test_the_block_of_a_url_is_read() -> None:
+    with fsspec.open("memory://configs/ds.json", "w") as file:
+        file.write('{"flops_profiler": {"enabled": true, "module_depth": 2}}')
+    assert ProfilerConfig.from_deepspeed_config("memory://configs/ds.json").module_depth == 2
+
+
+def test_a_config_without_the_block_is_not_enabled() -> None:
+    assert ProfilerConfig.from_deepspeed_config({"train_batch_size": 8}).enabled is False
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "absent.json"
+    assert refusal_of_file(path) == f"cannot read the DeepSpeed config {path}: No such file or directory"
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    assert refusal_of_file(tmp_path) == f"cannot read the DeepSpeed config {tmp_path}: Is a directory"
+
+
+def test_an_unknown_protocol_is_named() -> None:
+    assert refusal_of_file("nowhere://ds.json").startswith("cannot read the DeepSpeed config nowhere://ds.json: ")
+
+
+def test_invalid_json_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{\n  "train_batch_size": 8,\n  "flops_profiler": {enabled: true}\n}')
+    assert refusal_of_file(path) == (
+        f"the DeepSpeed config {path} is not valid JSON: line 3 column 22: "
+        "Expecting property name enclosed in double quotes"
+    )
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert refusal_of_file(path).startswith(f"cannot read the DeepSpeed config {path}: 'utf-8' codec")
+
+
+def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text("[1, 2]")
+    assert refusal_of_file(path) == f"the DeepSpeed config {path} must hold a JSON object, got [1, 2]"
+
+
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"flops_profiler": {"enabled": true, "enabled": false}}')
+    assert refusal_of_file(path) == f"the DeepSpeed config {path} gives 'enabled' twice"
+
+
+def test_what_is_neither_config_nor_path_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be an object or the path of a JSON file, got 3$"):
+        ProfilerConfig.from_deepspeed_config(3)  # type: ignore[arg-type]
