@@ -18,6 +18,7 @@ FAMILY_MODULES = (
     "attention_layers",
     "training",
     "optimizers",
+    "programs",
     "checkpointed",
     "autograd_forms",
     "wrapped",

@@ -80,6 +80,30 @@ def multi_head_cross_attention() -> Network:
 
 
 @FAMILY.network
+def multi_head_attention_with_extra_keys() -> Network:
+    """A learned key and value, and a zero one, are put behind the sequence's own: two more columns of scores."""
+    batch, sequence, hidden = 2, 7, 12
+    projection = 2 * batch * sequence * hidden * hidden
+    scores = 2 * batch * sequence * (sequence + 2) * hidden
+
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(
+                hidden, num_heads=3, batch_first=True, add_bias_kv=True, add_zero_attn=True
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.attention(x, x, x)[0]
+            return result
+
+    return Network(
+        build=lambda: Example(model=SelfAttention(), args=(torch.randn(batch, sequence, hidden, requires_grad=True),)),
+        expected=Expected(forward=4 * projection + 2 * scores, backward=8 * projection + 4 * scores),
+    )
+
+
+@FAMILY.network
 def multi_head_attention_on_its_fast_path() -> Network:
     """In eval mode without gradients the whole layer is one operator."""
     batch, sequence, hidden = 3, 7, 12

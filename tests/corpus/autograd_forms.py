@@ -306,6 +306,27 @@ def forward_mode_tangent() -> Network:
 
 
 @FAMILY.network
+def jacobian() -> Network:
+    """torch.func.jacrev: one backward for each of the outputs at once, down to the input, no weight gradients."""
+    inputs, hidden, outputs = 5, 7, 11
+
+    def step(example: Example) -> None:
+        torch.func.jacrev(example.model)(*example.args)
+
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
+            args=(torch.randn(inputs),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=2 * inputs * hidden + 2 * hidden * outputs,
+            backward=2 * outputs * outputs * hidden + 2 * outputs * hidden * inputs,
+        ),
+    )
+
+
+@FAMILY.network
 def backward_on_another_thread() -> Network:
     """The thread that calls backward runs the graph that another one built."""
     batch, inputs, hidden, outputs = 3, 5, 7, 11

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
     checkpoint,
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
 )
 
 from lightning_flops.records import PhaseFlops
@@ -309,6 +310,72 @@ def selective_checkpoint() -> Network:
                 ),
                 "block.out": PhaseFlops(forward=projection, backward=2 * projection),
             },
+        ),
+    )
+
+
+@FAMILY.network
+def gradient_penalty_through_a_checkpoint() -> Network:
+    """A gradient of the input is taken through checkpoint(linear, tanh), kept as a graph, and differentiated again.
+
+    Both backwards need the block's activations and repeat its product. The products themselves are those of the
+    gradient penalty without a checkpoint: for y = W2 tanh(W1 x) five of W1's size and two of W2's.
+    """
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh())
+            self.head = nn.Linear(hidden, outputs)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.head(checkpoint(self.block, x, use_reentrant=False))
+            return result
+
+    def step(example: Example) -> None:
+        (x,) = example.args
+        (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs, requires_grad=True),), step=step),
+        expected=Expected(
+            forward=first + second,
+            backward=5 * first + 2 * second,
+            recompute=2 * first,
+            by_module={
+                "block": PhaseFlops(forward=first, backward=5 * first, recompute=2 * first),
+                "head": PhaseFlops(forward=second, backward=2 * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def checkpoint_that_does_not_stop_early() -> Network:
+    """Told not to stop early, it repeats the last product too."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block_of(inputs, hidden, outputs)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with set_checkpoint_early_stop(False):
+                result: Tensor = checkpoint(self.block, x, use_reentrant=False)
+            return result
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=first + second,
+            backward=first + 2 * second,
+            recompute=first + second,
+            by_module={"block.2": PhaseFlops(forward=second, backward=2 * second, recompute=second)},
         ),
     )
 
