@@ -1,0 +1,39 @@
+"""The console is the program's own logging; memory keeps what it is given."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.memory import MemorySink
+from lightning_flops.sinks.sink import Sink, TextSink
+
+
+def test_a_text_is_one_info_record_of_the_packages_logger(caplog: pytest.LogCaptureFixture) -> None:
+    sink: TextSink = ConsoleSink()
+    with caplog.at_level(logging.INFO, "lightning_flops"):
+        assert sink.write_text("flops_profiler/profile", "100 % of\ntwo lines", step=5) is True
+    assert caplog.record_tuples == [("lightning_flops", logging.INFO, "100 % of\ntwo lines")]
+
+
+def test_a_text_below_the_programs_level_is_said_to_be_unwritten(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("lightning_flops")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        assert ConsoleSink().write_text("flops_profiler/profile", "text", step=5) is False
+    finally:
+        logger.setLevel(level)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_memory_keeps_scalars_and_texts_by_tag_and_step() -> None:
+    memory = MemorySink()
+    sink: Sink = memory
+    sink.write_scalars({"mfu": 0.5, "hfu": 0.25}, step=3)
+    sink.write_scalars({"mfu": 0.75}, step=4)
+    assert sink.write_text("profile", "text", step=3) is True
+    assert memory.scalars == {"mfu": {3: 0.5, 4: 0.75}, "hfu": {3: 0.25}}
+    assert memory.texts == {"profile": {3: "text"}}

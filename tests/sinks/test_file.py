@@ -1,0 +1,104 @@
+"""A report file is there whole or not at all, wherever it is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from lightning_flops.sinks.file import FileSink, write_text_file
+from lightning_flops.sinks.sink import TextSink
+
+
+def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
+    sink: TextSink = FileSink(tmp_path / "report.txt")
+    assert sink.write_text("flops_profiler/profile", "1 × 2", step=3) is True
+    assert (tmp_path / "report.txt").read_bytes() == "1 × 2\n".encode()
+
+
+def test_a_second_text_replaces_the_first(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path / "report.txt")
+    sink.write_text("profile", "a long first report\n", step=1)
+    sink.write_text("profile", "second\n", step=2)
+    assert (tmp_path / "report.txt").read_text() == "second\n"
+
+
+def test_missing_folders_are_created(tmp_path: Path) -> None:
+    path = tmp_path / "run 1" / "[logs]" / "report.txt"
+    write_text_file(path, "x")
+    assert path.read_text() == "x\n"
+
+
+def test_a_url_is_written_through_fsspec() -> None:
+    write_text_file("memory://runs/7/report.txt", "x")
+    with fsspec.open("memory://runs/7/report.txt") as file:
+        assert file.read() == b"x\n"
+
+
+def test_a_local_file_url_is_a_local_file(tmp_path: Path) -> None:
+    write_text_file(f"file://{tmp_path}/report.txt", "x")
+    assert (tmp_path / "report.txt").read_text() == "x\n"
+
+
+def test_nothing_but_the_report_is_left_in_the_folder(tmp_path: Path) -> None:
+    write_text_file(tmp_path / "report.txt", "x")
+    assert os.listdir(tmp_path) == ["report.txt"]
+
+
+def test_a_write_that_fails_leaves_the_old_report_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.txt"
+    write_text_file(path, "old")
+
+    def full_disk(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full_disk)
+    with pytest.raises(OSError, match=r"No space left on device: .*report\.txt"):
+        write_text_file(path, "new")
+    assert path.read_text() == "old\n"
+    assert os.listdir(tmp_path) == ["report.txt"]
+
+
+def test_a_link_stays_a_link_to_the_new_report(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    target, link = tmp_path / "shared" / "report.txt", tmp_path / "report.txt"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text_file(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new\n"
+
+
+def test_an_existing_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "report.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    write_text_file(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_device_is_written_to_and_not_replaced() -> None:
+    write_text_file("/dev/null", "x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_an_error_names_a_file_that_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        write_text_file(tmp_path, "x")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_error_names_the_file_whose_folder_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    path = tmp_path / "runs" / "report.txt"
+    with pytest.raises(OSError) as caught:
+        write_text_file(path, "x")
+    assert str(path) in str(caught.value)
+
+
+def test_a_url_that_nothing_opens_is_an_os_error_that_names_it() -> None:
+    with pytest.raises(OSError, match=r"cannot write nowhere://report\.txt: ValueError: Protocol not known: nowhere"):
+        write_text_file("nowhere://report.txt", "x")
