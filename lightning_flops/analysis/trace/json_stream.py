@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NoReturn
 
-BLOCK_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 20
 """How much of the file is read at once; what is decoded at once is not much more."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")

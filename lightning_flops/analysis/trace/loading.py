@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from os import PathLike, fspath
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from lightning_flops.errors import LightningFlopsError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOTHING: Mapping[str, Any] = {}
+_Number = TypeVar("_Number", np.int32, np.int64, np.float64)
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
@@ -31,7 +32,7 @@ class TraceFormatError(LightningFlopsError, ValueError):
 def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | None = None) -> Trace:
     """The trace in a Chrome-format JSON file that torch.profiler wrote, plain or gzipped.
 
-    The file is read as a stream: besides the columns, about 60 bytes an event, only a few megabytes are in memory.
+    The file is read as a stream: besides the columns, about 100 bytes an event, only a few megabytes are in memory.
 
     Args:
         path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
@@ -103,13 +104,15 @@ class _Builder:
         self.clamped = 0
         self.foreign: dict[str, int] = {}
         self.names: dict[str, int] = {}
+        self.scopes: set[int] = set()
         self.lanes: dict[tuple[Any, Any], int] = {}
         self.lane_texts: dict[Lane, int] = {}
-        self.name, self.lane, self.device = array("i"), array("i"), array("i")
+        self.name, self.lane = array("i"), array("i")
         self.kind = array("b")
         self.start, self.duration = array("q"), array("q")
         self.correlation, self.external_id, self.sequence = array("q"), array("q"), array("q")
-        self.forward_thread, self.stream, self.bytes = array("q"), array("q"), array("q")
+        self.forward_thread = array("q")
+        self.device_row, self.device, self.stream, self.bytes = array("q"), array("i"), array("q"), array("q")
         self.blocks, self.occupancy = array("d"), array("d")
         self.collectives: dict[int, CollectiveArguments] = {}
         self.memory = tuple(array("q") for _ in range(7))
@@ -141,13 +144,15 @@ class _Builder:
             return
         name = event["name"]
         arguments = event.get("args") or _NOTHING
-        if kind is Kind.OPERATOR and is_scope_written_as_operator(name):
-            kind = Kind.ANNOTATION
         index = self.names.get(name)
         if index is None:
             if not isinstance(name, str):
                 raise TypeError("name must be a text")
             index = self.names[name] = len(self.names)
+            if is_scope_written_as_operator(name):
+                self.scopes.add(index)
+        if kind is Kind.OPERATOR and index in self.scopes:
+            kind = Kind.ANNOTATION
         # Traces give microseconds with three decimals: whole nanoseconds, which are exact to add up.
         start = round(event["ts"] * 1000)
         duration = round(event.get("dur", 0) * 1000)
@@ -166,17 +171,12 @@ class _Builder:
         self.sequence.append(_integer(find("Sequence number")))
         self.forward_thread.append(_integer(find("Fwd thread id")))
         if kind >= Kind.KERNEL:
+            self.device_row.append(len(self.name) - 1)
             self.device.append(_integer(find("device", event.get("pid"))))
             self.stream.append(_integer(find("stream")))
             self.bytes.append(_integer(find("bytes")))
             self.blocks.append(_number(find("blocks per SM")))
             self.occupancy.append(_number(find("est. achieved occupancy %")))
-        else:
-            self.device.append(-1)
-            self.stream.append(-1)
-            self.bytes.append(-1)
-            self.blocks.append(np.nan)
-            self.occupancy.append(np.nan)
         if "Collective name" in arguments:
             self.collectives[len(self.name) - 1] = _collective(arguments)
         elif kind is Kind.ANNOTATION and "Input Dims" in arguments:
@@ -226,11 +226,11 @@ class _Builder:
             external_id=_int64(self.external_id),
             sequence=_int64(self.sequence),
             forward_thread=_int64(self.forward_thread),
-            device=_int32(self.device),
-            stream=_int64(self.stream),
-            blocks_per_sm=np.frombuffer(self.blocks, dtype=np.float64),
-            occupancy_percent=np.frombuffer(self.occupancy, dtype=np.float64),
-            bytes=_int64(self.bytes),
+            device=self._on_device_rows(self.device, -1, np.int32),
+            stream=self._on_device_rows(self.stream, -1, np.int64),
+            blocks_per_sm=self._on_device_rows(self.blocks, np.nan, np.float64),
+            occupancy_percent=self._on_device_rows(self.occupancy, np.nan, np.float64),
+            bytes=self._on_device_rows(self.bytes, -1, np.int64),
             collectives=self.collectives,
             memory=self._memory_events(),
             devices=_devices(metadata.get("deviceProperties")),
@@ -240,6 +240,13 @@ class _Builder:
             metadata=metadata,
             notes=self._notes(),
         )
+
+    def _on_device_rows(self, values: array[Any], elsewhere: float, dtype: type[_Number]) -> npt.NDArray[_Number]:
+        """A whole column of *values*, which only device events have."""
+        column = np.full(len(self.name), elsewhere, dtype=dtype)
+        if values:
+            column[_int64(self.device_row)] = np.frombuffer(values, dtype=dtype)
+        return column
 
     def _memory_events(self) -> MemoryEvents | None:
         if not self.memory[0]:

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.trace.intervals import (
+    Intervals,
+    Ints,
+    covered_within,
+    intersect,
+    load_within,
+    merge,
+    subtract,
+    union,
+)
+
+Span = tuple[int, int]
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12)
+"""Any spans on a short line, those of no and of negative length among them."""
+
+
+def columns(spans: Sequence[Span]) -> tuple[Ints, Ints]:
+    """Starts and ends of *spans*."""
+    table = np.array(spans, dtype=np.int64).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
+
+
+def intervals(spans: Sequence[Span]) -> Intervals:
+    return merge(*columns(spans))
+
+
+def moments(spans: Sequence[Span]) -> set[int]:
+    """The whole moments that *spans* cover, one by one: the oracle."""
+    return {moment for start, end in spans for moment in range(start, end)}
+
+
+def as_moments(covered: Intervals) -> set[int]:
+    return moments(covered.pairs())
+
+
+def is_normal(covered: Intervals) -> bool:
+    """Whether intervals rise, are not empty and do not touch."""
+    flat = [moment for pair in covered.pairs() for moment in pair]
+    return all(earlier < later for earlier, later in zip(flat, flat[1:], strict=False))
+
+
+@given(SPANS)
+def test_merging_covers_the_same_moments_once(spans: list[Span]) -> None:
+    merged = intervals(spans)
+    assert as_moments(merged) == moments(spans)
+    assert merged.total == len(moments(spans))
+    assert is_normal(merged)
+
+
+@given(SPANS, SPANS)
+def test_an_intersection_covers_what_both_cover(left: list[Span], right: list[Span]) -> None:
+    both = intersect(intervals(left), intervals(right))
+    assert as_moments(both) == moments(left) & moments(right)
+    assert is_normal(both)
+
+
+@given(SPANS, SPANS)
+def test_a_difference_covers_what_only_the_left_covers(left: list[Span], right: list[Span]) -> None:
+    rest = subtract(intervals(left), intervals(right))
+    assert as_moments(rest) == moments(left) - moments(right)
+    assert is_normal(rest)
+
+
+@given(st.lists(SPANS, max_size=4))
+def test_a_union_covers_what_any_covers(parts: list[list[Span]]) -> None:
+    together = union(*map(intervals, parts))
+    assert as_moments(together) == {moment for part in parts for moment in moments(part)}
+    assert is_normal(together)
+
+
+@given(SPANS, st.lists(st.tuples(st.integers(-3, 33), st.integers(0, 20)), max_size=6))
+def test_covered_within_counts_the_covered_moments_of_each_span(spans: list[Span], lengths: list[Span]) -> None:
+    asked = [(start, start + length) for start, length in lengths]
+    counted = covered_within(intervals(spans), *columns(asked)).tolist()
+    assert counted == [len(moments(spans) & moments([span])) for span in asked]
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10), st.integers(1, 8)), min_size=1, max_size=8), SPANS)
+def test_load_is_the_sum_of_weights_held_to_the_limit(events: list[tuple[int, int, int]], spans: list[Span]) -> None:
+    starts, ends = columns([(start, start + length) for start, length, _ in events])
+    weights = np.array([eighths / 8 for _, _, eighths in events])
+    expected = sum(
+        min(1.0, sum(eighths / 8 for start, length, eighths in events if start <= moment < start + length))
+        for moment in moments(spans)
+    )
+    assert load_within(starts, ends, weights, intervals(spans), limit=1.0) == expected
+
+
+def test_touching_intervals_are_one() -> None:
+    assert intervals([(5, 9), (1, 5)]).pairs() == [(1, 9)]
+
+
+def test_nothing_stays_nothing() -> None:
+    nothing = intervals([])
+    some = intervals([(1, 3)])
+    assert nothing.total == union().total == intersect(nothing, some).total == subtract(nothing, some).total == 0
+    assert subtract(some, nothing).pairs() == [(1, 3)]

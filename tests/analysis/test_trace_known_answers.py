@@ -1,0 +1,226 @@
+"""The two data sets whose answers are known; tests/data/traces/README.md says what they are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_flops.analysis.trace import (
+    DeviceMetrics,
+    Trace,
+    TraceReport,
+    TracesReport,
+    analyze_trace,
+    analyze_traces,
+    load_trace,
+)
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
+
+
+@lru_cache(maxsize=1)
+def resnet() -> tuple[Trace, TraceReport]:
+    trace = load_trace(RESNET)
+    return trace, analyze_trace(trace)
+
+
+@lru_cache(maxsize=1)
+def resnet_events() -> list[dict[str, Any]]:
+    """The same file as plain dicts, for sums that take no code of ours."""
+    with gzip.open(RESNET, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    return [event for event in events if event["ph"] == "X"]
+
+
+@lru_cache(maxsize=1)
+def two_ranks() -> TracesReport:
+    # Rank 1 first: the order on the command line must not matter.
+    return analyze_traces([load_trace(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (1, 0)])
+
+
+def only_device(report: TraceReport) -> DeviceMetrics:
+    assert report.device_metrics is not None
+    (device,) = report.device_metrics
+    return device
+
+
+def test_resnet_utilization_sm_efficiency_and_occupancy_are_the_known_ones() -> None:
+    device = only_device(resnet()[1])
+    assert round(device.utilization, 4) == 0.5551
+    assert device.sm_efficiency is not None
+    assert round(device.sm_efficiency, 4) == 0.5468
+    assert device.occupancy_percent is not None
+    assert round(device.occupancy_percent, 3) == 49.128
+    assert (device.name, device.sm_count) == ("Tesla V100-DGXS-32GB", 80)
+
+
+def test_resnet_steps_take_177592_us_and_a_third_of_that_loads_data() -> None:
+    mean = resnet()[1].step_times.mean
+    assert round(mean.wall_us) == 177_592
+    assert mean.data_loader_us is not None
+    assert round(100 * mean.data_loader_us / mean.wall_us, 2) == 33.37
+
+
+def test_resnet_idles_for_the_host_and_between_kernels_as_long_as_is_known() -> None:
+    idle = resnet()[1].idle
+    assert idle is not None
+    # One stream: the device as a whole and its stream are the same.
+    assert [(row.device, row.stream) for row in idle] == [(0, None), (0, 7)]
+    for row in idle:
+        assert (row.host_wait_us, row.kernel_gap_us, row.other_us) == (382_676, 10_243, 0)
+
+
+def test_most_resnet_kernels_are_short_and_take_little_time() -> None:
+    summary = resnet()[1].kernel_summary
+    assert summary is not None
+    assert summary.short_calls_ratio is not None
+    assert summary.short_time_ratio is not None
+    assert round(summary.short_calls_ratio, 2) == 0.62
+    assert round(summary.short_time_ratio, 3) == 0.014
+
+
+def test_parts_of_every_step_add_up_to_its_wall_time() -> None:
+    _, report = resnet()
+    for times in (report, *two_ranks().traces):
+        for step in times.step_times.steps:
+            parts = (
+                step.kernel_us,
+                step.memcpy_us,
+                step.memset_us,
+                step.communication_us,
+                step.runtime_us,
+                step.data_loader_us,
+                step.cpu_us,
+                step.other_us,
+            )
+            # The files' times are whole microseconds, which floats add exactly.
+            assert sum(part for part in parts if part is not None) == step.wall_us
+
+
+def test_every_resnet_step_is_extended_to_its_last_kernel() -> None:
+    trace, _ = resnet()
+    events = resnet_events()
+    launches = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"] == "Runtime"}
+    marks = sorted((event["ts"], event["dur"]) for event in events if event["name"].startswith("ProfilerStep#"))
+    ends = [
+        max(
+            event["ts"] + event["dur"]
+            for event in events
+            if event["cat"] in ("Kernel", "Memcpy", "Memset")
+            and start <= launches[event["args"]["correlation"]] < start + length
+        )
+        for start, length in marks
+    ]
+    assert (trace.steps.end_ns // 1000).tolist() == ends
+    assert (trace.steps.start_ns // 1000).tolist() == [marks[0][0], *ends[:-1]]
+
+
+def test_tables_of_resnet_hold_every_event_once() -> None:
+    _, report = resnet()
+    assert report.kernels is not None
+    assert report.operators is not None
+    assert report.transfers is not None
+    assert report.memory is not None
+    events = resnet_events()
+    kernels = [event for event in events if event["cat"] == "Kernel"]
+    assert sum(row.calls for row in report.kernels) == len(kernels) == 8772
+    assert sum(row.device.total_us for row in report.kernels) == sum(event["dur"] for event in kernels)
+    by_name = {row.name: row for row in report.operators}
+    for name in ("aten::conv2d", "aten::cudnn_convolution_backward_weight", "aten::add_"):
+        lengths = [event["dur"] for event in events if event["name"] == name]
+        row = by_name[name]
+        assert (row.calls, row.host.total_us) == (len(lengths), sum(lengths))
+        assert (row.host.min_us, row.host.max_us) == (min(lengths), max(lengths))
+    # All device work was launched in operators.
+    device_self = sum(row.device_self.total_us for row in report.operators if row.device_self is not None)
+    device_all = sum(event["dur"] for event in events if event["cat"] in ("Kernel", "Memcpy", "Memset"))
+    assert device_self == device_all
+    with gzip.open(RESNET, "rt") as file:
+        sizes = [event["args"]["Bytes"] for event in json.load(file)["traceEvents"] if event["name"] == "[memory]"]
+    assert sum(row.self_size_increase_bytes for row in report.memory) == sum(sizes)
+    assert sum(row.self_allocation_bytes for row in report.memory) == sum(size for size in sizes if size > 0)
+
+
+def test_resnet_phases_and_the_rest_are_the_whole_step() -> None:
+    summary = resnet()[1].model_summary
+    phases = (summary.data_loader, summary.forward, summary.backward, summary.optimizer)
+    assert all(phase is not None and phase.calls == 6 for phase in phases)
+    host = sum(phase.host.total_us for phase in phases if phase is not None)
+    device = sum(phase.device.total_us for phase in phases if phase is not None and phase.device is not None)
+    assert summary.step.device is not None
+    assert summary.others.device_us is not None
+    assert host + summary.others.host_us == summary.step.host.total_us
+    assert device + summary.others.device_us == summary.step.device.total_us
+
+
+@pytest.mark.parametrize(
+    ("rank", "computation", "communication", "overlap", "other"),
+    [(0, 5000, 4000, 2000, 2990), (1, 5500, 2000, 500, 2990)],
+)
+def test_ranks_compute_communicate_and_overlap_as_they_were_made(
+    rank: int, computation: int, communication: int, overlap: int, other: int
+) -> None:
+    ranks = two_ranks().ranks
+    assert ranks is not None
+    row = ranks.ranks[rank]
+    assert (row.rank, row.steps) == (rank, 3)
+    assert row.overlap.wall_us == 3 * 9990
+    assert row.overlap.computation_us == 3 * computation
+    assert row.overlap.communication_us == 3 * communication
+    assert row.overlap.overlap_us == 3 * overlap
+    assert row.overlap.other_us == 3 * other
+    assert row.overlap.overlap_ratio == overlap / communication
+
+
+def test_occupancies_of_the_ranks_are_22_and_26_533() -> None:
+    occupancies = [only_device(report).occupancy_percent for report in two_ranks().traces]
+    assert occupancies[0] == 22.0
+    assert occupancies[1] is not None
+    assert round(occupancies[1], 3) == 26.533
+
+
+def test_half_of_rank_0s_collective_is_waiting_for_rank_1_the_straggler() -> None:
+    ranks = two_ranks().ranks
+    assert ranks is not None
+    first, second = ranks.ranks
+    assert (first.transfer_us, first.wait_us) == (3 * 2000, 3 * 2000)
+    assert (second.transfer_us, second.wait_us) == (3 * 2000, 0)
+    assert ranks.straggler == 1
+    assert first.compute_over_median == 5000 / 5250
+    assert second.compute_over_median == 5500 / 5250
+    # 1,048,576 floats of 4 bytes, three times.
+    (collective,) = first.collectives
+    assert (collective.name, collective.calls, collective.bytes) == ("allreduce", 3, 3 * 1048576 * 4)
+    assert ranks.notes == ()
+
+
+def test_device_figures_of_rank_0_follow_from_its_three_kernels() -> None:
+    device = only_device(two_ranks().traces[0])
+    # 1,000 to 8,000 without a pause, of 9,990.
+    assert device.utilization == 7000 / 9990
+    # A GEMM on half the SMs, 1,000 to 5,000; with 0.1 of communication from 4,000; all SMs to 6,000; 0.1 to 8,000.
+    assert device.sm_efficiency is not None
+    assert round(device.sm_efficiency * 9990, 6) == 3000 * 0.5 + 1000 * 0.6 + 1000 * 1 + 2000 * 0.1
+    assert device.blocks_per_sm is not None
+    assert round(device.blocks_per_sm, 12) == round((4000 * 0.5 + 1000 * 4 + 4000 * 0.1) / 9000, 12)
+
+
+def test_step_of_rank_0_is_broken_down_by_priority() -> None:
+    for step in two_ranks().traces[0].step_times.steps:
+        assert step.wall_us == 9990
+        assert step.kernel_us == 5000
+        assert step.memcpy_us == 200
+        assert step.memset_us == 0
+        # From 6,000, where computation ends, to 8,000.
+        assert step.communication_us == 2000
+        # 1,300 of cudaDeviceSynchronize and four launches of 20, all before the first kernel or after the last.
+        assert step.runtime_us == 1300 + 4 * 20
+        assert step.data_loader_us == 300
+        # Three operators of 60, each 20 of them in a launch; the collective's scope is none.
+        assert step.cpu_us == 3 * 40

@@ -1,0 +1,86 @@
+"""Events of a trace, written by hand: times in microseconds from the trace's beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_flops.analysis.trace import Trace, trace_from_events
+
+Event = dict[str, Any]
+
+
+def operator(name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
+    """An operator on the host."""
+    return span("cpu_op", name, start, length, thread=thread, **arguments)
+
+
+def scope(name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
+    """A ``record_function`` scope."""
+    return span("user_annotation", name, start, length, thread=thread, **arguments)
+
+
+def step(number: int, start: float, length: float) -> Event:
+    """The profiler's mark of a step."""
+    return scope(f"ProfilerStep#{number}", start, length)
+
+
+def data_loader(start: float, length: float) -> Event:
+    """A wait for the next batch."""
+    return scope("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", start, length)
+
+
+def launch(correlation: int, start: float, length: float = 1, *, thread: int = 1) -> Event:
+    """A call that launches the device event of the same number."""
+    return span("cuda_runtime", "cudaLaunchKernel", start, length, thread=thread, correlation=correlation)
+
+
+def kernel(
+    correlation: int, start: float, length: float, *, name: str = "gemm", stream: int = 7, device: int = 0, **more: Any
+) -> Event:
+    """A kernel."""
+    return on_device("kernel", correlation, start, length, name=name, stream=stream, device=device, **more)
+
+
+def on_device(
+    category: str,
+    correlation: int,
+    start: float,
+    length: float,
+    *,
+    name: str,
+    stream: int = 7,
+    device: int = 0,
+    **more: Any,
+) -> Event:
+    """A kernel, copy or memset; blanks in the names of arguments are written as underscores."""
+    arguments = {key.replace("_", " "): value for key, value in more.items()}
+    arguments |= {"device": device, "stream": stream, "correlation": correlation}
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": device, "tid": stream, "ts": start, "dur": length,
+        "args": arguments,
+    }  # fmt: skip
+
+
+def memory(start: float, size: int, *, thread: int = 1, device: int | None = None) -> Event:
+    """An allocation, or a free of a negative *size*; without a device on the host."""
+    arguments = {
+        "Bytes": size,
+        "Device Type": 0 if device is None else 1,
+        "Device Id": -1 if device is None else device,
+    }
+    return {
+        "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": thread, "ts": start,
+        "args": arguments,
+    }  # fmt: skip
+
+
+def span(category: str, name: str, start: float, length: float, *, thread: int = 1, **arguments: Any) -> Event:
+    """Any event of the host."""
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": arguments
+    }  # fmt: skip
+
+
+def trace(*events: Event, **metadata: Any) -> Trace:
+    """The trace of *events*."""
+    return trace_from_events(events, metadata=metadata)
