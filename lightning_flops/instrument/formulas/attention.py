@@ -4,6 +4,8 @@ With H query heads, Sq queries, Sk keys, head size D and value head size Dv, a f
 score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V and the scores' gradient (Dv each), for Q and
 K (D each). A fused kernel also repeats Q·Kᵀ in its backward, which is ``Work.recompute``, so that model FLOPs are the
 same under every backend. What a causal mask or a sliding window rules out is ``Work.causal_skipped``.
+
+Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a multiple of 8, and the padding counts.
 """
 
 from __future__ import annotations

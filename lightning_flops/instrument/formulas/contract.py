@@ -186,14 +186,16 @@ def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
     if isinstance(dtype, torch.dtype):
         return lambda args, kwargs, out: dtype
     read = argument_reader(schema, dtype)
+    position = [argument.name for argument in schema.arguments if not argument.kwarg_only].index(dtype)
     arithmetic = _ARITHMETIC
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
-        value = read(args, kwargs, out)
-        if isinstance(value, torch.Tensor):
-            own = value.dtype
-            return arithmetic.get(own, own)
-        return dtype_of_first_tensor((value, *args), kwargs, out)
+        try:
+            own: torch.dtype = args[position].dtype
+        except (AttributeError, IndexError):  # a list, nothing, or given by keyword
+            value = read(args, kwargs, out)
+            return dtype_of_first_tensor((value, *args), kwargs, out)
+        return arithmetic.get(own, own)
 
     return dtype_of
 
