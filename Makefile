@@ -7,13 +7,15 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --constrain
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint bench-accuracy bench-counting clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
 	@echo "make test      lint, type-check and test"
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make lint      lint and type-check only"
+	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
+	@echo "make bench-counting  what counting costs, beside the peers"
 
 demo: $(VENV)/.installed-examples
 	$(RUN) examples/train_digits.py
@@ -40,5 +42,20 @@ $(RUN):
 		{ echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# The peers have an environment of their own, so that what they bring cannot change what is tested.
+BENCH_VENV := .venv-bench
+
+bench-accuracy: $(BENCH_VENV)/.installed-bench
+	$(BENCH_VENV)/bin/python -m benchmarks.accuracy
+
+bench-counting: $(BENCH_VENV)/.installed-bench
+	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
+
+$(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --constraint benchmarks/constraints.txt --editable '.[bench]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) lightning_logs logs
+	rm -rf $(BENCH_VENV) $(VENV) lightning_logs logs

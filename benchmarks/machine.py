@@ -1,0 +1,89 @@
+"""What a measurement was taken on, in words: the processor, the versions, the code."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED_FOLDERS = ("lightning_flops", "benchmarks", "tests/corpus", "constraints.txt", "pyproject.toml")
+"""What a result depends on; a change in it that is not committed is reported with the result."""
+
+
+def machine_in_words() -> str:
+    """Processor, number of cores that this process may use, and operating system; no host name."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            model = value.strip()
+            break
+    return f"{model} ({platform.machine()}), {usable_cores()} cores, {platform.system()}"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """The installed version of each package, ``not installed`` where there is none, and Python's."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def code_in_words() -> str:
+    """The commit that was measured, and whether files that the result depends on differed from it."""
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", *MEASURED_FOLDERS)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown commit"
+    # The results themselves are written after the run, so they never count as a change.
+    real = [line for line in changed.splitlines() if "benchmarks/results/" not in line]
+    return f"commit {commit}" + (f" with {len(real)} uncommitted changes" if real else "")
+
+
+def one_thread_environment() -> dict[str, str]:
+    """Environment under which everything computes on one thread and memory is not handed back between steps."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DS_ACCELERATOR": "cpu",
+        "DS_BUILD_OPS": "0",
+        # Large blocks that are mapped and unmapped at every step cost more, and less evenly, than a small counter does.
+        "MALLOC_MMAP_THRESHOLD_": "4294967296",
+        "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    }
+
+
+def restart_in_one_thread_environment(module: str) -> None:
+    """Starts *module* again where the environment differs: these variables are read only when a process begins."""
+    wanted = one_thread_environment()
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **wanted})
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
+    ).stdout.strip()
