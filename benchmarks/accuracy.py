@@ -127,8 +127,8 @@ def report(
         "",
         "## One forward",
         "",
-        f"{len(forward_rows)} networks. The other {without_forward} have no such truth: their step is not one call of the "
-        "model (functional transforms, accumulation), or the model takes a gradient in its own forward "
+        f"{len(forward_rows)} networks. The other {without_forward} have no such truth: their step is not one call of "
+        "the model (functional transforms, accumulation), or the model takes a gradient in its own forward "
         f"({', '.join(sorted(GRADIENT_INSIDE_THE_FORWARD))}).",
         "",
         *table.summary_table(
@@ -150,8 +150,8 @@ def report(
     ]
     if "lightning_flops" in names:
         lines += [
-            "lightning_flops bucket by bucket (forward, backward, recompute, optimizer, skipped by causal attention) and "
-            f"module by module: every figure exact on {all_right} of {len(our_wrong)} networks.",
+            "lightning_flops bucket by bucket (forward, backward, recompute, optimizer, skipped by causal attention) "
+            f"and module by module: every figure exact on {all_right} of {len(our_wrong)} networks.",
             "",
             *(
                 f"- {name}: {outcome.kind}, {outcome.flops} figures differ {outcome.message}".rstrip()

@@ -1,7 +1,7 @@
 """One adapter for each tool that counts FLOPs: the call that its own documentation shows, on a network of the corpus.
 
 Every adapter hands the tool the network's own inputs, in the network's own mode and under the grad mode that its step
-uses. A tool that counts multiply-adds is multiplied by two. Where a tool takes positional inputs alone, tensors only, or
+uses. What counts multiply-adds is multiplied by two. Where a tool takes positional inputs alone, tensors only, or
 keywords only, the network is wrapped in a module that passes them on. Adapters import their tool when they are called.
 """
 
