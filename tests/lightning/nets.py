@@ -69,7 +69,7 @@ class SlowSGD(torch.optim.SGD):
 
     now: FakeNow | None = None
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
         if self.now is not None:
             self.now.sleep(8.0)
@@ -155,7 +155,7 @@ def new_gan(root: str, *, now: FakeNow | None = None, raw: bool = False) -> Any:
                 loss = nn.functional.mse_loss(net(x), y)
                 optimizer.zero_grad()
                 if raw:
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                 else:
                     self.manual_backward(loss)
                 optimizer.step()

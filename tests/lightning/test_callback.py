@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,25 +99,27 @@ def test_the_command_line_takes_the_callback_by_its_class_path(
         def train_dataloader(self) -> Any:
             return loader(8)
 
-    built = cli.LightningCLI(
-        type(new_net(root)),
-        Data,
-        args=[
-            "fit",
-            "--seed_everything=1",
-            "--trainer.accelerator=cpu",
-            "--trainer.max_epochs=1",
-            "--trainer.logger=false",
-            "--trainer.enable_checkpointing=false",
-            "--trainer.enable_progress_bar=false",
-            "--trainer.enable_model_summary=false",
-            f"--trainer.default_root_dir={tmp_path}",
-            "--trainer.callbacks+=lightning_flops.FlopsProfilerCallback",
-            "--trainer.callbacks.profile_step=2",
-            "--trainer.callbacks.timing_steps=1",
-        ],
-        save_config_callback=None,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jsonargparse's, of how Lightning calls it
+        built = cli.LightningCLI(
+            type(new_net(root)),
+            Data,
+            args=[
+                "fit",
+                "--seed_everything=1",
+                "--trainer.accelerator=cpu",
+                "--trainer.max_epochs=1",
+                "--trainer.logger=false",
+                "--trainer.enable_checkpointing=false",
+                "--trainer.enable_progress_bar=false",
+                "--trainer.enable_model_summary=false",
+                f"--trainer.default_root_dir={tmp_path}",
+                "--trainer.callbacks+=lightning_flops.FlopsProfilerCallback",
+                "--trainer.callbacks.profile_step=2",
+                "--trainer.callbacks.timing_steps=1",
+            ],
+            save_config_callback=None,
+        )
     (callback,) = [c for c in built.trainer.callbacks if isinstance(c, FlopsProfilerCallback)]
     assert callback.config == ProfilerConfig(profile_step=2, timing_steps=1)
     assert callback.profile is not None
