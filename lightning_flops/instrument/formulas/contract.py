@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal, cast
 
 import torch
@@ -169,13 +170,26 @@ def bind_formula(rule: Rule, schema: Any) -> Formula:
     if not rule.arguments:
         return flops
     readers = [argument_reader(schema, name) for name in rule.arguments]
-    if len(readers) == 1:
-        (only,) = readers
-        return lambda args, kwargs, out: flops(only(args, kwargs, out))
-    if len(readers) == 2:
-        left, right = readers
-        return lambda args, kwargs, out: flops(left(args, kwargs, out), right(args, kwargs, out))
-    return lambda args, kwargs, out: flops(*[read(args, kwargs, out) for read in readers])
+
+    def read_all(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        return flops(*[read(args, kwargs, out) for read in readers])
+
+    # Where positional arguments are all the formula reads, and the call gives them, they are picked at once.
+    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    with_result = rule.arguments[-1] == RESULT
+    wanted = rule.arguments[:-1] if with_result else rule.arguments
+    if len(wanted) < 2 or not set(wanted) <= set(names):
+        return read_all
+    positions = [names.index(name) for name in wanted]
+    pick, enough = itemgetter(*positions), max(positions) + 1
+
+    def pick_and_result(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        return flops(*pick(args), out) if len(args) >= enough else read_all(args, kwargs, out)
+
+    def pick_all(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        return flops(*pick(args)) if len(args) >= enough else read_all(args, kwargs, out)
+
+    return pick_and_result if with_result else pick_all
 
 
 def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
