@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -160,12 +161,12 @@ def inside_function_forward(calls: int = 0) -> bool:
     return False
 
 
-def calling_module() -> torch.nn.Module | None:
-    """The module whose call is the innermost one on this thread's stack."""
+def calling_modules() -> Iterator[torch.nn.Module]:
+    """The modules whose calls are on this thread's stack, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _WRAPPED_CALL_CODE:
             module = frame.f_locals.get("self")
-            return module if isinstance(module, torch.nn.Module) else None
+            if isinstance(module, torch.nn.Module):
+                yield module
         frame = frame.f_back
-    return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from lightning_flops.instrument.autograd_state import calling_module
+from lightning_flops.instrument.autograd_state import calling_modules
 from lightning_flops.instrument.module_scope import named_modules
 from lightning_flops.records import UncountedOperator
 
@@ -21,6 +21,7 @@ class CompiledRegions:
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
         self._names: dict[str, nn.Module] = {}
+        self._known: frozenset[nn.Module] = frozenset()
         self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
@@ -35,11 +36,12 @@ class CompiledRegions:
             self.in_place |= in_place
             if in_place or "_orig_mod" in module._modules:
                 self._names[name] = module
+        if self.in_place:
+            self._known = frozenset(self._root.modules())
 
     def running_module(self) -> nn.Module | None:
-        """The module compiled in place that is running, where no module that it calls is."""
-        module = calling_module()
-        return module if module is not None and module._compiled_call_impl is not None else None
+        """The model's module that is running, hooks or not; a compiler's own graph modules are looked past."""
+        return next((module for module in calling_modules() if module in self._known), None)
 
     def hidden(self, called: Iterable[str]) -> dict[str, UncountedOperator]:
         """Kernels that compiled code calls without the dispatcher, and that therefore nobody could count."""

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument import autograd_state
@@ -32,6 +31,7 @@ from lightning_flops.instrument.counting_mode import CountingMode
 from lightning_flops.instrument.dispatch_stack import is_pushed, push, remove
 from lightning_flops.instrument.formulas import watch_functions
 from lightning_flops.instrument.graph_hooks import before_backward_of, nodes_behind, nodes_of
+from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, named_modules, wraps
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records
@@ -121,9 +121,7 @@ class FlopCounter:
         self._mode.runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
-        disable: Any = torch.compiler.disable
-        undo.callback(register_module_forward_pre_hook(disable(self._on_module_enter)).remove)
-        undo.callback(register_module_forward_hook(disable(self._on_module_leave), always_call=True).remove)
+        undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave))
         undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
         undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
         undo.enter_context(watch_functions(self._mode))

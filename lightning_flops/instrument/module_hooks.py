@@ -1,0 +1,68 @@
+"""Torch's global module hooks, put up for a while and out of the compiler's sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+EnterHook = Callable[[nn.Module, Any], None]
+LeaveHook = Callable[[nn.Module, Any, Any], None]
+
+
+@contextmanager
+def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
+    """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
+
+    While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
+    and would be compiled again as soon as they are gone.
+    """
+    disable: Any = torch.compiler.disable
+    enter, leave = disable(on_enter), disable(on_leave)
+
+    # A compiler that sees them all the same, in a torch that does not say when it compiles, folds them to nothing.
+    def before(module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            enter(module, args)
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            leave(module, args, output)
+
+    handles: list[Any] = []
+
+    def put_up(reason: Any = None) -> None:
+        if not handles:
+            handles.append(register_module_forward_pre_hook(before))
+            handles.append(register_module_forward_hook(after, always_call=True))
+
+    def take_down(reason: Any = None) -> None:
+        while handles:
+            handles.pop().remove()
+
+    compiler = _compiler_callbacks()
+    if compiler is not None:
+        compiler.register_start_callback(take_down)
+        compiler.register_end_callback(put_up)
+    put_up()
+    try:
+        yield
+    finally:
+        if compiler is not None:
+            compiler.remove_start_callback(take_down)
+            compiler.remove_end_callback(put_up)
+        take_down()
+
+
+def _compiler_callbacks() -> Any:
+    """Where torch tells that a compilation starts and ends; None in a torch that does not tell."""
+    try:
+        from torch._dynamo.callback import callback_handler
+    except Exception:
+        return None
+    names = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
+    return callback_handler if all(hasattr(callback_handler, name) for name in names) else None
