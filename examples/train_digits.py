@@ -13,6 +13,8 @@ import importlib
 import importlib.util
 import logging
 import math
+import os
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,9 +101,12 @@ class DigitClassifier(pl.LightningModule):
         hits = (self.network(images).argmax(1) == labels).float()
         self.log("val_accuracy", hits.mean(), prog_bar=True, batch_size=len(labels))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain AdamW."""
-        return torch.optim.AdamW(self.parameters(), lr=2e-3)
+    def configure_optimizers(self) -> Any:
+        """AdamW, with a learning rate that rises and then falls."""
+        optimizer = torch.optim.AdamW(self.parameters())
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class PrintAccuracy(pl.Callback):
@@ -142,6 +147,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _tensorboard() -> str:
+    """The command that is installed beside this Python, as short as it can be typed from here."""
+    command = Path(sys.executable).with_name("tensorboard")
+    return os.path.relpath(command) if command.exists() else "tensorboard"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Train, then print the report and where the logs are."""
     options = parse_arguments(arguments)
@@ -173,7 +184,8 @@ def main(arguments: list[str] | None = None) -> None:
     rising = " -> ".join(f"{value:.1%}" for value in accuracy.accuracies)
     print(f"Accuracy on the held-out digits: {rising}")
     print(f"Logs are in {logger.log_dir}")
-    print(f"See them: .venv/bin/tensorboard --logdir {options.log_dir}   (pages Scalars and Text)")
+    print(f"See them in TensorBoard: {_tensorboard()} --logdir {options.log_dir}")
+    print("then open the address that it prints, and there the pages Scalars and Text")
 
 
 if __name__ == "__main__":
