@@ -31,8 +31,7 @@ def scaled_up(a: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def forget_formulas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(formula_registry, "user_formulas", formula_registry.user_formulas)
+def forget_formulas() -> Iterator[None]:
     before = dict(formula_registry.user_formulas)
     yield
     formula_registry.user_formulas.clear()

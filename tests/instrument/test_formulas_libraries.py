@@ -45,8 +45,10 @@ def libraries() -> Iterator[None]:
     for namespace, schemas in SCHEMAS.items():
         library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
         defined.append(library)
+        known = {str(schema).partition("(")[0] for schema in torch._C._jit_get_all_schemas()}
         for schema in schemas:
-            library.define(schema)
+            if f"{namespace}::{schema.partition('(')[0]}" not in known:  # else the library itself is here
+                library.define(schema)
     yield
     for library in defined:
         library._destroy()
