@@ -64,7 +64,7 @@ _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
 _SCOPE_AS_OPERATOR = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc):")
 
 _DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I)
-_COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?Kernel_?([A-Z][A-Za-z]*)", re.I)
+_COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 
 _TENSOR_CORE = re.compile(
     r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.trace import (
+    DeviceMetrics,
+    IdleTime,
+    device_metrics,
+    device_summary,
+    idle_times,
+    kernel_summary,
+    kernel_table,
+    launch_statistics,
+)
+from lightning_flops.analysis.trace.durations import durations_of, group_by
+from lightning_flops.analysis.trace.names import collective_of_kernel, may_use_tensor_cores, uses_tensor_cores
+from tests.analysis.test_trace_intervals import columns
+from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
+
+
+def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
+    """A kernel with its blocks per SM and occupancy in percent."""
+    more = {"blocks per SM": blocks, "est. achieved occupancy %": occupancy}
+    return kernel(correlation, start, length, **more, **named)
+
+
+def test_64_blocks_on_80_sms_are_an_sm_efficiency_of_0_8() -> None:
+    properties = [{"id": 0, "name": "V100", "numSms": 80, "totalGlobalMem": 1}]
+    loaded = trace(step(1, 0, 10), launch(1, 0), sized(1, 0, 10, 64 / 80, 40), deviceProperties=properties)
+    assert device_metrics(loaded) == (
+        DeviceMetrics(
+            device=0,
+            name="V100",
+            sm_count=80,
+            utilization=1.0,
+            sm_efficiency=0.8,
+            occupancy_percent=40,
+            blocks_per_sm=0.8,
+        ),
+    )
+
+
+def test_blocks_of_kernels_that_run_at_once_add_up_to_no_more_than_all_sms() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        sized(1, 0, 20, 0.5, 10),
+        sized(2, 10, 20, 0.75, 20, stream=8),  # 0.5 to 10, both to 20: 1, 0.75 to 30
+    )
+    assert (device_metrics(loaded) or ())[0].sm_efficiency == (10 * 0.5 + 10 * 1 + 10 * 0.75) / 100
+    # Equal lengths: the plain mean.
+    assert (device_metrics(loaded) or ())[0].occupancy_percent == 15
+
+
+def test_figures_that_kernels_do_not_carry_are_none() -> None:
+    (device,) = device_metrics(trace(step(1, 0, 10), sized(1, 0, 5, 1, 50), kernel(2, 5, 5))) or ()
+    assert device.utilization == 1.0
+    assert device.sm_efficiency is None
+    assert device.occupancy_percent == 50
+    (device,) = device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
+    assert device.occupancy_percent is device.blocks_per_sm is device.name is None
+
+
+def test_a_trace_without_a_device_has_no_device_tables() -> None:
+    loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
+    assert device_metrics(loaded) is kernel_table(loaded) is kernel_summary(loaded) is None
+    assert idle_times(loaded) is launch_statistics(loaded) is device_summary(loaded).devices is None
+
+
+def test_each_device_has_its_own_utilization() -> None:
+    loaded = trace(step(1, 0, 100), kernel(1, 10, 50), kernel(2, 20, 10, device=1))
+    assert [(row.device, row.utilization) for row in device_metrics(loaded) or ()] == [(0, 0.5), (1, 0.1)]
+
+
+def test_pauses_are_told_apart_by_when_what_ended_them_was_launched() -> None:
+    loaded = trace(
+        launch(1, 0),
+        kernel(1, 10, 10),
+        launch(2, 15),
+        kernel(2, 49, 1),  # launched in time, 29 later: a kernel gap
+        launch(3, 16),
+        kernel(3, 80, 20),  # launched in time, 30 later: other
+        launch(4, 120),
+        kernel(4, 125, 5),  # launched after the pause had begun: the host
+        kernel(5, 140, 10),  # nobody knows
+    )
+    whole = IdleTime(device=0, stream=None, busy_us=46, host_wait_us=25, kernel_gap_us=29, other_us=30 + 10)
+    assert (idle_times(loaded) or ())[0] == whole
+    assert whole.idle_us == 150 - 10 - 46
+
+
+def test_a_device_idles_only_when_all_its_streams_do() -> None:
+    loaded = trace(
+        launch(1, 0),
+        kernel(1, 0, 100, stream=7),
+        launch(2, 0),
+        kernel(2, 10, 10, stream=8),
+        launch(3, 50),
+        kernel(3, 60, 10, stream=8),
+        launch(4, 105),
+        kernel(4, 110, 10, stream=8),
+    )
+    rows = {row.stream: (row.busy_us, row.host_wait_us) for row in idle_times(loaded) or ()}
+    assert rows == {None: (110, 10), 7: (100, 0), 8: (30, 40 + 40)}
+
+
+def test_launches_are_compared_with_what_they_launched() -> None:
+    loaded = trace(
+        step(1, 0, 1000),
+        launch(1, 0, 5),
+        kernel(1, 20, 2),  # 15 after the call, shorter than it
+        launch(2, 10, 15),
+        kernel(2, 22, 30),  # began before the call returned
+        launch(3, 30, 10),
+        kernel(3, 300, 40),  # 260 later: it waited
+        kernel(9, 400, 1),  # without a launch
+    )
+    (row,) = launch_statistics(loaded) or ()
+    assert (row.kind, row.launches, row.shorter_than_launch, row.long_delays) == ("kernel", 3, 1, 1)
+    assert (row.host.total_us, row.host.mean_us, row.host.max_us, row.host.min_us) == (30, 10, 15, 5)
+    assert (row.delay.total_us, row.delay.max_us, row.delay.min_us) == (15 + 0 + 260, 260, 0)
+    assert row.delay.ratio is None
+    assert row.device.ratio == 72 / 1000
+
+
+def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
+    loaded = trace(
+        operator("aten::mm", 0, 10),
+        launch(1, 1),
+        kernel(
+            1, 20, 30, name="ampere_bf16_s16816gemm_bf16_128x128", blocks_per_SM=1, **{"est. achieved occupancy %": 10}
+        ),
+        launch(2, 2),
+        kernel(
+            2, 60, 10, name="ampere_bf16_s16816gemm_bf16_128x128", blocks_per_SM=3, **{"est. achieved occupancy %": 50}
+        ),
+        operator("aten::relu", 11, 5),
+        launch(3, 12),
+        kernel(3, 80, 40, name="elementwise"),
+        launch(4, 17),
+        kernel(4, 130, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),
+    )
+    first, second, third = kernel_table(loaded) or ()
+    assert (first.name, first.calls, first.device.ratio) == ("ampere_bf16_s16816gemm_bf16_128x128", 2, 0.4)
+    assert (first.blocks_per_sm, first.occupancy_percent) == (1.5, 20)
+    assert first.tensor_cores
+    assert first.tensor_cores_eligible
+    assert (second.name, second.tensor_cores, second.tensor_cores_eligible) == ("elementwise", False, False)
+    assert second.blocks_per_sm is None
+    assert third.collective
+    summary = kernel_summary(loaded)
+    assert summary is not None
+    # Collectives compute nothing, on tensor cores or off.
+    assert (summary.calls, summary.total_us, summary.tensor_core_ratio) == (4, 100, 40 / 80)
+    assert summary.tensor_core_eligible_ratio == 40 / 80
+    assert (summary.short_calls_ratio, summary.short_time_ratio) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "volta_h884gemm_128x64_ldg8_nn",
+        "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nt",
+        "ampere_fp16_s16816gemm_fp16_128x128_ldg8_relu_f2f_stages_32x5_nn",
+        "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16_kernel",
+        "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
+        "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NNT",
+        "cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_nn_align8",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_f16_s161616gemm_f16_32x32_128x2_nn_align8>",
+        "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4> >",
+        "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
+    ],
+)
+def test_names_of_tensor_core_kernels_are_known(name: str) -> None:
+    assert uses_tensor_cores(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ampere_sgemm_128x64_nn",
+        "volta_scudnn_128x64_relu_medium_nn_v1",
+        "maxwell_scudnn_winograd_128x128_ldg1_ldg4_tile418n_nt",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*> >",
+        "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+        "triton_poi_fused_add_relu_0",
+    ],
+)
+def test_names_of_other_kernels_are_not_taken_for_them(name: str) -> None:
+    assert not uses_tensor_cores(name)
+
+
+def test_products_convolutions_attention_and_recurrent_layers_may_use_tensor_cores() -> None:
+    for name in ("aten::addmm", "aten::convolution_backward", "aten::_flash_attention_forward", "aten::_cudnn_rnn"):
+        assert may_use_tensor_cores(name)
+    for name in ("aten::add", "aten::native_layer_norm", "aten::_softmax", "my::mm"):
+        assert not may_use_tensor_cores(name)
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "collective"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)", "allreduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "allgather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", "reducescatter"),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "allreduce"),
+        ("ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)", "sendrecv"),
+    ],
+)
+def test_a_communication_kernels_name_tells_its_collective(kernel_name: str, collective: str) -> None:
+    assert collective_of_kernel(kernel_name) == collective
+
+
+def test_cpu_figures_come_from_the_head_of_the_file() -> None:
+    seconds = {"process_cpu_sec": 3.0, "elapsed_sec": 2.0, "system_busy_sec": 5, "system_idle_sec": 15}
+    loaded = trace(operator("aten::mm", 0, 40), kernel(1, 10, 5), kernel(2, 12, 8, stream=8), lightning_flops=seconds)
+    summary = device_summary(loaded)
+    assert (summary.elapsed_us, summary.cpu_process_ratio, summary.cpu_system_ratio) == (40, 1.5, 0.25)
+    assert [(use.device, use.utilization) for use in summary.devices or ()] == [(0, 0.25)]
+    without = device_summary(trace(operator("aten::mm", 0, 40)))
+    assert without.cpu_process_ratio is without.cpu_system_ratio is without.devices is None
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50))
+def test_a_mean_is_never_outside_its_least_and_greatest(lengths: list[int]) -> None:
+    durations, _ = columns([(length, 0) for length in lengths])
+    found = durations_of(durations, whole_ns=sum(lengths))
+    assert found is not None
+    assert found.min_us <= found.mean_us <= found.max_us
+    assert (found.min_us, found.max_us, found.total_us) == (min(lengths) / 1e3, max(lengths) / 1e3, sum(lengths) / 1e3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2**50)), max_size=20))
+def test_groups_sum_what_has_one_key(pairs: list[tuple[int, int]]) -> None:
+    keys, values = columns(pairs)
+    groups = group_by(keys)
+    expected = {key: [value for other, value in pairs if other == key] for key in {key for key, _ in pairs}}
+    assert groups.keys.tolist() == sorted(expected)
+    assert groups.calls().tolist() == [len(expected[key]) for key in sorted(expected)]
+    assert groups.sums(values).tolist() == [sum(expected[key]) for key in sorted(expected)]

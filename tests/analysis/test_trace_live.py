@@ -1,0 +1,136 @@
+"""Traces that torch.profiler takes here and now."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_flops.analysis.trace import Trace, analyze_trace, analyze_traces, load_trace
+from lightning_flops.report.trace_text import render_traces
+
+STEPS = 3
+BATCH = 16
+
+_RANK_PROGRAM = """
+import sys, time, torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+rank, store, target = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+dist.barrier()
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+    dist.all_reduce(torch.ones(1000))
+    if rank == 1:
+        time.sleep(0.5)
+    dist.all_reduce(torch.ones(1000, dtype=torch.float64))
+    dist.barrier()
+profiler.export_chrome_trace(target)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "5")
+
+
+def train(target: Path) -> None:
+    """Train a small network for a few profiled steps, and keep the trace as *target*."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn((STEPS + 1) * BATCH, 64), torch.zeros((STEPS + 1) * BATCH, dtype=torch.long))
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS, repeat=1),
+        profile_memory=True,
+        record_shapes=True,
+        acc_events=True,
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(target)),
+    ) as profiler:
+        for inputs, labels in DataLoader(data, batch_size=BATCH):
+            with record_function("loss of a batch"):
+                loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            profiler.step()
+
+
+@pytest.fixture(params=["trace.json", "trace.json.gz"])
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Trace:
+    target = tmp_path / request.param
+    train(target)
+    return load_trace(target)
+
+
+def test_a_live_cpu_trace_is_analysed_and_rendered(live: Trace) -> None:
+    report = analyze_trace(live)
+    assert report.step_times.marked
+    assert [step.number for step in report.step_times.steps] == [1, 2, 3]
+    summary = report.model_summary
+    for phase, source in (
+        (summary.data_loader, "scopes"),
+        (summary.forward, "operators"),
+        (summary.backward, "operators"),
+        (summary.optimizer, "scopes"),
+    ):
+        assert phase is not None
+        assert (phase.calls, phase.source) == (STEPS, source)
+        assert 0 < phase.host.min_us <= phase.host.mean_us <= phase.host.max_us
+    operators = {row.name: row.calls for row in report.operators or ()}
+    # Two linear layers forward; backward a product for each weight, and one for the second layer's input.
+    assert operators["aten::addmm"] == 2 * STEPS
+    assert operators["aten::mm"] == 3 * STEPS
+    assert operators["aten::relu"] == STEPS
+    (scope,) = report.user_scopes or ()
+    assert (scope.name, scope.calls) == ("loss of a batch", STEPS)
+    memory = {row.name: row for row in report.memory or ()}
+    # A layer's output: 16 rows of 128 and of 10 floats.
+    assert memory["aten::addmm"].self_allocation_bytes == STEPS * BATCH * (128 + 10) * 4
+    assert report.device_metrics is report.kernels is report.idle is report.collectives is None
+    text = render_traces(analyze_traces([live]))
+    assert "loss of a batch" in text
+    assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text
+
+
+def test_parts_of_live_steps_add_up_to_their_wall_time_to_the_nanosecond(live: Trace) -> None:
+    for step in analyze_trace(live).step_times.steps:
+        parts = (step.data_loader_us, step.cpu_us, step.other_us)
+        assert sum(round(part * 1000) for part in parts if part is not None) == round(step.wall_us * 1000)
+        assert all(part is not None and part > 0 for part in parts)
+
+
+def test_sequences_of_torch_show_what_runs_in_the_backward(live: Trace) -> None:
+    backward = {live.names[live.name[row]] for row in live.links.operators.tolist() if live.links.is_backward[row]}
+    assert "autograd::engine::evaluate_function: AddmmBackward0" in backward
+    assert "aten::mm" in backward
+    assert "aten::addmm" not in backward
+
+
+@pytest.mark.slow
+def test_two_live_ranks_show_who_waited_half_a_second(tmp_path: Path) -> None:
+    targets = [tmp_path / f"rank{rank}.json" for rank in (0, 1)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "5"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK_PROGRAM, str(rank), str(tmp_path / "store"), str(target)], env=environment
+        )
+        for rank, target in enumerate(targets)
+    ]
+    assert [process.wait(timeout=240) for process in started] == [0, 0]
+    found = analyze_traces([load_trace(target) for target in targets]).ranks
+    assert found is not None
+    rows = [{row.name: row for row in rank.collectives}["all_reduce"] for rank in found.ranks]
+    assert [(row.calls, row.matched_calls, row.bytes) for row in rows] == [(2, 2, 1000 * 4 + 1000 * 8)] * 2
+    waits = [row.wait_us for row in rows]
+    assert waits[0] is not None
+    assert waits[1] is not None
+    # Rank 1 came half a second late; the processes' own jitter is far below.
+    assert waits[0] - waits[1] > 400_000

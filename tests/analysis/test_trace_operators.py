@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.trace import (
+    MemoryRow,
+    OperatorRow,
+    Trace,
+    memory_table,
+    operator_table,
+    transfer_table,
+    user_scope_table,
+)
+from lightning_flops.analysis.trace.operators import self_host_ns
+from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
+
+
+def rows(loaded: Trace) -> dict[str, OperatorRow]:
+    return {row.name: row for row in operator_table(loaded) or ()}
+
+
+def test_self_time_is_what_called_operators_leave() -> None:
+    found = rows(
+        trace(
+            operator("aten::linear", 0, 50),
+            operator("aten::t", 5, 10),
+            operator("aten::transpose", 7, 4),
+            operator("aten::addmm", 20, 25),
+            operator("aten::linear", 60, 10),
+            operator("aten::relu", 5, 30, thread=2),
+        )
+    )
+    linear = found["aten::linear"]
+    assert (linear.calls, linear.host.total_us, linear.host_self.total_us) == (2, 60, 15 + 10)
+    assert (linear.host.min_us, linear.host.mean_us, linear.host.max_us) == (10, 30, 50)
+    assert (found["aten::t"].host.total_us, found["aten::t"].host_self.total_us) == (10, 6)
+    # 50 and 10 of the first thread, 30 of the second: the self times of all.
+    assert linear.host_self.ratio == 25 / 90
+    assert linear.host.ratio == 60 / 90
+    assert sum(row.host_self.ratio or 0 for row in found.values()) == 1
+    assert linear.device is linear.device_self is None
+    assert linear.tensor_cores_eligible
+    assert not found["aten::t"].tensor_cores_eligible
+
+
+def test_device_time_belongs_to_the_operator_that_launched_and_to_its_callers() -> None:
+    found = rows(
+        trace(
+            operator("aten::linear", 0, 50),
+            operator("aten::addmm", 20, 25),
+            launch(1, 30),
+            kernel(1, 100, 40),
+            launch(2, 31),
+            on_device("gpu_memset", 2, 140, 5, name="Memset (Device)"),
+            launch(3, 47),
+            kernel(3, 150, 7),
+            launch(4, 55),
+            kernel(4, 160, 3),  # outside any operator
+        )
+    )
+    addmm, linear = found["aten::addmm"], found["aten::linear"]
+    assert addmm.device is not None
+    assert linear.device is not None
+    assert addmm.device_self is not None
+    assert linear.device_self is not None
+    assert (addmm.device.total_us, addmm.device_self.total_us) == (45, 45)
+    assert (linear.device.total_us, linear.device_self.total_us) == (52, 7)
+    assert linear.device_self.ratio == 7 / 52
+
+
+def test_a_kernel_without_its_launch_goes_to_the_operator_with_its_external_id() -> None:
+    orphan = kernel(77, 100, 40)
+    orphan["args"]["External id"] = 5
+    found = rows(trace(operator("aten::mm", 0, 50, **{"External id": 5}), operator("aten::add", 60, 5), orphan))
+    device = found["aten::mm"].device_self
+    assert device is not None
+    assert device.total_us == 40
+
+
+def test_a_driver_call_inside_a_runtime_call_is_the_same_launch() -> None:
+    inner = launch(1, 12, 2)
+    inner["cat"] = "cuda_driver"
+    loaded = trace(operator("aten::mm", 5, 20), inner, launch(1, 10, 5), kernel(1, 30, 10))
+    assert loaded.links.launch.tolist()[3] == 2
+
+
+def test_operators_below_an_autograd_node_are_of_the_backward() -> None:
+    loaded = trace(
+        operator("aten::mm", 0, 5),
+        operator("autograd::engine::evaluate_function: MmBackward0", 10, 20),
+        operator("MmBackward0", 11, 18, **{"Fwd thread id": 1}),
+        operator("aten::mm", 12, 5),
+        operator("aten::add_", 40, 5),
+    )
+    assert loaded.links.is_backward.tolist() == [False, True, True, True, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=12))
+def test_self_times_of_nested_operators_are_the_time_that_any_ran(drawn: list[tuple[int, int, int]]) -> None:
+    # Only spans that nest, as calls in one thread do.
+    kept: list[tuple[int, int, int]] = []
+    for start, length, thread in drawn:
+        crosses = any(
+            thread == other_thread and (start < other < start + length < end or other < start < end < start + length)
+            for other, end, other_thread in ((a, a + b, c) for a, b, c in kept)
+        )
+        if not crosses:
+            kept.append((start, length, thread))
+    loaded = trace(*(operator(f"op{index}", *span[:2], thread=span[2]) for index, span in enumerate(kept)))
+    running = {(thread, moment) for start, length, thread in kept for moment in range(start, start + length)}
+    assert int(self_host_ns(loaded).sum()) == 1000 * len(running)
+
+
+def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None:
+    loaded = trace(
+        operator("aten::linear", 0, 50),
+        memory(2, 100),
+        operator("aten::addmm", 10, 30),
+        memory(15, 64),
+        memory(20, -40),
+        memory(45, -100),
+        memory(60, 8),
+        memory(61, -24),
+        memory(25, 512, device=0),
+    )
+    host = {"device_type": "host", "device": -1}
+    assert memory_table(loaded) == (
+        MemoryRow(
+            name="aten::linear",
+            calls=1,
+            size_increase_bytes=24,
+            self_size_increase_bytes=0,
+            allocation_bytes=164,
+            self_allocation_bytes=100,
+            **host,  # type: ignore[arg-type]
+        ),
+        MemoryRow(
+            name="aten::addmm",
+            calls=1,
+            size_increase_bytes=24,
+            self_size_increase_bytes=24,
+            allocation_bytes=64,
+            self_allocation_bytes=64,
+            **host,  # type: ignore[arg-type]
+        ),
+        MemoryRow(
+            name=None,
+            calls=2,
+            size_increase_bytes=-16,
+            self_size_increase_bytes=-16,
+            allocation_bytes=8,
+            self_allocation_bytes=8,
+            **host,  # type: ignore[arg-type]
+        ),
+        MemoryRow(
+            name="aten::addmm",
+            device_type="device",
+            device=0,
+            calls=1,
+            size_increase_bytes=512,
+            self_size_increase_bytes=512,
+            allocation_bytes=512,
+            self_allocation_bytes=512,
+        ),
+        MemoryRow(
+            name="aten::linear",
+            device_type="device",
+            device=0,
+            calls=1,
+            size_increase_bytes=512,
+            self_size_increase_bytes=0,
+            allocation_bytes=512,
+            self_allocation_bytes=0,
+        ),
+    )
+
+
+def test_a_trace_without_allocations_has_no_memory_table() -> None:
+    assert memory_table(trace(operator("aten::mm", 0, 1))) is None
+
+
+def test_a_scope_owns_what_its_thread_and_autograds_launched_while_it_was_open() -> None:
+    events: tuple[Event, ...] = (
+        step(1, 0, 100),
+        scope("loss", 10, 20),
+        launch(1, 15),
+        kernel(1, 16, 5),
+        scope("my backward", 40, 30),
+        operator("autograd::engine::evaluate_function: MmBackward0", 45, 10, thread=2),
+        launch(2, 50, thread=2),
+        kernel(2, 51, 7),
+        launch(3, 52, thread=3),  # some other thread, pinning memory, say
+        kernel(3, 60, 11),
+        scope("loss", 80, 10),
+    )
+    loss, backward = user_scope_table(trace(*events)) or ()
+    assert (loss.name, loss.calls, loss.host.total_us, loss.host.ratio) == ("loss", 2, 30, 0.3)
+    assert (backward.name, backward.calls, backward.host.total_us) == ("my backward", 1, 30)
+    assert loss.device is not None
+    assert backward.device is not None
+    assert (loss.device.total_us, backward.device.total_us) == (5, 7)
+    assert backward.device.ratio == 7 / 23
+
+
+def test_scopes_that_torch_opens_are_not_the_users() -> None:
+    names = ("ProfilerStep#1", "enumerate(DataLoader)#x.__next__", "Optimizer.step#Adam.step", "gloo:all_reduce")
+    assert user_scope_table(trace(*(scope(name, 0, 10) for name in names))) is None
+
+
+def test_copies_are_listed_with_their_launches_and_bytes() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        launch(1, 0, 4),
+        on_device("gpu_memcpy", 1, 10, 6, name="Memcpy HtoD (Pageable -> Device)", bytes=1000),
+        launch(2, 20, 6),
+        on_device("gpu_memcpy", 2, 30, 2, name="Memcpy HtoD (Pageable -> Device)", bytes=24),
+        on_device("gpu_memset", 3, 40, 1, name="Memset (Device)"),  # no launch, no bytes
+        launch(4, 41),
+        kernel(4, 50, 11),
+    )
+    copy, memset = transfer_table(loaded) or ()
+    assert (copy.calls, copy.bytes, copy.device.total_us, copy.device.ratio) == (2, 1024, 8, 8 / 20)
+    assert copy.host is not None
+    assert (copy.host.total_us, copy.host.mean_us, copy.host.ratio) == (10, 5, 0.1)
+    assert (memset.calls, memset.bytes, memset.host) == (1, None, None)
+
+
+def test_a_cpu_trace_has_no_copies() -> None:
+    assert transfer_table(trace(operator("aten::copy_", 0, 1))) is None

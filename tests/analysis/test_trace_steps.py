@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.trace import StepTime, model_summary, overlap, overview, step_times
+from lightning_flops.analysis.trace.phases import PhaseRow
+from tests.analysis.trace_events import (
+    Event,
+    data_loader,
+    kernel,
+    launch,
+    on_device,
+    operator,
+    scope,
+    step,
+    trace,
+)
+
+
+def test_each_moment_of_a_step_goes_to_the_first_kind_that_ran_in_it() -> None:
+    loaded = trace(
+        step(4, 0, 100),
+        data_loader(0, 30),  # 0-30, less 10-20 of the copy: 20
+        operator("aten::mm", 25, 35),  # 25-60, less the loader to 30, the call 40-50 and the kernel from 55: 15
+        launch(1, 40, 10),  # 10
+        kernel(1, 55, 15),  # 55-70: 15
+        launch(2, 41, 1),  # inside the other call: nothing
+        kernel(2, 60, 20, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=9),  # what the kernel leaves: 10
+        launch(3, 5, 1),  # 1 of the loader's
+        on_device("gpu_memcpy", 3, 10, 10, name="Memcpy HtoD (Pinned -> Device)"),  # 10
+        launch(4, 43, 1),
+        on_device("gpu_memset", 4, 80, 5, name="Memset (Device)"),  # 5
+    )
+    times = step_times(loaded)
+    assert times.marked
+    assert times.steps == (
+        StepTime(
+            number=4,
+            wall_us=100,
+            kernel_us=15,
+            memcpy_us=10,
+            memset_us=5,
+            communication_us=10,
+            runtime_us=11,
+            data_loader_us=19,
+            cpu_us=15,
+            other_us=15,
+        ),
+    )
+
+
+def test_what_a_cpu_trace_cannot_know_is_none() -> None:
+    times = step_times(trace(step(1, 0, 10), operator("aten::mm", 2, 3)))
+    assert times.mean == StepTime(
+        number=None,
+        wall_us=10,
+        kernel_us=None,
+        memcpy_us=None,
+        memset_us=None,
+        communication_us=None,
+        runtime_us=None,
+        data_loader_us=None,
+        cpu_us=3,
+        other_us=7,
+    )
+
+
+def test_a_trace_without_steps_is_one_step() -> None:
+    times = step_times(trace(operator("aten::mm", 2, 3), operator("aten::mm", 9, 3)))
+    assert not times.marked
+    (whole,) = times.steps
+    assert (whole.number, whole.wall_us, whole.cpu_us, whole.other_us) == (None, 10, 6, 4)
+
+
+def test_a_step_lasts_to_the_last_kernel_launched_in_it_and_the_next_begins_there() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        launch(1, 90),
+        kernel(1, 95, 45),  # to 140, 35 into the next step
+        step(2, 105, 100),
+        launch(2, 110),
+        kernel(2, 140, 10),  # ends before its step does
+    )
+    assert (loaded.steps.start_ns // 1000).tolist() == [0, 140]
+    assert (loaded.steps.end_ns // 1000).tolist() == [140, 205]
+    assert [time.kernel_us for time in step_times(loaded).steps] == [45, 10]
+
+
+def test_a_kernel_launched_before_the_first_step_puts_off_its_start() -> None:
+    loaded = trace(launch(1, 0), kernel(1, 5, 20), step(1, 10, 50), operator("aten::mm", 30, 1))
+    assert (loaded.steps.start_ns // 1000).tolist() == [25]
+    assert step_times(loaded).mean.kernel_us == 0
+
+
+def test_a_step_marked_on_the_device_too_is_one_step() -> None:
+    shadow = on_device("gpu_user_annotation", 0, 1, 9, name="ProfilerStep#1")
+    assert len(trace(step(1, 0, 10), shadow, operator("aten::mm", 1, 1)).steps) == 1
+
+
+KINDS = ("kernel", "gpu_memcpy", "gpu_memset", "nccl", "runtime", "loader", "operator")
+"""In the order of priority, and of the fields of StepTime."""
+
+
+def event_of(kind: str, correlation: int, start: int, length: int) -> Event:
+    if kind == "runtime":
+        return launch(correlation, start, length)
+    if kind == "loader":
+        return data_loader(start, length)
+    if kind == "operator":
+        return operator("aten::mm", start, length, thread=correlation)
+    if kind == "nccl":
+        return kernel(correlation, start, length, name="ncclDevKernel_Broadcast_RING_LL")
+    return on_device(kind, correlation, start, length, name=kind, stream=correlation)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 12)), max_size=10),
+    st.lists(st.integers(1, 12), min_size=1, max_size=4),
+)
+def test_parts_of_any_step_are_its_moments_by_priority(events: list[tuple[str, int, int]], lengths: list[int]) -> None:
+    marks, begin = [], 0
+    for number, length in enumerate(lengths):
+        marks.append(step(number, begin, length))
+        begin += length
+    # One event of every kind far behind, so that no part is None; unlaunched, so that no step is extended.
+    shown = [event_of(kind, 1000 + index, 1000, 1) for index, kind in enumerate(KINDS)]
+    loaded = trace(
+        *marks, *shown, *(event_of(kind, n, start, length) for n, (kind, start, length) in enumerate(events))
+    )
+    begin = 0
+    for found, length in zip(step_times(loaded).steps, lengths, strict=True):
+        counted = dict.fromkeys((*KINDS, "other"), 0)
+        for moment in range(begin, begin + length):
+            running = {kind for kind, start, duration in events if start <= moment < start + duration}
+            counted[next((kind for kind in KINDS if kind in running), "other")] += 1
+        _, wall, *parts = astuple(found)
+        assert wall == length
+        assert parts == list(counted.values())
+        begin += length
+
+
+def phase(row: PhaseRow | None) -> tuple[Any, ...]:
+    """Calls, host time, device time and source of a phase."""
+    assert row is not None
+    return (row.calls, row.host.total_us, row.device.total_us if row.device else None, row.source)
+
+
+def test_phases_named_by_scopes_are_taken_from_them() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        data_loader(0, 10),
+        scope("[pl][profile][Strategy]SingleDeviceStrategy.training_step", 10, 20),
+        scope("DistributedDataParallel.forward", 12, 15),  # inside: no call of its own
+        launch(1, 15),
+        kernel(1, 16, 30),
+        scope("[pl][profile][Strategy]SingleDeviceStrategy.backward", 35, 25),
+        launch(2, 40, thread=2),  # autograd's thread
+        kernel(2, 50, 20),
+        scope("Optimizer.step#AdamW.step", 65, 15),
+        launch(3, 66),
+        kernel(3, 70, 5),
+        launch(4, 90),
+        kernel(4, 91, 2),
+    )
+    summary = model_summary(loaded)
+    assert phase(summary.step) == (1, 100, 57, "scopes")
+    assert phase(summary.data_loader) == (1, 10, 0, "scopes")
+    assert phase(summary.forward) == (1, 20, 30, "scopes")
+    assert phase(summary.backward) == (1, 25, 20, "scopes")
+    assert phase(summary.optimizer) == (1, 15, 5, "scopes")
+    assert (summary.others.host_us, summary.others.device_us) == (30, 2)
+    assert (summary.others.host_ratio, summary.others.device_ratio) == (0.3, 2 / 57)
+
+
+def test_an_optimizer_step_that_runs_the_closure_is_only_what_the_closure_leaves() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        scope("Optimizer.step#SGD.step", 10, 80),
+        scope("forward", 20, 30),
+        launch(1, 25),
+        kernel(1, 26, 7),
+        scope("## backward ##", 50, 20),
+        launch(2, 80),
+        kernel(2, 81, 3),
+    )
+    summary = model_summary(loaded)
+    assert phase(summary.optimizer) == (1, 30, 3, "scopes")
+    assert phase(summary.forward) == (1, 30, 7, "scopes")
+    assert summary.others.host_us == 20
+
+
+def test_phases_without_scopes_are_told_by_operators() -> None:
+    def grad(name: str, start: float, length: float, **more: Any) -> Event:
+        return operator(name, start, length, **{"Sequence number": 1, "Fwd thread id": 0, **more})
+
+    loaded = trace(
+        step(1, 0, 200),
+        data_loader(0, 10),
+        grad("aten::stack", 2, 5),  # the loader's own
+        operator("aten::copy_", 12, 3),  # without gradients: not the forward's
+        grad("aten::linear", 20, 10),
+        grad("aten::addmm", 22, 4),
+        grad("aten::mse_loss", 35, 5),  # the forward: 20-40
+        operator("autograd::engine::evaluate_function: AddmmBackward0", 50, 10, **{"Fwd thread id": 1}),
+        operator("aten::mm", 52, 3),
+        operator("torch::autograd::AccumulateGrad", 65, 5),  # the backward: 50-70
+        data_loader(75, 5),
+        grad("aten::linear", 85, 15),  # 85-100
+        operator("autograd::engine::evaluate_function: AddmmBackward0", 110, 20, thread=2, **{"Fwd thread id": 1}),
+        scope("Optimizer.step#SGD.step", 140, 30),
+        operator("aten::add_", 145, 5),
+        grad("aten::mean", 180, 10),  # a metric: no backward follows
+    )
+    summary = model_summary(loaded)
+    assert phase(summary.forward) == (2, 20 + 15, None, "operators")
+    assert phase(summary.backward) == (2, 20 + 20, None, "operators")
+    assert phase(summary.data_loader) == (2, 15, None, "scopes")
+    assert phase(summary.optimizer) == (1, 30, None, "scopes")
+    assert summary.others.host_us == 200 - 35 - 40 - 15 - 30
+    assert summary.others.device_us is None
+
+
+def test_phases_that_a_trace_does_not_show_are_none() -> None:
+    summary = model_summary(trace(step(1, 0, 10), operator("aten::mm", 1, 2)))
+    assert summary.data_loader is summary.forward is summary.backward is summary.optimizer is None
+    assert summary.others.host_us == 10
+
+
+def test_phases_outside_the_steps_do_not_count() -> None:
+    loaded = trace(scope("forward", 0, 5), step(1, 10, 10), scope("forward", 12, 5), scope("forward", 30, 5))
+    assert phase(model_summary(loaded).forward) == (1, 5, None, "scopes")
+
+
+def test_moments_that_several_threads_share_count_once_in_the_overview() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        operator("aten::mm", 10, 20),
+        operator("aten::mm", 20, 20, thread=2),
+        operator("aten::as_strided", 12, 2),
+        launch(1, 50, 4),
+        kernel(1, 60, 20),
+        launch(2, 51, 1),
+        kernel(2, 70, 20, stream=8),
+        kernel(3, 300, 5),  # after the steps
+    )
+    found = {row.kind: (row.side, row.calls, row.time_us, row.ratio) for row in overview(loaded)}
+    assert found == {
+        "profiler step": ("host", 1, 100, 1.0),
+        "operator": ("host", 2, 30, 0.3),
+        "inner operator": ("host", 1, 2, 0.02),
+        "runtime call": ("host", 2, 4, 0.04),
+        "kernel": ("device", 2, 30, 0.3),
+    }
+
+
+def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        launch(1, 1),
+        kernel(1, 10, 30),
+        launch(2, 2),
+        kernel(2, 20, 30, stream=8),  # computation: 10-50
+        launch(3, 3),
+        kernel(3, 40, 40, name="ncclKernel_AllGather", stream=9),  # 40-80
+    )
+    share = overlap(loaded)
+    assert (share.wall_us, share.computation_us, share.communication_us, share.overlap_us) == (100, 40, 40, 10)
+    assert share.other_us == 30
+    assert share.overlap_ratio == 0.25
+
+
+@pytest.mark.parametrize("number", [0, 7, 12345])
+def test_a_step_keeps_the_profilers_number(number: int) -> None:
+    assert step_times(trace(step(number, 0, 1))).steps[0].number == number
