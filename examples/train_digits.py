@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"Accuracy on the held-out digits: {rising}")
     print(f"Logs are in {logger.log_dir}")
     print(f"See them in TensorBoard: {_tensorboard()} --logdir {options.log_dir}")
-    print("then open the address that it prints, and there the pages Scalars and Text")
+    print("then open the address that it prints, and there the pages Time Series and Text")
 
 
 if __name__ == "__main__":
