@@ -1,0 +1,70 @@
+"""Ratios of times that were measured in the same rounds, and how far they can be trusted. Knows no torch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A median and its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def text(self, digits: int) -> str:
+        """Such as ``1.039 [1.033–1.046]``."""
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}–{self.high:.{digits}f}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a figure of this project is to stay under."""
+
+    limit: float
+    unit: str
+
+    def verdict(self, estimate: Estimate) -> str:
+        """Met or missed by the median; an interval that holds the limit says so."""
+        word = "met" if estimate.value <= self.limit else "**missed**"
+        if estimate.low <= self.limit < estimate.high:
+            word += ", the limit is inside the interval"
+        return f"≤ {self.limit:g} {self.unit}: {word}".replace("  ", " ").replace(" :", ":")
+
+
+def median_with_interval(values: Sequence[float], *, seed: int = 0) -> Estimate:
+    """The median of *values* and the percentile interval of medians of resampled values.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("a median needs at least one value, got none")
+    generator = random.Random(seed)
+    medians = sorted(median(generator.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    tail = (1 - CONFIDENCE) / 2
+    return Estimate(
+        value=median(values),
+        low=medians[int(tail * RESAMPLES)],
+        high=medians[min(RESAMPLES - 1, int((1 - tail) * RESAMPLES))],
+    )
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float], *, seed: int = 0) -> Estimate:
+    """The median of round-by-round ratios: what slows the machine down for a while slows both and cancels.
+
+    Raises:
+        ValueError: the two do not come from the same rounds.
+    """
+    if len(numerators) != len(denominators):
+        raise ValueError(f"ratios need as many numerators as denominators, got {len(numerators)}, {len(denominators)}")
+    return median_with_interval(
+        [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)], seed=seed
+    )
