@@ -64,6 +64,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._local = local
         self._new_state = new_state
         self._backward = backward
+        self._table = backward.table
         self._compiled = compiled
         self._module_name = module_name
         self._halve_causal = halve_causal
@@ -111,7 +112,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if state.special or operator.special:
                 self._account(state, operator, args, kwargs or {}, out)
                 return out
-            table = self._backward.table(state, operator) if state.in_backward else state.table
+            table = self._table(state, operator) if state.in_backward else state.table
             if operator.counted:
                 cell = self._work(state, table, operator, args, kwargs or {}, out)
             else:

@@ -24,7 +24,6 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
     disable: Any = torch.compiler.disable
     enter, leave = disable(on_enter), disable(on_leave)
 
-    # A compiler that sees them all the same, in a torch that does not say when it compiles, folds them to nothing.
     def before(module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
             enter(module, args)
@@ -34,17 +33,19 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
             leave(module, args, output)
 
     handles: list[Any] = []
+    compiler = _compiler_callbacks()
 
     def put_up(reason: Any = None) -> None:
         if not handles:
-            handles.append(register_module_forward_pre_hook(before))
-            handles.append(register_module_forward_hook(after, always_call=True))
+            # A torch that does not say when it compiles sees the hooks, and folds the second kind to nothing.
+            unseen = compiler is not None
+            handles.append(register_module_forward_pre_hook(enter if unseen else before))
+            handles.append(register_module_forward_hook(leave if unseen else after, always_call=True))
 
     def take_down(reason: Any = None) -> None:
         while handles:
             handles.pop().remove()
 
-    compiler = _compiler_callbacks()
     if compiler is not None:
         compiler.register_start_callback(take_down)
         compiler.register_end_callback(put_up)
