@@ -180,6 +180,8 @@ class FlopsProfilerCallback(_CallbackBases):
         """A batch is done, and with it perhaps a step."""
         if self._fit is not None:
             self._fit.batch_ends(batch)
+            if self._fit.out:
+                self._fit = None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """No step owns the time until the next batch."""

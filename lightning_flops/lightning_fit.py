@@ -95,6 +95,8 @@ class FitProfiler:
         self._context = run_context(trainer)
         self._last_global_step = 0
         self._reported = False
+        self._samples_of: tuple[Shapes, int | None] | None = None
+        self._optimizer_steps: Callable[[], int] = lambda: 0
 
     @classmethod
     def start(
@@ -136,8 +138,15 @@ class FitProfiler:
             clock=clock_for(trainer.strategy.root_device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
         )
-        self._last_global_step = trainer.global_step
         epoch_loop = trainer.fit_loop.epoch_loop
+        # What trainer.global_step is made of; that property asks its way through five objects, and this is asked
+        # after every batch of the run.
+        if self._module.automatic_optimization:
+            progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        else:
+            progress = epoch_loop.manual_optimization.optim_step_progress.total
+        self._optimizer_steps = lambda: int(progress.completed)
+        self._last_global_step = self._optimizer_steps()
         self._whole_fit.replace(epoch_loop, "_on_before_fetch", self._around_fetch_start)
         self._whole_fit.replace(epoch_loop, "_on_after_fetch", self._around_fetch_end)
         self._whole_fit.replace(trainer, "save_checkpoint", self._outside_of_steps("checkpoint"))
@@ -146,6 +155,11 @@ class FitProfiler:
             self._hooks.append(register_optimizer_step_pre_hook(self._raw_step_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._raw_step_ends))
         self._tap_window()
+
+    @property
+    def out(self) -> bool:
+        """Whether the profiler has nothing more to do in this fit."""
+        return self._out
 
     # ---- taps of the loop
 
@@ -316,7 +330,9 @@ class FitProfiler:
         shapes = self._shapes
         samples = self._samples(batch, shapes)
         counted = recorder.counting
-        recorder.end_batch(shapes=shapes, samples=samples, tokens=self._tokens(batch, samples), ends_step=ends_step)
+        if recorder.state is not State.CLOSED:
+            tokens = self._tokens(batch, samples)
+            recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
         if counted and self._micro_batch_size is None:
             self._micro_batch_size = samples
         self._step_shapes.append(shapes)
@@ -334,7 +350,7 @@ class FitProfiler:
     def _step_ended(self) -> bool:
         """Whether an optimizer attempt belongs to the batch that just ended."""
         trainer = self._trainer
-        before, self._last_global_step = self._last_global_step, trainer.global_step
+        before, self._last_global_step = self._last_global_step, self._optimizer_steps()
         raw, self._raw_updates = self._raw_updates, 0
         if self._last_global_step != before or raw:
             return True
@@ -385,7 +401,10 @@ class FitProfiler:
             return batch_size
         if batch_size is not None:
             return self._ask("batch_size", batch_size, batch)
+        if self._samples_of is not None and self._samples_of[0] == shapes:
+            return self._samples_of[1]
         samples = samples_in(shapes)
+        self._samples_of = (shapes, samples)
         if samples is None:
             self._note(
                 "The batch size could not be told from the batch, whose tensors have different first dimensions or "
@@ -507,7 +526,12 @@ class FitProfiler:
         if counted:
             monitor.restart()  # counting costs time, so what went by until here is no throughput
         trainer = self._trainer
-        if not ends_step or not trainer._logger_connector.should_update_logs:
+        if not ends_step:
+            return
+        # Lightning's own rule for its own metrics (logger_connector.should_update_logs), without its detours.
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        every = int(getattr(trainer, "log_every_n_steps", 0))
+        if not every or ((step + 1) % every and not trainer.should_stop):
             return
         reading = monitor.read()
         if reading.steps and trainer.is_global_zero:
@@ -522,5 +546,5 @@ class FitProfiler:
                     dp_size=self._context.dp_size,
                     model_flops_peak_sec=self._profile.model_flops_peak_sec if same_work and self._profile else None,
                 ),
-                step=trainer.fit_loop.epoch_loop._batches_that_stepped,
+                step=step,
             )

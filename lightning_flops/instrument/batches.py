@@ -15,6 +15,10 @@ _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described d
 
 def tensor_shapes(batch: Any) -> Shapes:
     """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into."""
+    if type(batch) in (list, tuple):  # by far the most common batch, looked at once a step: the short way
+        shapes = tuple([tuple(item.shape) for item in batch if isinstance(item, torch.Tensor)])
+        if len(shapes) == len(batch):
+            return shapes
     return tuple(tuple(tensor.shape) for tensor in _tensors(batch, _MAX_DEPTH))
 
 
