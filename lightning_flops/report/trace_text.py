@@ -101,7 +101,7 @@ def _share(step: StepTime, attribute: str) -> str:
 
 
 def _device(report: TraceReport) -> list[str]:
-    lines = _section("Devices", "Within the steps; CPU and kernels at the end over the whole trace.")
+    lines = _section("Devices", "Within the steps; from the elapsed time on, over the whole trace.")
     metrics = report.device_metrics
     for device in metrics or ():
         name = f"device {device.device}"
@@ -185,7 +185,7 @@ def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
         return []
     summary = report.kernel_summary
     lines = _section(
-        "Kernels", "TC: whether the name tells of tensor cores, after whether the operator could use them."
+        "Kernels", "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
     )
     lines.append(layout.line("kernels", f"{plain(summary.calls)} in {_us(summary.total_us)}"))
     lines.append(layout.line("time on tensor cores", percent(summary.tensor_core_ratio)))

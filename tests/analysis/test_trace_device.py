@@ -24,7 +24,7 @@ from tests.analysis.trace_events import Event, kernel, launch, operator, step, t
 
 def sized(correlation: int, start: float, length: float, blocks: float, occupancy: float, **named: Any) -> Event:
     """A kernel with its blocks per SM and occupancy in percent."""
-    more = {"blocks per SM": blocks, "est. achieved occupancy %": occupancy}
+    more: dict[str, Any] = {"blocks per SM": blocks, "est. achieved occupancy %": occupancy}
     return kernel(correlation, start, length, **more, **named)
 
 
@@ -61,13 +61,15 @@ def test_figures_that_kernels_do_not_carry_are_none() -> None:
     assert device.sm_efficiency is None
     assert device.occupancy_percent == 50
     (device,) = device_metrics(trace(step(1, 0, 10), kernel(2, 5, 5))) or ()
-    assert device.occupancy_percent is device.blocks_per_sm is device.name is None
+    assert device.occupancy_percent is device.blocks_per_sm is None
+    assert device.name is None
 
 
 def test_a_trace_without_a_device_has_no_device_tables() -> None:
     loaded = trace(step(1, 0, 10), operator("aten::mm", 1, 2))
-    assert device_metrics(loaded) is kernel_table(loaded) is kernel_summary(loaded) is None
-    assert idle_times(loaded) is launch_statistics(loaded) is device_summary(loaded).devices is None
+    for table in (device_metrics, kernel_table, kernel_summary, idle_times, launch_statistics):
+        assert table(loaded) is None
+    assert device_summary(loaded).devices is None
 
 
 def test_each_device_has_its_own_utilization() -> None:
@@ -130,13 +132,9 @@ def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     loaded = trace(
         operator("aten::mm", 0, 10),
         launch(1, 1),
-        kernel(
-            1, 20, 30, name="ampere_bf16_s16816gemm_bf16_128x128", blocks_per_SM=1, **{"est. achieved occupancy %": 10}
-        ),
+        sized(1, 20, 30, 1, 10, name="ampere_bf16_s16816gemm_bf16_128x128"),
         launch(2, 2),
-        kernel(
-            2, 60, 10, name="ampere_bf16_s16816gemm_bf16_128x128", blocks_per_SM=3, **{"est. achieved occupancy %": 50}
-        ),
+        sized(2, 60, 10, 3, 50, name="ampere_bf16_s16816gemm_bf16_128x128"),
         operator("aten::relu", 11, 5),
         launch(3, 12),
         kernel(3, 80, 40, name="elementwise"),
@@ -223,7 +221,8 @@ def test_cpu_figures_come_from_the_head_of_the_file() -> None:
     assert (summary.elapsed_us, summary.cpu_process_ratio, summary.cpu_system_ratio) == (40, 1.5, 0.25)
     assert [(use.device, use.utilization) for use in summary.devices or ()] == [(0, 0.25)]
     without = device_summary(trace(operator("aten::mm", 0, 40)))
-    assert without.cpu_process_ratio is without.cpu_system_ratio is without.devices is None
+    assert without.cpu_process_ratio is without.cpu_system_ratio is None
+    assert without.devices is None
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=50))

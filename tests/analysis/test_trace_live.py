@@ -57,7 +57,7 @@ def train(target: Path) -> None:
         for inputs, labels in DataLoader(data, batch_size=BATCH):
             with record_function("loss of a batch"):
                 loss = torch.nn.functional.cross_entropy(model(inputs), labels)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
@@ -94,7 +94,8 @@ def test_a_live_cpu_trace_is_analysed_and_rendered(live: Trace) -> None:
     memory = {row.name: row for row in report.memory or ()}
     # A layer's output: 16 rows of 128 and of 10 floats.
     assert memory["aten::addmm"].self_allocation_bytes == STEPS * BATCH * (128 + 10) * 4
-    assert report.device_metrics is report.kernels is report.idle is report.collectives is None
+    for table in (report.device_metrics, report.kernels, report.idle, report.collectives, report.overlap):
+        assert table is None
     text = render_traces(analyze_traces([live]))
     assert "loss of a batch" in text
     assert "GPU utilization, SM efficiency, occupancy:                              n/a (no device events)" in text

@@ -131,13 +131,13 @@ def test_flows_marks_and_names_are_no_events() -> None:
 def test_events_of_other_tools_are_left_out_and_said() -> None:
     loaded = trace(operator("aten::mm", 0, 1), span("blink", "paint", 0, 5), span("v8", "gc", 1, 5))
     assert len(loaded) == 1
-    assert loaded.notes == ("2 events of other categories are left out: 'blink', 'v8'.",)
+    assert loaded.notes == ("Left out: events of categories that are not torch.profiler's ('blink', 'v8'): 2.",)
 
 
 def test_an_event_of_negative_length_has_none_and_is_said() -> None:
     loaded = trace(operator("aten::mm", 5, -3))
     assert loaded.duration_ns.tolist() == [0]
-    assert loaded.notes == ("1 events of negative length are taken as of no length.",)
+    assert loaded.notes == ("Taken as of no length: events of negative length: 1.",)
 
 
 def test_a_name_with_unescaped_control_characters_is_read(tmp_path: Path) -> None:
@@ -148,10 +148,11 @@ def test_a_name_with_unescaped_control_characters_is_read(tmp_path: Path) -> Non
 
 
 def test_columns_hold_what_events_say() -> None:
+    figures: dict[str, Any] = {"blocks per SM": 0.5, "est. achieved occupancy %": 25}
     loaded = trace(
         operator("aten::mm", 0, 5, **{"External id": 3, "Sequence number": 4, "Fwd thread id": 1}),
         launch(9, 1, 2),
-        kernel(9, 4, 6, **{"blocks_per_SM": 0.5, "est._achieved_occupancy_%": 25}),
+        kernel(9, 4, 6, **figures),
         memory(2, 64, device=0),
     )
     assert loaded.external_id.tolist() == [3, -1, -1]

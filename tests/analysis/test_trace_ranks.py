@@ -14,12 +14,13 @@ from lightning_flops.analysis.trace import (
 )
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace
 
+GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 def collective(number: int, start: float, length: float, *, name: str = "allreduce", **more: Any) -> tuple[Event, ...]:
     """A launch 1 before *start*, and its communication kernel of 256 floats."""
-    arguments = {
+    arguments: dict[str, Any] = {
         "Collective name": name,
         "In msg nelems": 256,
         "Out msg nelems": 256,
@@ -36,8 +37,8 @@ def of_rank(rank: int, *events: Event) -> Trace:
 
 def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
     loaded = trace(
-        *collective(1, 10, 5, name="_allgather_base", **{"Out msg nelems": 512, "dtype": "BFloat16"}),
-        *collective(2, 20, 5, name="_allgather_base", **{"Out msg nelems": 512, "dtype": "BFloat16"}),
+        *collective(1, 10, 5, name="_allgather_base", **GATHERED),
+        *collective(2, 20, 5, name="_allgather_base", **GATHERED),
         *collective(3, 30, 50, name="_reduce_scatter_base", **{"In msg nelems": 1024}),
         *collective(4, 90, 1, name="broadcast", **{"dtype": "Unheard"}),
     )
@@ -50,8 +51,8 @@ def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
 
 
 def test_a_kernel_named_as_a_collective_by_its_arguments_is_one() -> None:
-    row = kernel(1, 0, 5, name="my_symmetric_memory_kernel", **{"Collective name": "allreduce"})
-    (found,) = collective_table(trace(row)) or ()
+    named: dict[str, Any] = {"Collective name": "allreduce"}
+    (found,) = collective_table(trace(kernel(1, 0, 5, name="my_symmetric_memory_kernel", **named))) or ()
     assert (found.name, found.calls) == ("allreduce", 1)
 
 
@@ -76,7 +77,9 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
     assert (row.calls, row.matched_calls, row.latency_us, row.transfer_us, row.wait_us) == (3, 1, 15, 4, 0)
     (row,) = found.ranks[1].collectives
     assert (row.calls, row.matched_calls, row.transfer_us, row.wait_us) == (2, 1, 4, 3)
-    assert found.notes == ("3 calls of allreduce have no counterpart in the other traces: their waiting is not known.",)
+    assert found.notes == (
+        "Calls of allreduce without a counterpart in the other traces, whose waiting is not known: 3.",
+    )
 
 
 def test_collectives_of_different_groups_are_not_matched() -> None:
@@ -87,9 +90,10 @@ def test_collectives_of_different_groups_are_not_matched() -> None:
 
 
 def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
-    traces = [of_rank(rank, *collective(1, 10, 8 + rank, **{"Group size": 4})) for rank in (0, 1)]
+    of_four: dict[str, Any] = {"Group size": 4}
+    traces = [of_rank(rank, *collective(1, 10, 8 + rank, **of_four)) for rank in (0, 1)]
     assert compare_ranks(traces).notes == (
-        "1 calls of allreduce lack some ranks' traces: waiting for those ranks counts as transfer.",
+        "Calls of allreduce in groups whose traces are not all here, where waiting may count as transfer: 1.",
     )
 
 

@@ -52,8 +52,8 @@ def on_device(
     device: int = 0,
     **more: Any,
 ) -> Event:
-    """A kernel, copy or memset; blanks in the names of arguments are written as underscores."""
-    arguments = {key.replace("_", " "): value for key, value in more.items()}
+    """A kernel, copy or memset."""
+    arguments = dict(more)
     arguments |= {"device": device, "stream": stream, "correlation": correlation}
     return {
         "ph": "X", "cat": category, "name": name, "pid": device, "tid": stream, "ts": start, "dur": length,

@@ -275,9 +275,11 @@ class _Builder:
         notes = []
         if self.foreign:
             names = ", ".join(repr(name) for name in sorted(self.foreign))
-            notes.append(f"{sum(self.foreign.values())} events of other categories are left out: {names}.")
+            notes.append(
+                f"Left out: events of categories that are not torch.profiler's ({names}): {sum(self.foreign.values())}."
+            )
         if self.clamped:
-            notes.append(f"{self.clamped} events of negative length are taken as of no length.")
+            notes.append(f"Taken as of no length: events of negative length: {self.clamped}.")
         return tuple(notes)
 
 

@@ -177,10 +177,10 @@ def _match(traces: Sequence[Trace], calls: Sequence[dict[_Key, list[_Call]]]) ->
     if len(traces) < 2:
         return ()
     return tuple(
-        f"{count} calls of {name} have no counterpart in the other traces: their waiting is not known."
+        f"Calls of {name} without a counterpart in the other traces, whose waiting is not known: {count}."
         for name, count in sorted(unmatched.items())
     ) + tuple(
-        f"{count} calls of {name} lack some ranks' traces: waiting for those ranks counts as transfer."
+        f"Calls of {name} in groups whose traces are not all here, where waiting may count as transfer: {count}."
         for name, count in sorted(partial.items())
     )
 

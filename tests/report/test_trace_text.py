@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_flops.analysis.trace import TracesReport, analyze_traces, load_trace
+from lightning_flops.report.trace_text import render_traces
+from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
+from tests.golden_files import golden
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+
+
+def loaded(*names: str) -> TracesReport:
+    """The report of shared traces, under their bare names."""
+    report = analyze_traces([load_trace(TRACES / name) for name in names])
+    ranks = report.ranks and replace(
+        report.ranks, ranks=tuple(replace(row, source=Path(row.source).name) for row in report.ranks.ranks)
+    )
+    return replace(
+        report, traces=tuple(replace(one, source=Path(one.source).name) for one in report.traces), ranks=ranks
+    )
+
+
+def cpu_only() -> TracesReport:
+    """A trace without a device, a loader or gradients, and with memory."""
+    return analyze_traces(
+        [
+            trace(
+                step(7, 0, 100),
+                data_loader(0, 20),
+                scope("tokenize", 5, 10),
+                operator("aten::linear", 30, 50),
+                operator("aten::addmm", 35, 40),
+                memory(40, 4096),
+                memory(90, -1024),
+                {"ph": "X", "cat": "blink", "name": "paint", "pid": 1, "tid": 1, "ts": 0, "dur": 1},
+            )
+        ]
+    )
+
+
+def test_a_gpu_trace_reads_like_its_golden_file() -> None:
+    report = loaded("resnet50_num_workers_0.pt.trace.json.gz")
+    golden("trace/resnet50.txt", render_traces(report, top_rows=5))
+
+
+def test_two_ranks_read_like_their_golden_file() -> None:
+    report = loaded(*(f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)))
+    golden("trace/two_ranks.txt", render_traces(report))
+
+
+def test_a_cpu_trace_reads_like_its_golden_file() -> None:
+    golden("trace/cpu.txt", render_traces(cpu_only()))
+
+
+def test_tables_as_json_read_like_their_golden_file() -> None:
+    golden("trace/cpu.json", cpu_only().to_json())
+
+
+@pytest.mark.parametrize(("top_rows", "rest"), [(1, "(1 more)"), (2, None), (None, None)])
+def test_rows_that_are_not_shown_are_counted(top_rows: int | None, rest: str | None) -> None:
+    report = analyze_traces([trace(operator("aten::mm", 0, 2), operator("aten::add", 5, 1))])
+    text = render_traces(report, top_rows=top_rows)
+    assert "aten::mm" in text
+    assert ("aten::add" in text) == (rest is None)
+    assert ("more)" in text) == (rest is not None)
+    assert rest is None or rest in text
+
+
+def test_a_long_name_is_shortened() -> None:
+    name = "void at::native::" + "x" * 200
+    text = render_traces(analyze_traces([trace(operator(name, 0, 2))]))
+    assert name not in text
+    assert name[:55] + "…" in text
