@@ -54,7 +54,7 @@ class BackwardScope:
         """Another backward runs on this thread than a moment ago, or none."""
         state.end_births()
         state.task_id = task_id
-        state.node_sequence = -1
+        state.segment_end = state.segment_start = 0
         state.task = None
         if task_id == NO_GRAPH_TASK:
             for depth in range(1, len(state.stack)):
@@ -102,9 +102,14 @@ class BackwardScope:
         task_id = graph_task_id()
         if task_id != state.task_id:
             self.switch_task(state, task_id)
-        if module == UNKNOWN:
-            module = self._unknown
-        state.node_sequence, state.node_table = sequence, state.table_of(module, "backward")
+        state.segment_start, state.segment_end = sequence, sequence + 1
+        state.segment_table = state.table_of(self._module(module), "backward")
+
+    def _module(self, maker: str) -> str:
+        if maker != UNKNOWN:
+            return maker
+        self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
+        return self._unknown
 
     def table(self, state: ThreadState, operator: Operator) -> Table:
         """Where the costs of an operator that runs inside a backward go."""
@@ -117,8 +122,8 @@ class BackwardScope:
         if node is None:
             return state.table_of(OUTSIDE, "backward")  # what runs at a backward's end: a reducer's callback
         sequence = node_sequence(node)
-        if sequence == state.node_sequence:
-            table = state.node_table
+        if state.segment_start <= sequence < state.segment_end:
+            table = state.segment_table
         elif sequence >= ACCUMULATES_GRADIENT:
             # A leaf's gradient: work done here is its hooks', such as an optimizer that runs in the backward.
             if operator.counted:
@@ -126,12 +131,9 @@ class BackwardScope:
             return state.table_of(self._owner_of(getattr(node, "variable", None)), "backward")
         else:
             assert state.task is not None
-            maker = state.task.maker(sequence)
-            if maker == UNKNOWN:
-                self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
-                maker = self._unknown
-            table = state.table_of(maker, "backward")
-            state.node_sequence, state.node_table = sequence, table
+            segment = state.task.segment(sequence)
+            state.segment_start, state.segment_end = segment.start, segment.end
+            table = state.segment_table = state.table_of(self._module(segment.name), "backward")
         if torch.is_grad_enabled():
             state.bear_nodes(table.module)
             creates = state.task is not None and state.task.create_graph

@@ -74,7 +74,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._failing: set[str] = set()
         self.counts_fake = False
         """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
-        self.runs_in_tf32: Callable[[Operator], bool] = lambda operator: False
+        self.runs_in_tf32: Callable[[Operator], bool] | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -167,17 +167,20 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             table = self._table_of_region(state, table)
         try:
             work = operator.compute(args, kwargs, out)
-            dtype = operator.dtype_of(args, kwargs, out)
-            if not isinstance(work, Work):
+            dtype: Any = operator.dtype_of(args, kwargs, out)
+            if work.__class__ is not int and not isinstance(work, Work):
                 work = int(work)
         except Exception as error:
             self._formula_failed(operator.name, error)
             self._list(state, operator.name, table.module, args, out, heavy=True)
             return table.cell(operator)
-        name: Any = dtype
-        if dtype is torch.float32 and _on_cuda(args) and self.runs_in_tf32(operator):
-            name = "tf32"
-        cell = table.cell((operator, name))
+        if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args) and self.runs_in_tf32(operator):
+            dtype = "tf32"
+        cell = table.cell(operator)
+        if cell.dtype is not dtype:
+            if cell.dtype is not None or cell.calls:
+                cell = table.cell((operator, dtype))
+            cell.dtype = dtype
         flops = work if isinstance(work, int) else self._split(cell, work)
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":

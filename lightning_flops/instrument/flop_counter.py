@@ -240,6 +240,12 @@ class FlopCounter:
             state = self._state()
             stack = state.stack
             depth = len(stack) - 1
+            running = stack[depth]
+            if running.owner is module and not running.mode_pushed and depth > 1 and running.task == state.task_id:
+                state.pop()
+                if stack[-1].kind == "root" and state.task_id == NO_GRAPH_TASK:
+                    self._watch_backward_of(output)
+                return
             while depth > 0 and stack[depth].owner is not module:
                 depth -= 1
             if depth == 0:

@@ -177,8 +177,13 @@ def dtype_name(dtype: torch.dtype | str) -> str:
     return name
 
 
-def tf32_operators() -> Callable[[Operator], bool]:
-    """Which operators the CUDA backend would run in TF32 when their tensors are float32, as its switches stand now."""
+def tf32_operators() -> Callable[[Operator], bool] | None:
+    """Which operators the CUDA backend would run in TF32 when their tensors are float32, as its switches stand now.
+
+    None when it would run none.
+    """
+    if not torch.cuda.is_available():
+        return None
     try:
         matmul = bool(torch.backends.cuda.matmul.allow_tf32)
     except Exception:
@@ -187,6 +192,8 @@ def tf32_operators() -> Callable[[Operator], bool]:
         cudnn = bool(torch.backends.cudnn.allow_tf32)
     except Exception:
         cudnn = False
+    if not matmul and not cudnn:
+        return None
 
     def runs_in_tf32(operator: Operator) -> bool:
         name = operator.name

@@ -75,7 +75,8 @@ def merge_records(
 def _add_cells(sums: dict[_Key, _Sum], state: ThreadState) -> None:
     for table in list(state.tables.values()):
         for key, cell in list(table.items()):
-            operator, dtype = (key, "") if isinstance(key, Operator) else (key[0], dtype_name(key[1]))
+            operator = key if isinstance(key, Operator) else key[0]
+            dtype = "" if cell.dtype is None else dtype_name(cell.dtype)
             entry = sums.setdefault((table.module, table.phase, operator.name, dtype), _Sum())
             entry.calls += cell.calls
             entry.flops += cell.flops

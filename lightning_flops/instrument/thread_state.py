@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, sequence_number
 from lightning_flops.records import OUTSIDE, FlopPhase
 
 UNKNOWN = "(unknown)"
 """Maker of the autograd nodes that were made while nothing was counted."""
+
+_NO_LIMIT = 1 << 62
 
 _LONGEST_TABLE = 1 << 20
 """Boundaries of autograd nodes kept on a thread; the older half goes when there are more."""
@@ -22,6 +24,7 @@ class Cell:
 
     __slots__ = (
         "calls",
+        "dtype",
         "flops",
         "hidden_grad_flops",
         "read",
@@ -34,6 +37,8 @@ class Cell:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.dtype: Any = None
+        """Of the arithmetic; None where nothing is counted."""
         self.read = 0
         self.written = 0
         self.flops = 0
@@ -47,7 +52,7 @@ class Cell:
 
 
 class Table(dict[Any, Cell]):
-    """Cells of one module and phase, by operator, or by (operator, dtype) where it has a formula."""
+    """Cells of one module and phase, by operator; of a second dtype of its arithmetic, by (operator, dtype)."""
 
     __slots__ = ("module", "phase")
 
@@ -79,6 +84,15 @@ class Running:
     """It was entered with grad off inside an autograd.Function's forward, such as reentrant checkpointing's."""
     mode_pushed: bool = False
     """The dispatch mode came to this thread with it, and leaves with it."""
+
+
+class Segment(NamedTuple):
+    """Autograd nodes of consecutive numbers that one module made."""
+
+    name: str
+    start: int
+    end: int
+    """The first number that is not its own any more."""
 
 
 @dataclass(slots=True)
@@ -129,10 +143,13 @@ class NodeMakers:
             self.starts.insert(index + 2, sequence + 1)
             self.names.insert(index + 2, around)
 
-    def maker(self, sequence: int) -> str | None:
-        """Name of the module that made the node of this number; None when it is older than the table."""
-        index = bisect_right(self.starts, sequence) - 1
-        return self.names[index] if index >= 0 else None
+    def segment(self, sequence: int, limit: int) -> Segment | None:
+        """Who made the node of this number, and which numbers below *limit* are the same's; None if it is too old."""
+        index = bisect_right(self.starts, sequence)
+        if index == 0:
+            return None
+        end = self.starts[index] if index < len(self.starts) else limit
+        return Segment(self.names[index - 1], self.starts[index - 1], min(end, limit))
 
 
 @dataclass(slots=True)
@@ -145,14 +162,15 @@ class GraphTask:
     makers: tuple[tuple[NodeMakers, int | None], ...]
     """Tables in which its nodes may stand, likeliest first, each with the number its nodes stay below, if known."""
 
-    def maker(self, sequence: int) -> str:
-        """Name of the module whose forward made the node of this number."""
-        for table, limit in self.makers:
+    def segment(self, sequence: int) -> Segment:
+        """Who made the node of this number, and the numbers around it of which the same is known."""
+        for place, (table, limit) in enumerate(self.makers):
             if limit is None or sequence < limit:
-                name = table.maker(sequence)
-                if name is not None:
-                    return name
-        return UNKNOWN
+                segment = table.segment(sequence, _NO_LIMIT if limit is None else limit)
+                if segment is not None:
+                    # In a later table a neighbour's number may also stand in an earlier one.
+                    return segment if place == 0 else Segment(segment.name, sequence, sequence + 1)
+        return Segment(UNKNOWN, sequence, sequence + 1)
 
 
 class ThreadState:
@@ -179,9 +197,10 @@ class ThreadState:
         self.task: GraphTask | None = None
         self.in_backward = False
         self.table = self.table_of(OUTSIDE, "forward")
-        # Of the last autograd node seen, so that its operators are looked up once.
-        self.node_sequence = -1
-        self.node_table = self.table
+        # Of the last autograd node seen: its neighbours, whose operators need no look-up.
+        self.segment_start = 0
+        self.segment_end = 0
+        self.segment_table = self.table
         self.born = 0
         """Inside a backward, the nodes below this number have their maker."""
         self.bore = False
@@ -229,6 +248,12 @@ class ThreadState:
         """Something starts to run."""
         self.stack.append(running)
         self.makers.mark(sequence_number(), running.name)
+        self.retarget()
+
+    def pop(self) -> None:
+        """The uppermost of what runs has ended."""
+        self.stack.pop()
+        self.makers.mark(sequence_number(), self.stack[-1].name)
         self.retarget()
 
     def pop_to(self, depth: int) -> None:
