@@ -337,9 +337,9 @@ class FlopCounter:
 
         def claim(sequence: int) -> None:
             try:
-                maker = makers.maker(sequence)
-                if self._entered and maker is not None:
-                    self._backward.claim(self._state(), sequence, maker)
+                segment = makers.segment(sequence, sequence + 1)
+                if self._entered and segment is not None:
+                    self._backward.claim(self._state(), sequence, segment.name)
             except Exception as error:
                 self._failed("a backward on another thread", error)
 
