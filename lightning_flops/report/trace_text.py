@@ -306,13 +306,25 @@ def _launches(report: TraceReport) -> list[str]:
         [
             row.kind,
             plain(row.launches),
+            plain(row.events),
             *(_us(value) for value in (row.host.mean_us, row.host.max_us, row.device.mean_us, row.device.max_us)),
             *(_us(value) for value in (row.delay.mean_us, row.delay.max_us)),
             plain(row.shorter_than_launch),
         ]
         for row in report.launches
     ]
-    head = ["", "launches", "call mean", "max", "device mean", "max", "delay mean", "max", "shorter than the call"]
+    head = [
+        "",
+        "calls",
+        "launched",
+        "call mean",
+        "max",
+        "device mean",
+        "max",
+        "delay mean",
+        "max",
+        "shorter than the call",
+    ]
     return [*_section("Launches", explanation), *layout.table(head, rows, least_width=6)]
 
 

@@ -128,6 +128,12 @@ def test_launches_are_compared_with_what_they_launched() -> None:
     assert row.device.ratio == 72 / 1000
 
 
+def test_a_graph_launches_many_kernels_with_one_call() -> None:
+    loaded = trace(launch(1, 0, 5), *(kernel(1, 10 + 10 * index, 4) for index in range(3)))
+    (row,) = launch_statistics(loaded) or ()
+    assert (row.launches, row.events, row.host.total_us, row.device.total_us) == (1, 3, 5, 12)
+
+
 def test_kernels_are_grouped_by_name_and_weighted_by_time() -> None:
     loaded = trace(
         operator("aten::mm", 0, 10),

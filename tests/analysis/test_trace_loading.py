@@ -233,6 +233,24 @@ def test_events_in_memory_make_the_same_trace_as_their_file() -> None:
     assert columns(from_memory) == columns(load_trace(RANK_0))
 
 
+def test_an_argument_that_is_not_available_is_none() -> None:
+    unknown: dict[str, Any] = {"blocks per SM": "N/A", "est. achieved occupancy %": float("inf"), "bytes": "N/A"}
+    loaded = trace(kernel(1, 0, 1, **unknown))
+    assert loaded.bytes.tolist() == [-1]
+    assert [value != value for value in (*loaded.blocks_per_sm.tolist(), *loaded.occupancy_percent.tolist())] == [
+        True
+    ] * 2
+
+
+def test_what_a_remote_file_system_raises_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("token expired")
+
+    monkeypatch.setattr(fsspec, "open", refuse)
+    with pytest.raises(TraceFormatError, match=r"memory://a\.json: cannot be read: RuntimeError: token expired"):
+        load_trace("memory://a.json")
+
+
 def test_a_scope_that_old_traces_call_an_operator_is_a_scope() -> None:
     loaded = trace(span("Operator", "ProfilerStep#3", 0, 9), span("Operator", "aten::mm", 1, 2))
     assert loaded.steps.numbers == (3,)

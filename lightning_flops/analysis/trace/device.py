@@ -92,10 +92,13 @@ class IdleTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRow:
-    """Launches of one kind of device event."""
+    """Launches of one kind of device event; a CUDA graph launches many events with one call."""
 
     kind: Literal["kernel", "memcpy", "memset"]
     launches: int
+    """Calls."""
+    events: int
+    """What they launched."""
     host: Durations
     """Lengths of the calls on the host."""
     device: Durations
@@ -218,9 +221,10 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
     for kind, name in kinds:
         rows = np.flatnonzero((trace.kind == kind) & (trace.links.launch >= 0))
         calls = trace.links.launch[rows]
+        distinct = np.unique(calls)
         host_ns, device_ns = trace.duration_ns[calls], trace.duration_ns[rows]
         delay_ns = np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
-        host = durations_of(host_ns, whole_ns=trace.steps.total_ns)
+        host = durations_of(trace.duration_ns[distinct], whole_ns=trace.steps.total_ns)
         device = durations_of(device_ns, whole_ns=trace.steps.total_ns)
         delay = durations_of(delay_ns, whole_ns=0)
         if host is None or device is None or delay is None:
@@ -228,7 +232,8 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
         found.append(
             LaunchRow(
                 kind=name,
-                launches=len(rows),
+                launches=len(distinct),
+                events=len(rows),
                 host=host,
                 device=device,
                 delay=delay,

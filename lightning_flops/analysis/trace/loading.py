@@ -55,6 +55,13 @@ def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | Non
         raise TraceFormatError(f"{source}: the gzip data is damaged or cut off: {error}") from error
     except OSError as error:
         raise TraceFormatError(f"{source}: cannot be read: {error.strerror or error}") from error
+    except LightningFlopsError:
+        raise
+    except Exception as error:
+        if "://" not in source:
+            raise
+        # What a remote file system raises is its own affair; that it was this file is ours.
+        raise TraceFormatError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
     return columns.trace(metadata)
 
 
@@ -284,13 +291,26 @@ class _Builder:
 
 
 def _integer(value: Any) -> int:
+    """An argument that an event need not have, and that may read "N/A"; -1 for none."""
+    if type(value) is int:
+        return value
     if value is None:
         return -1
-    return value if type(value) is int else int(value)
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
 
 
 def _number(value: Any) -> float:
-    return np.nan if value is None else float(value)
+    """As ``_integer``; NaN for none, and for what is not finite."""
+    if value is None:
+        return np.nan
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+    return number if np.isfinite(number) else np.nan
 
 
 def _whole(value: Any) -> int | None:

@@ -116,7 +116,7 @@ def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
                 name=trace.names[name],
                 calls=len(here),
                 bytes=int(sizes.sum()) if (sizes != NONE).all() else None,
-                host=durations_of(trace.duration_ns[calls[calls >= 0]], whole_ns=_host_steps_ns(trace)),
+                host=durations_of(trace.duration_ns[np.unique(calls[calls >= 0])], whole_ns=_host_steps_ns(trace)),
                 device=device,
             )
         )

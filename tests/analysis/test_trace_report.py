@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_flops.analysis import dataclass_json
+from lightning_flops.analysis.trace import TracesReport, analyze_traces
+from lightning_flops.report.trace_text import render_traces
+from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
+
+NAMES = (
+    "aten::mm",
+    "aten::add",
+    "autograd::engine::evaluate_function: MmBackward0",
+    "gloo:all_reduce",
+    "forward",
+    "backward",
+    "Optimizer.step#SGD.step",
+    "enumerate(DataLoader)#x.__next__",
+    "mine",
+)
+SHAPES = (
+    "operator",
+    "scope",
+    "step",
+    "launch",
+    "kernel",
+    "nccl",
+    "gpu_memcpy",
+    "gpu_memset",
+    "memory",
+    "python_function",
+)
+
+
+def event(shape: str, name: str, start: int, length: int, number: int, lane: int) -> Event:
+    """Some event of a *shape*; *number* is its correlation or step, *lane* its thread or stream."""
+    if shape == "operator":
+        more = {"Sequence number": number, "External id": number, "Fwd thread id": number % 2}
+        return operator(name, start, length, thread=lane, **more)
+    if shape == "scope":
+        return scope(name, start, length, thread=lane)
+    if shape == "step":
+        return step(number, start, length)
+    if shape == "launch":
+        return launch(number, start, length, thread=lane)
+    if shape == "kernel":
+        return kernel(number, start, length, stream=lane, device=number % 2)
+    if shape == "nccl":
+        return kernel(number, start, length, stream=lane, name="ncclDevKernel_Broadcast_RING_LL")
+    if shape == "memory":
+        return memory(start, number - 3, thread=lane, device=None if lane == 1 else 0)
+    return on_device(shape, number, start, length, name=shape, stream=lane)
+
+
+TRACES = st.lists(
+    st.builds(
+        event,
+        st.sampled_from(SHAPES),
+        st.sampled_from(NAMES),
+        st.integers(0, 40),
+        st.integers(0, 20),
+        st.integers(0, 5),
+        st.integers(1, 3),
+    ),
+    max_size=20,
+)
+
+
+@given(st.lists(TRACES, min_size=1, max_size=2))
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_traces_are_analysed_rendered_and_kept(drawn: list[list[Event]]) -> None:
+    report = analyze_traces([trace(operator("aten::mm", 3, 1), *events) for events in drawn])
+    assert render_traces(report).endswith("-\n")
+    kept = dataclass_json.load(TracesReport, report.to_json(), version_field="schema_version", version=1)
+    assert kept == report
+    for one in report.traces:
+        for row in one.operators or ():
+            assert row.host.min_us <= row.host.mean_us <= row.host.max_us
+            assert row.host_self.total_us <= row.host.total_us
+        for device in one.device_metrics or ():
+            assert 0 <= device.utilization <= 1
+        assert one.model_summary.others.host_us >= 0
+        for times in one.step_times.steps:
+            assert times.other_us >= 0
+
+
+def test_a_trace_of_kernels_alone_has_the_tables_of_kernels() -> None:
+    (report,) = analyze_traces([trace(kernel(1, 0, 10), kernel(2, 20, 10))]).traces
+    assert report.operators is None
+    assert report.user_scopes is None
+    assert report.launches == ()
+    assert report.device_metrics is not None
+    assert report.device_metrics[0].utilization == 20 / 30
+    assert report.step_times.mean.cpu_us is None
+
+
+def test_keys_of_the_json_are_the_names_of_the_fields() -> None:
+    found = json.loads(analyze_traces([trace(operator("aten::mm", 0, 2))]).to_json())
+    assert found["schema_version"] == 1
+    assert found["traces"][0]["operators"][0]["host_self"]["total_us"] == 2.0
+    assert found["traces"][0]["kernels"] is None
