@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_flops.records import PhaseFlops
 
@@ -274,5 +275,40 @@ def linear_over_jagged_rows() -> Network:
             forward=product,
             backward=product,
             by_module={"projection": PhaseFlops(forward=product, backward=product)},
+        ),
+    )
+
+
+@FAMILY.network
+def attention_over_jagged_samples() -> Network:
+    """Samples of 3, 7 and 5 rows attend each to itself alone; the projections run over all 15 rows."""
+    lengths, heads, head_dim = (3, 7, 5), 2, 4
+    hidden = heads * head_dim
+    scores = sum(2 * heads * length * length * head_dim for length in lengths)
+    projection = 2 * sum(lengths) * hidden * hidden
+
+    class SelfAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(hidden, hidden) for _ in range(3))
+
+        def forward(self, samples: Tensor) -> Tensor:
+            projected = (layer(samples) for layer in (self.query, self.key, self.value))
+            query, key, value = (part.unflatten(-1, (heads, head_dim)).transpose(1, 2) for part in projected)
+            with sdpa_kernel(SDPBackend.MATH):
+                mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+            result: Tensor = mixed.transpose(1, 2).values()
+            return result
+
+    def build() -> Example:
+        samples = [torch.randn(length, hidden) for length in lengths]
+        return Example(model=SelfAttention(), args=(torch.nested.nested_tensor(samples, layout=torch.jagged),))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=3 * projection + 2 * scores,
+            backward=3 * projection + 4 * scores,
+            by_module={"key": PhaseFlops(forward=projection, backward=projection)},
         ),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.records import PhaseFlops
 
@@ -171,6 +172,62 @@ def compiled_common_subexpression() -> Network:
 
     product = 2 * batch * inputs * outputs
     return Network(build=build, expected=Expected(forward=product, backward=product))
+
+
+@FAMILY.network
+def compiled_around_a_graph_break() -> Network:
+    """What the compiler must leave to Python splits the region in two; both are counted."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(inputs, hidden)
+            self.second = nn.Linear(hidden, outputs)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            result: Tensor = self.second(torch.relu(x))
+            return result
+
+    def build() -> Example:
+        model = torch.compile(Broken(), backend="aot_eager")
+        assert isinstance(model, nn.Module)
+        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(build=build, expected=Expected(forward=first + second, backward=first + 2 * second))
+
+
+@FAMILY.network
+def compiled_checkpoint() -> Network:
+    """The compiled backward repeats the block as the eager one does: both products, for the sigmoid behind them."""
+    batch, inputs, hidden, outputs, classes = 3, 5, 7, 11, 2
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs), nn.Sigmoid())
+            self.head = nn.Linear(outputs, classes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.head(checkpoint(self.block, x, use_reentrant=False))
+            return result
+
+    def build() -> Example:
+        model = torch.compile(Checkpointed(), backend="aot_eager")
+        assert isinstance(model, nn.Module)
+        return warmed_up(Example(model=model, args=(torch.randn(batch, inputs),)))
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    head = 2 * batch * outputs * classes
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=first + second + head, backward=first + 2 * second + 2 * head, recompute=first + second
+        ),
+    )
 
 
 @FAMILY.network

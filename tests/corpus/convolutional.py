@@ -238,6 +238,47 @@ def functional_conv2d_with_a_frozen_kernel() -> Network:
     )
 
 
+@FAMILY.network
+def conv_tbc() -> Network:
+    """Time first: one product for each tap, over the rows that exist: of 11 steps the outer taps of 3 see 10."""
+    steps, batch, channels, filters = 11, 2, 5, 7
+    product = 2 * (10 + 11 + 10) * batch * channels * filters
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, channels, filters))
+            self.bias = nn.Parameter(torch.zeros(filters))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.conv_tbc(x, self.weight, self.bias, pad=1)
+
+    return Network(
+        build=lambda: Example(model=TimeFirst(), args=(torch.randn(steps, batch, channels, requires_grad=True),)),
+        expected=Expected(forward=product, backward=2 * product),
+    )
+
+
+@FAMILY.network
+def unfolded_convolution() -> Network:
+    """Patches copied out and multiplied with the kernel as a matrix: 4 x 5 patches of 2 x 2 pixels."""
+    batch, channels, filters = 2, 3, 7
+    product = 2 * batch * filters * (4 * 5) * channels * (2 * 2)
+
+    class Unfolded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(filters, channels * 2 * 2))
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.kernel @ nn.functional.unfold(image, 2)
+
+    return Network(
+        build=lambda: Example(model=Unfolded(), args=(torch.randn(batch, channels, 5, 6),)),
+        expected=Expected(forward=product, backward=product),
+    )
+
+
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions and a 1 x 1 shortcut, all downsampling by two."""
 

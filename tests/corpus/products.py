@@ -316,3 +316,26 @@ def integer_matrix_product() -> Network:
         ),
         expected=Expected(forward=2 * rows * inner * columns),
     )
+
+
+@FAMILY.network
+def packed_eight_bit_weight() -> Network:
+    """Weights stored in eight bits, a scale for each output: a product like any other."""
+    rows, inner, columns = 3, 32, 16
+
+    class Packed(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+            return torch._weight_int8pack_mm(x, weight, scales)
+
+    return Network(
+        build=lambda: Example(
+            model=Packed(),
+            args=(
+                torch.randn(rows, inner, dtype=torch.bfloat16),
+                torch.randint(-9, 9, (columns, inner), dtype=torch.int8),
+                torch.ones(columns, dtype=torch.bfloat16),
+            ),
+            step=forward_without_grad,
+        ),
+        expected=Expected(forward=2 * rows * inner * columns),
+    )

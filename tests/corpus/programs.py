@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -278,3 +279,120 @@ def data_dependent_routing() -> Network:
             },
         ),
     )
+
+
+@FAMILY.network
+def layer_made_in_the_forward() -> Network:
+    """A layer that did not exist when counting began has its name nevertheless."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(inputs, hidden)
+            self.grown = nn.ModuleList()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.grown.append(nn.Linear(hidden, outputs))
+            result: Tensor = self.grown[0](self.first(x))
+            return result
+
+    first, grown = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(model=Growing(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=first + grown,
+            backward=first + 2 * grown,
+            by_module={
+                "first": PhaseFlops(forward=first, backward=first),
+                "grown.0": PhaseFlops(forward=grown, backward=2 * grown),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def hooks_of_the_users_own() -> Network:
+    """Forward hooks and full backward hooks, which put nodes of their own into the graph, move no count."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    def build() -> Example:
+        model = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+        for layer in model:
+            layer.register_forward_hook(lambda module, args, output: output * 2)
+            layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+        return Example(model=model, args=(torch.randn(batch, inputs, requires_grad=True),))
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=first + second,
+            backward=2 * first + 2 * second,
+            by_module={
+                "0": PhaseFlops(forward=first, backward=2 * first),
+                "2": PhaseFlops(forward=second, backward=2 * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def product_in_a_gradient_hook() -> Network:
+    """A hook that rotates a gradient on its way is part of the backward."""
+    batch, inputs, hidden = 3, 5, 7
+
+    class Rotated(nn.Module):
+        rotation: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(inputs, hidden)
+            self.register_buffer("rotation", torch.randn(hidden, hidden))
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = self.layer(x)
+            output.register_hook(lambda gradient: gradient @ self.rotation)  # type: ignore[no-untyped-call]
+            return torch.tanh(output)
+
+    layer, rotation = 2 * batch * inputs * hidden, 2 * batch * hidden * hidden
+    return Network(
+        one_call=False,
+        build=lambda: Example(model=Rotated(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(forward=layer, backward=layer + rotation),
+    )
+
+
+def as_scripted_block(script: Callable[[nn.Module, Tensor], Any]) -> Network:
+    """A block that TorchScript runs, in front of a layer that Python runs."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+
+    def build() -> Example:
+        x = torch.randn(batch, inputs)
+        block = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU())
+        return Example(model=nn.Sequential(script(block, x), nn.Linear(hidden, outputs)), args=(x,))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=first + second,
+            backward=first + 2 * second,
+            by_module={
+                "0": PhaseFlops(forward=first, backward=first),
+                "1": PhaseFlops(forward=second, backward=2 * second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def scripted_block() -> Network:
+    """Compiled from its source."""
+    return as_scripted_block(lambda block, x: torch.jit.script(block))
+
+
+@FAMILY.network
+def traced_block() -> Network:
+    """Recorded from one run."""
+    return as_scripted_block(lambda block, x: torch.jit.trace(block, x))  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ FAMILIES = (
     "training",
     "optimizers",
     "checkpointed",
+    "programs",
     "autograd_forms",
     "transformers_encoders",
     "transformers_decoders",
@@ -31,6 +32,8 @@ FAMILIES = (
 # Other kernels, layouts or sizes than a GPU takes.
 OTHERWISE_ON_A_GPU = (
     "integer_matrix_product",
+    "packed_eight_bit_weight",
+    "conv_tbc",
     "sparse_adjacency_times_features",
     "autocast",
     "mixtral_with_grouped_experts",
@@ -52,7 +55,7 @@ NETWORKS = tuple(network for network in all_networks() if is_alike(network))
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning:torch.utils.checkpoint")
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace):DeprecationWarning")
 @pytest.mark.parametrize("network", NETWORKS, ids=[f"{network.family}.{network.name}" for network in NETWORKS])
 def test_a_network_costs_the_same_on_a_gpu(network: Network) -> None:
     """Phase by phase and module by module."""

@@ -8,7 +8,8 @@ import torch
 from torch import distributed, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from lightning_flops.records import PhaseFlops
@@ -63,11 +64,15 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
         except BaseException:
             distributed.destroy_process_group()
             raise
-        return Example(
-            model=model, args=(torch.randn(BATCH, INPUTS),), teardown=lambda: distributed.destroy_process_group()
-        )
+        return Example(model=model, args=(torch.randn(BATCH, INPUTS),), teardown=leave)
 
     return Network(build=build, expected=expected())
+
+
+def leave() -> None:
+    """Ends the group of one, and forgets what was compiled in it."""
+    torch._dynamo.reset()
+    distributed.destroy_process_group()
 
 
 def one_rank_mesh() -> DeviceMesh:
@@ -113,6 +118,44 @@ def tensor_parallel() -> Network:
 
     def wrap(model: nn.Module) -> nn.Module:
         return parallelize_module(model, one_rank_mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    return on_one_rank(wrap)
+
+
+@FAMILY.network
+def distributed_data_parallel_over_a_static_graph() -> Network:
+    """The first step of a static graph runs its reduction after the backward."""
+    return on_one_rank(lambda model: nn.parallel.DistributedDataParallel(model, static_graph=True))
+
+
+@FAMILY.network
+def flattened_and_sharded() -> Network:
+    """FSDP1 wraps every layer, and calls what it wraps "_fsdp_wrapped_module"."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(
+            model,
+            device_id=torch.device("cpu"),
+            use_orig_params=True,
+            auto_wrap_policy=ModuleWrapPolicy([nn.Linear]),
+            sharding_strategy=ShardingStrategy.NO_SHARD,  # what it becomes on one rank anyway
+        )
+
+    return on_one_rank(wrap)
+
+
+@FAMILY.network
+def fully_sharded_and_compiled() -> Network:
+    """FSDP2 around layers that are compiled in place."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        mesh = one_rank_mesh()
+        for layer in model.children():
+            if isinstance(layer, nn.Linear):
+                layer.compile(backend="aot_eager")
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
 
     return on_one_rank(wrap)
 
