@@ -17,8 +17,20 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_fork", "ddp_find_unused_parameters_true"])
-def test_two_ranks_train_and_rank_zero_reports(strategy: str, root: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("root", "strategy"),
+    [
+        # Each launcher under one root; the other pairs only in the slow run, for every start of two ranks takes seconds.
+        ("lightning.pytorch", "ddp"),
+        ("pytorch_lightning", "ddp_spawn"),
+        ("lightning.pytorch", "ddp_fork"),
+        pytest.param("pytorch_lightning", "ddp", marks=pytest.mark.slow),
+        pytest.param("lightning.pytorch", "ddp_spawn", marks=pytest.mark.slow),
+        pytest.param("pytorch_lightning", "ddp_fork", marks=pytest.mark.slow),
+        pytest.param("lightning.pytorch", "ddp_find_unused_parameters_true", marks=pytest.mark.slow),
+    ],
+)
+def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_path: Path) -> None:
     # A spawned child imports the script anew under another name, with the same arguments.
     done = subprocess.run(
         [sys.executable, "-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],
