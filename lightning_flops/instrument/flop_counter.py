@@ -339,6 +339,8 @@ class FlopCounter:
             try:
                 segment = makers.segment(sequence, sequence + 1)
                 if self._entered and segment is not None:
+                    if not is_pushed(self._mode):
+                        push(self._mode)  # the engine takes it off after the node
                     self._backward.claim(self._state(), sequence, segment.name)
             except Exception as error:
                 self._failed("a backward on another thread", error)

@@ -1,0 +1,119 @@
+"""Sums over a hand-built record."""
+
+from __future__ import annotations
+
+from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+
+RECORD = FlopRecord(
+    cells=(
+        OperatorCell(module="", phase="forward", operator="aten.mm", dtype="float32", flops=1, bytes_read=10),
+        OperatorCell(
+            module="a.b",
+            phase="forward",
+            operator="aten.mm",
+            dtype="float32",
+            flops=20,
+            without_backward=8,
+            bytes_read=5,
+        ),
+        OperatorCell(module="a.b", phase="backward", operator="aten.mm", dtype="bfloat16", flops=40, bytes_written=6),
+        OperatorCell(
+            module="a", phase="recompute", operator="aten.addmm", dtype="float32", flops=300, causal_skipped=7
+        ),
+        OperatorCell(module=OUTSIDE, phase="optimizer", operator="aten.bmm", dtype="float32", flops=4000),
+        OperatorCell(module="a", phase="forward", operator="aten.relu", dtype="", bytes_read=1, bytes_written=2),
+    ),
+    module_calls={"": 1, "a": 2, "a.b": 2, "c": 1},
+)
+
+
+def test_buckets_and_what_is_derived_from_them() -> None:
+    counts = FlopCounts(RECORD)
+    assert counts.total == PhaseFlops(forward=21, backward=40, recompute=300, optimizer=4000)
+    assert (counts.forward, counts.backward, counts.recompute, counts.optimizer) == (21, 40, 300, 4000)
+    assert counts.model_flops == 21 + 40
+    assert counts.causal_skipped == 7
+    assert counts.hardware_flops == 21 + 40 + 300 + 4000 - 7
+
+
+def test_a_module_is_its_own_work_plus_its_childrens_and_never_what_is_outside() -> None:
+    by_module = FlopCounts(RECORD).by_module()
+    assert by_module == {
+        "": PhaseFlops(forward=21, backward=40, recompute=300),
+        "a": PhaseFlops(forward=20, backward=40, recompute=300),
+        "a.b": PhaseFlops(forward=20, backward=40),
+        "c": PhaseFlops(),
+        OUTSIDE: PhaseFlops(optimizer=4000),
+    }
+    assert list(by_module) == ["", "a", "a.b", "c", OUTSIDE]
+
+
+def test_own_work_leaves_children_out() -> None:
+    own = FlopCounts(RECORD).own_by_module()
+    assert own[""] == PhaseFlops(forward=1)
+    assert own["a"] == PhaseFlops(recompute=300)
+
+
+def test_a_name_that_begins_with_anothers_is_not_below_it() -> None:
+    cell = OperatorCell(module="layer10", phase="forward", operator="aten.mm", dtype="float32", flops=5)
+    by_module = FlopCounts(FlopRecord(cells=(cell,), module_calls={"layer1": 1})).by_module()
+    assert by_module["layer1"].total == 0
+    assert by_module["layer10"].total == 5
+
+
+def test_outside_is_no_key_without_work_outside() -> None:
+    assert list(FlopCounts(FlopRecord()).by_module()) == [""]
+
+
+def test_operators_and_dtypes_that_spent_nothing_are_left_out() -> None:
+    counts = FlopCounts(RECORD)
+    assert counts.by_operator() == {
+        "aten.mm": PhaseFlops(forward=21, backward=40),
+        "aten.addmm": PhaseFlops(recompute=300),
+        "aten.bmm": PhaseFlops(optimizer=4000),
+    }
+    assert counts.by_dtype() == {
+        "float32": PhaseFlops(forward=21, recompute=300, optimizer=4000),
+        "bfloat16": PhaseFlops(backward=40),
+    }
+    assert counts.by_module_and_operator()["a"] == {
+        "aten.mm": PhaseFlops(forward=20, backward=40),
+        "aten.addmm": PhaseFlops(recompute=300),
+    }
+
+
+def test_bytes_add_reads_and_writes_up_the_tree() -> None:
+    counts = FlopCounts(RECORD)
+    assert counts.bytes_by_module()[""] == PhaseBytes(forward=10 + 5 + 1 + 2, backward=6)
+    assert counts.bytes_by_module()["a.b"] == PhaseBytes(forward=5, backward=6)
+    assert (counts.bytes_read, counts.bytes_written, counts.bytes) == (16, 8, 24)
+
+
+def test_the_estimated_backward_leaves_out_forwards_that_need_none() -> None:
+    counts = FlopCounts(RECORD)
+    assert counts.estimated_backward() == 2 * (21 - 8)
+    assert counts.estimated_backward(1.0) == 3 * (21 - 8)
+    assert counts.estimated_backward(0.5) == 32  # 32.5, and Python rounds a half to the even number
+
+
+def test_the_estimate_is_exact_for_counts_that_a_float_cannot_hold() -> None:
+    cell = OperatorCell(module="", phase="forward", operator="aten.mm", dtype="float32", flops=2**60 + 1)
+    assert FlopCounts(FlopRecord(cells=(cell,))).estimated_backward() == 2**61 + 2
+
+
+def test_only_a_heavy_uncounted_operator_makes_the_sums_a_lower_bound() -> None:
+    def counts(heavy: bool) -> FlopCounts:
+        listed = UncountedOperator(calls=1, modules=("",), output_elements=1, heavy=heavy)
+        return FlopCounts(FlopRecord(uncounted={"mine.foo": listed}))
+
+    assert counts(True).is_lower_bound
+    assert not counts(False).is_lower_bound
+    assert not FlopCounts(FlopRecord()).is_lower_bound
+
+
+def test_a_running_record_is_read_anew_at_each_question() -> None:
+    records = iter((FlopRecord(), RECORD))
+    counts = FlopCounts(lambda: next(records))
+    assert counts.forward == 0
+    assert counts.forward == 21

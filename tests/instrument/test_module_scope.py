@@ -1,0 +1,120 @@
+"""Names and sizes of a model's modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from lightning_flops.instrument.module_scope import ModuleNames, describe_modules, named_modules
+
+
+def names_of(root: nn.Module) -> list[str]:
+    return [record.name for record in describe_modules(root)]
+
+
+def test_names_are_in_named_modules_order() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 4)))
+    assert names_of(model) == [name for name, _ in model.named_modules()]
+
+
+def test_wrappers_leave_their_prefix_out_and_the_wrapped_modules_type_in() -> None:
+    inner = nn.Sequential(nn.Linear(2, 3), checkpoint_wrapper(nn.Linear(3, 4)))
+    compiled: Any = torch.compile(inner, backend="eager")
+    records = {record.name: record for record in describe_modules(compiled)}
+    assert list(records) == ["", "0", "1"]
+    assert records[""].type_name == "Sequential"
+    assert records["1"].type_name == "Linear"
+    assert records["1"].params == 3 * 4 + 4
+
+
+def test_a_users_attribute_with_a_wrappers_name_stays_in_the_name() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(2, 3)
+            self._orig_mod = nn.Linear(3, 4)
+
+    assert names_of(Holder()) == ["", "module", "_orig_mod"]
+
+
+def test_tied_weights_count_once_in_each_subtree() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(7, 5), "head": nn.Linear(5, 7, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    records = {record.name: record for record in describe_modules(model)}
+    assert (records["embedding"].params, records["head"].params, records[""].params) == (35, 35, 35)
+
+
+def test_a_shared_module_is_listed_under_each_name_as_an_alias_of_the_first() -> None:
+    shared = nn.Sequential(nn.Linear(2, 2))
+    records = {record.name: record for record in describe_modules(nn.ModuleDict({"a": shared, "b": shared}))}
+    assert [(name, record.alias_of) for name, record in records.items()] == [
+        ("", None),
+        ("a", None),
+        ("a.0", None),
+        ("b", "a"),
+        ("b.0", "a.0"),
+    ]
+    assert records[""].params == 2 * 2 + 2
+
+
+def test_frozen_parameters_are_not_trainable() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    model[0].requires_grad_(False)
+    root = describe_modules(model)[0]
+    assert (root.params, root.trainable_params, root.local_params) == (9 + 16, 16, 9 + 16)
+
+
+def test_a_partitioned_parameter_counts_with_its_full_size() -> None:
+    layer = nn.Linear(3, 4, bias=False)
+    # What ZeRO-3 makes of a parameter between uses: empty, with its size and its shard beside it.
+    weight: Any = nn.Parameter(torch.empty(0))
+    weight.ds_numel = 12
+    weight.ds_tensor = torch.empty(6)
+    layer.weight = weight
+    record = describe_modules(layer)[0]
+    assert (record.params, record.local_params) == (12, 6)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_a_lazy_module_has_no_parameters_yet() -> None:
+    assert describe_modules(nn.LazyLinear(3))[0].params == 0
+
+
+def test_a_description_that_raises_is_empty() -> None:
+    class Rude(nn.Module):
+        def extra_repr(self) -> str:
+            raise AttributeError("not set up")
+
+    assert describe_modules(Rude())[0].extra_repr == ""
+    assert describe_modules(nn.Linear(2, 3))[0].extra_repr == "in_features=2, out_features=3, bias=True"
+
+
+def test_a_module_that_contains_itself_is_named_once() -> None:
+    loop = nn.Module()
+    loop.add_module("inner", nn.Linear(2, 2))
+    loop.add_module("again", loop)
+    assert names_of(loop) == ["", "inner"]
+    assert [name for name, _ in named_modules(loop)] == ["", "inner"]
+
+
+def test_a_shared_module_has_the_name_that_is_nearest_to_its_caller() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.ModuleDict({"a": nn.ModuleList([shared]), "b": nn.ModuleList([shared])})
+    names = ModuleNames(model)
+    assert names.name_for(shared, "b") == "b.0"
+    assert names.name_for(shared, "a") == "a.0"
+    assert names.name_for(shared, "") == "a.0"
+
+
+def test_a_module_put_in_later_gets_its_name_and_a_stranger_none() -> None:
+    model = nn.Sequential(nn.ReLU())
+    names = ModuleNames(model)
+    later = nn.Tanh()
+    assert names.name_for(later, "") is None
+    model.append(later)
+    names.refresh()
+    assert names.name_for(later, "") == "1"

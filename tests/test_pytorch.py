@@ -1,0 +1,77 @@
+"""``count_flops`` around plain PyTorch loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_flops
+from lightning_flops.pytorch import count_flops
+from lightning_flops.records import PhaseFlops
+
+FIRST = 2 * 2 * 3 * 5  # a batch of 2 through Linear(3, 5)
+SECOND = 2 * 2 * 5 * 7  # and through Linear(5, 7)
+
+
+def model_of_two() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 7))
+
+
+def test_a_training_step_is_counted_forward_and_backward_by_module() -> None:
+    model = model_of_two()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with count_flops(model) as counts:
+        model(torch.randn(2, 3)).sum().backward()
+        optimizer.step()
+    # The first layer's input needs no gradient: one product there, two in the second.
+    assert counts.by_module() == {
+        "": PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND),
+        "0": PhaseFlops(forward=FIRST, backward=FIRST),
+        "1": PhaseFlops(),
+        "2": PhaseFlops(forward=SECOND, backward=2 * SECOND),
+    }
+    assert counts.model_flops == counts.hardware_flops == 2 * FIRST + 3 * SECOND
+    assert not counts.uncounted
+    assert not counts.notes
+
+
+def test_counts_are_live_inside_the_block_and_final_after_it() -> None:
+    model = model_of_two()
+    with count_flops(model) as counts:
+        assert counts.forward == 0
+        output = model(torch.randn(2, 3))
+        assert (counts.forward, counts.backward) == (FIRST + SECOND, 0)
+        output.sum().backward()
+    model(torch.randn(2, 3))
+    assert (counts.forward, counts.backward) == (FIRST + SECOND, FIRST + 2 * SECOND)
+
+
+def test_without_a_model_all_work_is_outside() -> None:
+    with count_flops(None) as counts:
+        model_of_two()(torch.randn(2, 3))
+    assert counts.by_module() == {"": PhaseFlops(), "(outside)": PhaseFlops(forward=FIRST + SECOND)}
+
+
+def test_half_of_the_score_matrix_is_counted_on_request_where_attention_is_causal() -> None:
+    batch, heads, sequence, size = 2, 3, 8, 4
+    query, key, value = (torch.randn(batch, heads, sequence, size) for _ in range(3))
+
+    def forward(causal_attention: str, *, causal: bool) -> int:
+        with count_flops(None, causal_attention=causal_attention) as counts:  # type: ignore[arg-type]
+            nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        return counts.forward
+
+    full = 2 * (2 * batch * heads * sequence * sequence * size)
+    assert forward("full", causal=True) == full
+    assert forward("half", causal=True) == full // 2
+    assert forward("half", causal=False) == full
+
+
+def test_an_unknown_way_to_count_causal_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="causal_attention must be"), count_flops(None, causal_attention="some"):  # type: ignore[arg-type]
+        pass
+
+
+def test_the_public_names_are_these() -> None:
+    assert lightning_flops.count_flops is count_flops
