@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("root", "strategy"),
     [
-        # Each launcher under one root; the other pairs only in the slow run, for every start of two ranks takes seconds.
+        # Each launcher under one root; the other pairs only in the slow run: every start of two ranks takes seconds.
         ("lightning.pytorch", "ddp"),
         ("pytorch_lightning", "ddp_spawn"),
         ("lightning.pytorch", "ddp_fork"),
