@@ -67,7 +67,7 @@ def test_work_in_root_that_no_module_call_owns_is_the_roots_own() -> None:
     with counter:
         with counter.in_root():
             loss = task.training_step(batch())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     own = FlopCounts(counter.record()).own_by_module()
     gram = 2 * BATCH * 7 * BATCH
     assert own[""] == PhaseFlops(forward=gram, backward=2 * gram)
@@ -95,7 +95,7 @@ def test_a_closure_inside_an_optimizer_step_is_forward_and_backward() -> None:
 
     counter = FlopCounter(model)
     with counter:
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
     by_module = FlopCounts(counter.record()).by_module()
     assert by_module[""] == PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
     # LBFGS itself takes dot products of flat gradients: nothing but the optimizer's.
@@ -126,7 +126,7 @@ def test_products_in_a_gradient_accumulation_hook_are_the_optimizers() -> None:
 
     for layer in (model[0], model[2]):
         assert isinstance(layer, nn.Linear)
-        layer.weight.register_post_accumulate_grad_hook(whiten)
+        layer.weight.register_post_accumulate_grad_hook(whiten)  # type: ignore[no-untyped-call]
     counter = FlopCounter(model)
     with counter:
         model(batch()).sum().backward()
@@ -192,7 +192,7 @@ def test_nodes_born_in_a_backward_belong_to_the_module_whose_backward_bears_them
     head = 2 * BATCH * 5 * 1
     with counter:
         (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
-        gradient.square().sum().backward()
+        gradient.square().sum().backward()  # type: ignore[no-untyped-call]
     by_module = FlopCounts(counter.record()).by_module()
     # First backward, for x alone: one product a layer. Second, through that: layer 0's product G0 W0 gives gradients of
     # G0 and W0; G0 came through tanh from head's G1 W1, where G1 is ones, so W1 gets one; tanh's own curvature leads
@@ -279,9 +279,9 @@ def test_replicas_have_the_names_of_what_they_copy() -> None:
     counter = FlopCounter(model)
 
     def work() -> None:
-        replica: Any = model._replicate_for_data_parallel()
+        replica: Any = model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         for name, child in model.named_children():
-            copy: Any = child._replicate_for_data_parallel()
+            copy: Any = child._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
             copy._former_parameters = {}
             for key, parameter in child._parameters.items():
                 setattr(copy, key, parameter)
