@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
     try:
-        sys.stdout.write(_trace(options.files, as_json=options.json, top_rows=options.rows or None))
+        sys.stdout.write(_trace(options))
         sys.stdout.flush()
     except LightningFlopsError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument(
         "files", nargs="+", metavar="FILE", help="trace, .json or .json.gz, path or URL; several: one of each rank"
     )
+    trace.add_argument("--children", action="store_true", help="show what each operator called and launched itself")
     trace.add_argument("--json", action="store_true", help="print every table whole, as JSON")
     trace.add_argument(
         "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
@@ -60,7 +61,7 @@ def _rows(text: str) -> int:
     return int(text)
 
 
-def _trace(files: Sequence[str], *, as_json: bool, top_rows: int | None) -> str:
+def _trace(options: argparse.Namespace) -> str:
     try:
         from lightning_flops.analysis.trace import analyze_traces, load_trace
         from lightning_flops.report.trace_text import render_traces
@@ -68,5 +69,7 @@ def _trace(files: Sequence[str], *, as_json: bool, top_rows: int | None) -> str:
         if error.name != "numpy":
             raise
         raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
-    report = analyze_traces([load_trace(file) for file in files])
-    return report.to_json() if as_json else render_traces(report, top_rows=top_rows)
+    report = analyze_traces([load_trace(file) for file in options.files])
+    if options.json:
+        return report.to_json()
+    return render_traces(report, top_rows=options.rows or None, children=options.children)

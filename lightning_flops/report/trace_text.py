@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from lightning_flops.analysis.trace.device import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US
 from lightning_flops.analysis.trace.durations import Durations
+from lightning_flops.analysis.trace.operators import ChildRow
 from lightning_flops.analysis.trace.phases import PhaseRow
 from lightning_flops.analysis.trace.ranks import RankComparison
 from lightning_flops.analysis.trace.report import TraceReport, TracesReport
@@ -30,20 +31,21 @@ _STEP_PARTS = (
 )
 
 
-def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS) -> str:
+def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, children: bool = False) -> str:
     """Every table of every trace, and the ranks side by side; ends with a line break.
 
     Args:
         report: what ``analyze_traces`` returned.
         top_rows: rows shown of each table of kernels, operators, memory, scopes and copies; None for all.
+        children: show below each operator what it called and launched itself.
     """
-    lines = [line for trace in report.traces for line in _trace(trace, top_rows)]
+    lines = [line for trace in report.traces for line in _trace(trace, top_rows, children)]
     if report.ranks is not None:
         lines += _ranks(report.ranks)
     return "\n".join([*lines, layout.rule()]) + "\n"
 
 
-def _trace(report: TraceReport, top_rows: int | None) -> list[str]:
+def _trace(report: TraceReport, top_rows: int | None, children: bool) -> list[str]:
     lines = [layout.title(f"Trace of rank {report.rank}")]
     lines += layout.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
     lines += [line for note in report.notes for line in layout.paragraph(note)]
@@ -53,7 +55,7 @@ def _trace(report: TraceReport, top_rows: int | None) -> list[str]:
     lines += _model_summary(report)
     lines += _communication(report)
     lines += _kernels(report, top_rows)
-    lines += _operators(report, top_rows)
+    lines += _operators(report, top_rows, children)
     lines += _memory(report, top_rows)
     lines += _transfers(report, top_rows)
     lines += _user_scopes(report, top_rows)
@@ -207,10 +209,12 @@ def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
     return [*lines, "", *layout.table(head, rows, least_width=6), *_left_out(report.kernels, top_rows)]
 
 
-def _operators(report: TraceReport, top_rows: int | None) -> list[str]:
+def _operators(report: TraceReport, top_rows: int | None, children: bool) -> list[str]:
     if report.operators is None:
         return []
     explanation = "Self: without the operators that it called. Ratios are of the self times of all operators."
+    if children:
+        explanation += " Indented: what it called and launched itself, with its part of the parent's total."
     with_device = any(row.device is not None for row in report.operators)
     head = ["operator", "calls", "host self", "ratio", "host total", "mean", "max", "min"]
     rows = []
@@ -220,10 +224,25 @@ def _operators(report: TraceReport, top_rows: int | None) -> list[str]:
         if with_device and row.device is not None and row.device_self is not None:
             cells += [_us(row.device_self.total_us), percent(row.device_self.ratio), _us(row.device.total_us)]
         rows.append(cells)
+        if children:
+            rows += [_child(child, with_device=with_device) for child in row.children]
     if with_device:
         head += ["device self", "ratio", "device total"]
     table = layout.table(head, rows, least_width=6)
     return [*_section("Operators", explanation), *table, *_left_out(report.operators, top_rows)]
+
+
+def _child(child: ChildRow, *, with_device: bool) -> list[str]:
+    cells = [_short("  " + child.name), plain(child.calls), "", percent(child.host.ratio) if child.host else ""]
+    host = child.host
+    cells += (
+        ["", "", "", ""]
+        if host is None
+        else [_us(host.total_us), _us(host.mean_us), _us(host.max_us), _us(host.min_us)]
+    )
+    if with_device and child.device is not None:
+        cells += ["", percent(child.device.ratio), _us(child.device.total_us)]
+    return cells
 
 
 def _memory(report: TraceReport, top_rows: int | None) -> list[str]:

@@ -29,6 +29,7 @@ from lightning_flops.analysis.trace.loading import TraceFormatError as TraceForm
 from lightning_flops.analysis.trace.loading import load_trace as load_trace
 from lightning_flops.analysis.trace.loading import trace_from_events as trace_from_events
 from lightning_flops.analysis.trace.names import Kind as Kind
+from lightning_flops.analysis.trace.operators import ChildRow as ChildRow
 from lightning_flops.analysis.trace.operators import MemoryRow as MemoryRow
 from lightning_flops.analysis.trace.operators import OperatorRow as OperatorRow
 from lightning_flops.analysis.trace.operators import memory_table as memory_table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,18 +43,17 @@ class Groups:
         """Sum of the rows' values in each group, exact."""
         return np.add.reduceat(values[self.order], self.firsts) if len(self.firsts) else values[:0]
 
-    def durations(self, durations_ns: Ints, *, whole_ns: float) -> list[Durations]:
-        """Statistics of each group; ratios are of *whole_ns*."""
+    def durations(self, durations_ns: Ints, *, whole_ns: float | Sequence[float]) -> list[Durations]:
+        """Statistics of each group; ratios are of *whole_ns*, one for all groups or one for each."""
         if not len(self.firsts):
             return []
         ordered = durations_ns[self.order]
         totals = np.add.reduceat(ordered, self.firsts).tolist()
         largest = np.maximum.reduceat(ordered, self.firsts).tolist()
         least = np.minimum.reduceat(ordered, self.firsts).tolist()
-        return [
-            _statistics(calls, total, most, fewest, whole_ns)
-            for calls, total, most, fewest in zip(self.calls().tolist(), totals, largest, least, strict=True)
-        ]
+        wholes = whole_ns if isinstance(whole_ns, Sequence) else [whole_ns] * len(totals)
+        columns = (self.calls().tolist(), totals, largest, least, wholes)
+        return [_statistics(*group) for group in zip(*columns, strict=True)]
 
 
 def group_by(keys: Ints) -> Groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,20 @@ from lightning_flops.analysis.trace.durations import Durations, group_by
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import may_use_tensor_cores
 from lightning_flops.analysis.trace.structure import enclosing_operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRow:
+    """What one operator called, or launched, itself: all such children of one name."""
+
+    name: str
+    kind: Literal["operator", "device"]
+    """``device``: a kernel, copy or memset."""
+    calls: int
+    host: Durations | None
+    """Ratio: of the parent's total; None for a device event."""
+    device: Durations | None
+    """Ratio: of the parent's total; None without a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +47,8 @@ class OperatorRow:
     device_self: Durations | None
     tensor_cores_eligible: bool
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
+    children: tuple[ChildRow, ...] = ()
+    """What it called and launched itself, the longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +78,25 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
         return None
     host_self = self_host_ns(trace)[rows]
     own_device = device_ns_of_operators(trace)
-    all_device = with_callees(trace, own_device)[rows]
+    all_device = with_callees(trace, own_device)
     own_device = own_device[rows]
     groups = group_by(trace.name[rows].astype(np.int64))
     host_whole, device_whole = int(host_self.sum()), int(own_device.sum())
     host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
     own_host = groups.durations(host_self, whole_ns=host_whole)
-    device = groups.durations(all_device, whole_ns=device_whole)
+    device = groups.durations(all_device[rows], whole_ns=device_whole)
     device_self = groups.durations(own_device, whole_ns=device_whole)
+    children = _children(
+        trace,
+        all_device=all_device,
+        host_totals=dict(zip(groups.keys.tolist(), groups.sums(trace.duration_ns[rows]).tolist(), strict=True)),
+        device_totals=dict(zip(groups.keys.tolist(), groups.sums(all_device[rows]).tolist(), strict=True)),
+    )
     table = [
         OperatorRow(
             name=trace.names[name],
             calls=calls,
+            children=tuple(sorted(children.get(name, ()), key=_by_time)),
             host=host[index],
             host_self=own_host[index],
             device=device[index] if trace.has_device else None,
@@ -134,6 +158,36 @@ def with_callees(trace: Trace, own: Ints) -> Ints:
         rows = links.operators[depth == level]
         np.add.at(total, links.parent[rows], total[rows])
     return total
+
+
+def _children(
+    trace: Trace, *, all_device: Ints, host_totals: Mapping[int, int], device_totals: Mapping[int, int]
+) -> dict[int, list[ChildRow]]:
+    """Children of the operators of each name, by the index of that name."""
+    links, count = trace.links, len(trace.names)
+    found: dict[int, list[ChildRow]] = {}
+    called = links.operators[links.parent[links.operators] >= 0]
+    groups = group_by(trace.name[links.parent[called]] * np.int64(count) + trace.name[called])
+    parents, names = (groups.keys // count).tolist(), (groups.keys % count).tolist()
+    host = groups.durations(trace.duration_ns[called], whole_ns=[host_totals[parent] for parent in parents])
+    device = groups.durations(all_device[called], whole_ns=[device_totals[parent] for parent in parents])
+    for index, (parent, name, calls) in enumerate(zip(parents, names, groups.calls().tolist(), strict=True)):
+        on_device = device[index] if trace.has_device else None
+        row = ChildRow(name=trace.names[name], kind="operator", calls=calls, host=host[index], device=on_device)
+        found.setdefault(parent, []).append(row)
+    events = trace.device_rows[links.operator_of_launch[trace.device_rows] >= 0]
+    owners = links.operator_of_launch[events]
+    groups = group_by(trace.name[owners] * np.int64(count) + trace.name[events])
+    parents, names = (groups.keys // count).tolist(), (groups.keys % count).tolist()
+    device = groups.durations(trace.duration_ns[events], whole_ns=[device_totals[parent] for parent in parents])
+    for index, (parent, name, calls) in enumerate(zip(parents, names, groups.calls().tolist(), strict=True)):
+        row = ChildRow(name=trace.names[name], kind="device", calls=calls, host=None, device=device[index])
+        found.setdefault(parent, []).append(row)
+    return found
+
+
+def _by_time(row: ChildRow) -> tuple[float, float, str]:
+    return (-row.device.total_us if row.device else 0.0, -row.host.total_us if row.host else 0.0, row.name)
 
 
 def _memory_rows(
