@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import Trace, TraceFormatError, load_trace, loading, trace_from_events
@@ -56,6 +56,7 @@ def streamed(text: bytes, loads: Callable[[str], Any] | None, block_bytes: int) 
     return [event for batch in batches for event in batch], metadata
 
 
+@settings(deadline=None)  # a busy machine is slow, not wrong
 @given(events=EVENTS, before=JSON, after=JSON, block_bytes=st.integers(1, 80), indent=st.sampled_from([None, 2]))
 def test_a_stream_gives_what_the_whole_text_holds(
     events: list[Any], before: Any, after: Any, block_bytes: int, indent: int | None
@@ -66,6 +67,7 @@ def test_a_stream_gives_what_the_whole_text_holds(
         assert streamed(text, loads, block_bytes) == (events, {"before": before, "after": after})
 
 
+@settings(deadline=None)  # a busy machine is slow, not wrong
 @given(events=EVENTS, block_bytes=st.integers(1, 80))
 def test_a_bare_list_of_events_is_a_trace_too(events: list[Any], block_bytes: int) -> None:
     text = json.dumps(events).encode()
@@ -73,6 +75,7 @@ def test_a_bare_list_of_events_is_a_trace_too(events: list[Any], block_bytes: in
         assert streamed(text, loads, block_bytes) == (events, {})
 
 
+@settings(deadline=None)  # a busy machine is slow, not wrong
 @given(events=EVENTS, kept=st.floats(0, 1), block_bytes=st.integers(1, 80))
 def test_a_text_cut_off_anywhere_is_an_error(events: list[Any], kept: float, block_bytes: int) -> None:
     text = json.dumps({"traceEvents": events, "traceName": "x"}).encode()
