@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.formulas import register_flop_formula
+from lightning_flops.instrument.offline import count_on_fake_tensors
 
-__all__ = ["FlopCounts", "count_flops", "register_flop_formula"]
+__all__ = ["FlopCounts", "count_flops", "count_offline", "register_flop_formula"]
 
 
 @contextmanager
@@ -32,3 +33,23 @@ def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "h
     counter = FlopCounter(model, causal_attention=causal_attention)
     with counter:
         yield FlopCounts(counter.record)
+
+
+def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["full", "half"] = "full") -> FlopCounts:
+    """Counts one eager forward and backward of *model* on a batch of these shapes, without running it.
+
+    For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
+    backward is that of everything the forward puts out; there is no loss function and no optimizer.
+
+    Args:
+        model: stays as it is.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument.
+        causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
+
+    Returns:
+        The counts.
+
+    Raises:
+        Exception: whatever the model raises where its forward needs the values of tensors, and not their shapes alone.
+    """
+    return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))

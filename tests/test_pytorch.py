@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lightning_flops
-from lightning_flops.pytorch import count_flops
+from lightning_flops.pytorch import count_flops, count_offline
 from lightning_flops.records import PhaseFlops
 
 FIRST = 2 * 2 * 3 * 5  # a batch of 2 through Linear(3, 5)
@@ -75,3 +75,37 @@ def test_an_unknown_way_to_count_causal_attention_is_refused() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert lightning_flops.count_flops is count_flops
+
+
+def test_an_offline_count_is_that_of_the_eager_step_and_touches_nothing() -> None:
+    model = model_of_two()
+    model.append(nn.Dropout(0.5))
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    random = torch.get_rng_state()
+    counts = count_offline(model, torch.empty(2, 3))
+    assert counts.by_module()["0"] == PhaseFlops(forward=FIRST, backward=FIRST)
+    assert counts.by_module()["2"] == PhaseFlops(forward=SECOND, backward=2 * SECOND)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(old, new) for old, new in zip(weights, model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("batch", [(torch.empty(2, 3),), {"input": torch.empty(2, 3)}])
+def test_an_offline_count_takes_positional_and_keyword_arguments(batch: object) -> None:
+    assert count_offline(model_of_two(), batch).forward == FIRST + SECOND
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor:UserWarning")
+def test_an_offline_count_of_a_compiled_model_is_the_eager_one() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(x) + self.layer(x)
+            return result
+
+    compiled = torch.compile(Twice(), backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert count_offline(compiled, torch.empty(2, 3)).by_module()["layer"].forward == 2 * FIRST

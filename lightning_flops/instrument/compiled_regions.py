@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
 
 from torch import nn
 
@@ -11,8 +13,11 @@ from lightning_flops.instrument.autograd_state import calling_modules
 from lightning_flops.instrument.module_scope import named_modules
 from lightning_flops.records import UncountedOperator
 
-_TEMPLATE_MARKS = ("triton_tem_", "cpp_CppMicroGemm", "CppGemmTemplate", "cutlass_", "_flex_attention")
-"""What inductor's generated code calls the kernels that it writes for matrix products and attention itself."""
+_TEMPLATE_MARKS = re.compile(r"triton_tem_|micro_gemm|cutlass_|(?:cpp|triton)_\w*flex_attention")
+"""What stands in inductor's generated code where it has written a kernel for a matrix product or attention itself."""
+
+_has_templates: dict[str, bool] = {}
+"""By the file of each generated module, whether such a kernel is in it."""
 
 
 class CompiledRegions:
@@ -43,9 +48,51 @@ class CompiledRegions:
         """The model's module that is running, hooks or not; a compiler's own graph modules are looked past."""
         return next((module for module in calling_modules() if module in self._known), None)
 
-    def hidden(self, called: Iterable[str]) -> dict[str, UncountedOperator]:
-        """Kernels that compiled code calls without the dispatcher, and that therefore nobody could count."""
-        return {}
+    def hidden(self, calls: Mapping[str, int]) -> dict[str, UncountedOperator]:
+        """Kernels that compiled code calls without the dispatcher, and that therefore nobody could count.
+
+        Such kernels do not tell when they run. They are listed, as heavy, as soon as there are any in this process,
+        under the compiled modules that ran; under the root where only functions are compiled.
+
+        Args:
+            calls: how often each module was called.
+        """
+        if not calls:
+            return {}
+        found = []
+        if _templates_are_loaded():
+            found.append("inductor.template_kernel")
+        if _cuda_graphs_are_recorded():
+            found.append("inductor.cuda_graph")
+        names = sorted(name for name in self._names if calls.get(name)) or [""]
+        count = sum(calls.get(name, 0) for name in names)
+        listed = UncountedOperator(calls=count, modules=tuple(names), output_elements=0, heavy=True)
+        return dict.fromkeys(found, listed)
+
+
+def _templates_are_loaded() -> bool:
+    """Whether inductor loaded generated code with a matrix product or attention of its own."""
+    try:
+        cache = sys.modules["torch._inductor.codecache"].PyCodeCache
+        files = {getattr(module, "__file__", None) for module in cache.modules}
+    except (KeyError, AttributeError):
+        return False  # nothing was compiled by inductor, or it keeps its code elsewhere
+    for file in files:
+        if file is not None and file not in _has_templates:
+            try:
+                _has_templates[file] = _TEMPLATE_MARKS.search(Path(file).read_text()) is not None
+            except (OSError, UnicodeDecodeError):
+                _has_templates[file] = False
+    return any(_has_templates.get(file, False) for file in files if file is not None)
+
+
+def _cuda_graphs_are_recorded() -> bool:
+    """Whether inductor replays CUDA graphs: a replay dispatches nothing."""
+    try:
+        containers = sys.modules["torch._inductor.cudagraph_trees"].local.tree_manager_containers
+        return any(container.tree_manager is not None for container in containers.values())
+    except (KeyError, AttributeError):
+        return False
 
 
 def autograd_is_compiled() -> bool:

@@ -167,8 +167,7 @@ class FlopCounter:
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
         threads = self._thread_states()
-        called = {name for state in threads for name in list(state.calls)}
-        return merge_records(threads, self._notes, self._compiled.hidden(called))
+        return merge_records(threads, self._notes, self._compiled.hidden)
 
     # Threads and notes
 

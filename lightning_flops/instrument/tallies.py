@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lightning_flops.instrument.operators import Operator, dtype_name
@@ -24,14 +24,16 @@ class _Sum:
 
 
 def merge_records(
-    threads: Iterable[ThreadState], notes: Iterable[str], hidden: Mapping[str, UncountedOperator]
+    threads: Iterable[ThreadState],
+    notes: Iterable[str],
+    hidden: Callable[[Mapping[str, int]], Mapping[str, UncountedOperator]],
 ) -> FlopRecord:
     """One record of what all threads did.
 
     Args:
         threads: their books.
         notes: sentences for the record.
-        hidden: work that no thread could see.
+        hidden: from the number of calls of each module, the work that no thread could see.
     """
     sums: dict[_Key, _Sum] = {}
     calls: dict[str, int] = {}
@@ -53,7 +55,7 @@ def merge_records(
         )
         for operator, (count, elements, heavy) in sorted(listed.items())
     }
-    uncounted.update(hidden)
+    uncounted.update(hidden(calls))
     cells = tuple(
         OperatorCell(
             module=module,

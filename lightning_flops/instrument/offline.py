@@ -1,0 +1,45 @@
+"""Counts a model's training step on fake tensors: shapes without the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from lightning_flops.instrument.flop_counter import CausalAttention, FlopCounter
+from lightning_flops.instrument.graph_hooks import tensors_of
+from lightning_flops.records import FlopRecord
+
+
+def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
+    """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
+
+    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly.
+
+    Args:
+        model: its parameters' shapes, dtypes and devices are what counts.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument.
+        causal_attention: as for ``FlopCounter``.
+
+    Raises:
+        Exception: whatever the model raises where its forward needs values (``.item()``, data-dependent shapes).
+    """
+    counter = FlopCounter(model, causal_attention=causal_attention)
+    states = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.compiler.set_stance("force_eager"):
+        # One fake tensor for each real one, so that tied weights stay tied.
+        fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
+        fake_states = {name: fakes[id(tensor)] for name, tensor in states.items()}
+        inputs = tree_map_only(torch.Tensor, mode.from_tensor, batch)
+        args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+        kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+        with counter:
+            output = torch.func.functional_call(model, fake_states, args, kwargs, tie_weights=False)
+            roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    return counter.record()
