@@ -158,6 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse_arguments(arguments)
     logging.getLogger("lightning_flops").addHandler(logging.StreamHandler())  # its warnings, and no more
     warnings.filterwarnings("ignore", message=r".*(does not have many workers|LeafSpec).*")
+    torch.set_num_threads(1)  # networks as small as these only wait for a second core
     pl.seed_everything(options.seed)
 
     profiler = FlopsProfilerCallback(profile_step=options.profile_step)

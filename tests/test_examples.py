@@ -1,0 +1,91 @@
+"""The examples run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_flops import Profile
+
+REPOSITORY = Path(__file__).parent.parent
+
+BATCH = 32
+
+
+def train_digits(folder: Path, *flags: str) -> str:
+    """What the demo prints when it is run in *folder*."""
+    run = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "train_digits.py"), *flags],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def profile_of(folder: Path) -> Profile:
+    """The profile of the one run in *folder*."""
+    (path,) = folder.glob("logs/*/version_0/profile.json")
+    return Profile.from_json(path.read_text())
+
+
+def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
+    printed = train_digits(tmp_path, "--model", "conv", "--max-steps", "132")
+    accuracies = [float(value) for value in re.findall(r"step +\d+: +([\d.]+)%", printed)]
+    assert accuracies[-1] > 80 > 30 > accuracies[0]
+    assert "Flops Profiler" in printed
+    assert "Logs are in logs/digits-conv/version_0" in printed
+    assert "--logdir logs" in printed
+
+    first = 2 * BATCH * 8 * 8 * 32 * 1 * 9
+    second = 2 * BATCH * 4 * 4 * 64 * 32 * 9
+    third = 2 * BATCH * 4 * 4 * 64 * 64 * 9
+    last = 2 * BATCH * 64 * 10
+    flops = profile_of(tmp_path).flops
+    assert flops.forward == first + second + third + last
+    assert flops.backward == 2 * flops.forward - first  # images need no gradient
+
+    read = EventAccumulator(str(tmp_path / "logs" / "digits-conv" / "version_0")).Reload()
+    (scalar,) = read.Scalars("flops_profiler/fwd_flops")
+    assert scalar.value == flops.forward
+    assert read.Tensors("flops_profiler/profile/text_summary")
+
+
+@pytest.mark.slow
+def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
+    flags = ("--model", "vit", "--profile-step", "3", "--max-steps", "30", "--precision", "bf16-mixed")
+    train_digits(tmp_path, *flags, "--accumulate", "2", "--seed", "1", "--log-dir", "logs")
+    profile = profile_of(tmp_path)
+    assert profile.profile_step == 3
+    assert profile.context.precision == "bf16-mixed"
+    assert profile.micro_steps == 2
+
+    tokens, width, layers = 2 * BATCH * 16, 64, 2
+    patches = 2 * tokens * width * 4
+    # Query, key, value and output projections, then scores and their product with the values.
+    attention = 2 * tokens * width * width * 4 + 2 * 2 * tokens * 16 * width
+    feed_forward = 2 * 2 * tokens * width * 4 * width
+    head = 2 * (2 * BATCH) * width * 10
+    assert profile.flops.forward == patches + layers * (attention + feed_forward) + head
+
+
+def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 1
+    assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, got -1" in run.stderr

@@ -1,0 +1,145 @@
+"""What is installed, what importing it costs, and that the set-up files agree with one another."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+import lightning_flops
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli", reason="Python 3.10 has no reader of TOML")
+
+REPOSITORY = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+HEAVY = ("torch", "numpy", "lightning", "pytorch_lightning", "tensorboard", "deepspeed", "transformers")
+
+
+def loaded_by(statements: str) -> set[str]:
+    """Top-level modules that a fresh Python has loaded after *statements*."""
+    program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=True
+    )
+    return {name.partition(".")[0] for name in json.loads(run.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import lightning_flops",
+        "import lightning_flops; dir(lightning_flops); lightning_flops.__version__",
+        "from lightning_flops import ConfigError, LightningFlopsError, Profile, ProfilerConfig",
+        "import lightning_flops.report.text, lightning_flops.report.scalars, lightning_flops.report.markdown",
+        "import lightning_flops.sinks.loggers, lightning_flops.sinks.file, lightning_flops.sinks.console",
+    ],
+)
+def test_neither_torch_nor_a_framework_is_loaded_by(statements: str) -> None:
+    assert loaded_by(statements).isdisjoint(HEAVY)
+
+
+def test_counting_loads_torch_and_no_framework() -> None:
+    loaded = loaded_by("from lightning_flops import count_flops")
+    assert "torch" in loaded
+    assert loaded.isdisjoint({"lightning", "pytorch_lightning", "tensorboard", "deepspeed"})
+
+
+def test_counting_works_where_there_is_nothing_but_torch() -> None:
+    hidden = (
+        "import sys\nfor name in ('numpy', 'lightning', 'pytorch_lightning', 'tensorboard'): sys.modules[name] = None\n"
+    )
+    program = (
+        "import warnings; warnings.simplefilter('ignore')\n"  # torch itself misses numpy
+        "import torch\nfrom lightning_flops import count_flops\nmodel = torch.nn.Linear(3, 4)\n"
+        "with count_flops(model) as counts: model(torch.ones(8, 3))\nassert counts.forward == 2 * 3 * 4 * 8\n"
+    )
+    loaded_by(hidden + program)
+
+
+def test_every_public_name_can_be_imported_and_is_listed_in_order() -> None:
+    names = lightning_flops.__all__
+    assert names == sorted(names)
+    for name in names:
+        assert name in dir(lightning_flops)
+        assert getattr(lightning_flops, name) is getattr(lightning_flops, name)
+    assert set(names) == {"__version__", *lightning_flops._MODULES}
+
+
+def test_a_public_name_is_the_object_of_the_module_that_defines_it() -> None:
+    for name, module in lightning_flops._MODULES.items():
+        assert getattr(lightning_flops, name) is vars(importlib.import_module(f"lightning_flops.{module}"))[name]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'lightning_flops' has no attribute 'FlopProfiler'"):
+        lightning_flops.FlopProfiler  # noqa: B018
+    assert not hasattr(lightning_flops, "__wrapped__")
+
+
+def test_the_core_requires_torch_alone() -> None:
+    assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch"]
+
+
+def test_the_extras_are_those_the_readme_lists() -> None:
+    readme = (REPOSITORY / "README.md").read_text().split("| extra | for |")[1].split("\n\n")[0]
+    listed = {name for row in readme.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    assert listed == set(PROJECT["optional-dependencies"]) - {"examples", "dev", "bench"}
+
+
+def test_all_is_every_extra_for_users() -> None:
+    (requirement,) = map(Requirement, PROJECT["optional-dependencies"]["all"])
+    assert requirement.name == PROJECT["name"]
+    assert requirement.extras == set(PROJECT["optional-dependencies"]) - {"all", "examples", "dev", "bench"}
+
+
+def test_pins_lie_within_the_declared_ranges() -> None:
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    pins = {one.name.lower(): one for one in (Requirement(line) for line in lines if line and not line.startswith("#"))}
+    for one in (Requirement(text) for extra in ("dev", "examples") for text in PROJECT["optional-dependencies"][extra]):
+        if one.name != PROJECT["name"]:
+            (pin,) = pins[one.name.lower()].specifier
+            assert one.specifier.contains(pin.version), one.name
+    assert str(pins["torch"].specifier) == "==2.13.0"
+
+
+def test_development_installs_what_is_pinned() -> None:
+    for line in (REPOSITORY / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            if pin.marker is None or pin.marker.evaluate():
+                try:
+                    installed = importlib.metadata.version(pin.name)
+                except importlib.metadata.PackageNotFoundError:
+                    continue  # an extra of benchmarks, or of another platform
+                assert pin.specifier.contains(installed), pin.name
+
+
+def test_the_oldest_python_is_said_once() -> None:
+    assert PROJECT["requires-python"] == ">=3.10"
+    assert "(3, 10)" in (REPOSITORY / "Makefile").read_text()
+    assert "Python 3.10 or newer" in (REPOSITORY / "README.md").read_text()
+
+
+def test_the_package_says_that_it_is_typed_and_carries_its_licence() -> None:
+    assert (REPOSITORY / "lightning_flops" / "py.typed").is_file()
+    licence = (REPOSITORY / "LICENSE").read_text()
+    assert "Apache License" in licence
+    assert "Version 2.0, January 2004" in licence
+
+
+def test_continuous_integration_runs_what_a_developer_runs() -> None:
+    commands = [
+        line for line in (REPOSITORY / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
+    ]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
