@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from torch import nn
 
 from lightning_flops.instrument.autograd_state import calling_modules
 from lightning_flops.instrument.module_scope import named_modules
 from lightning_flops.records import UncountedOperator
-
-_TEMPLATE_MARKS = re.compile(r"triton_tem_|micro_gemm|cutlass_|(?:cpp|triton)_\w*flex_attention")
-"""What stands in inductor's generated code where it has written a kernel for a matrix product or attention itself."""
-
-_has_templates: dict[str, bool] = {}
-"""By the file of each generated module, whether such a kernel is in it."""
 
 
 class CompiledRegions:
@@ -49,41 +41,20 @@ class CompiledRegions:
         return next((module for module in calling_modules() if module in self._known), None)
 
     def hidden(self, calls: Mapping[str, int]) -> dict[str, UncountedOperator]:
-        """Kernels that compiled code calls without the dispatcher, and that therefore nobody could count.
+        """CUDA graphs that inductor replays: a replay dispatches nothing, and does not tell when it runs.
 
-        Such kernels do not tell when they run. They are listed, as heavy, as soon as there are any in this process,
-        under the compiled modules that ran; under the root where only functions are compiled.
+        They are listed, as heavy, as soon as there are any in this process, under the compiled modules that ran; under
+        the root where only functions are compiled.
 
         Args:
             calls: how often each module was called.
         """
-        if not calls:
+        if not calls or not _cuda_graphs_are_recorded():
             return {}
-        found = []
-        if _templates_are_loaded():
-            found.append("inductor.template_kernel")
-        if _cuda_graphs_are_recorded():
-            found.append("inductor.cuda_graph")
         names = sorted(name for name in self._names if calls.get(name)) or [""]
         count = sum(calls.get(name, 0) for name in names)
         listed = UncountedOperator(calls=count, modules=tuple(names), output_elements=0, heavy=True)
-        return dict.fromkeys(found, listed)
-
-
-def _templates_are_loaded() -> bool:
-    """Whether inductor loaded generated code with a matrix product or attention of its own."""
-    try:
-        cache = sys.modules["torch._inductor.codecache"].PyCodeCache
-        files = {getattr(module, "__file__", None) for module in cache.modules}
-    except (KeyError, AttributeError):
-        return False  # nothing was compiled by inductor, or it keeps its code elsewhere
-    for file in files:
-        if file is not None and file not in _has_templates:
-            try:
-                _has_templates[file] = _TEMPLATE_MARKS.search(Path(file).read_text()) is not None
-            except (OSError, UnicodeDecodeError):
-                _has_templates[file] = False
-    return any(_has_templates.get(file, False) for file in files if file is not None)
+        return {"inductor.cuda_graph": listed}
 
 
 def _cuda_graphs_are_recorded() -> bool:

@@ -20,6 +20,7 @@ from lightning_flops.instrument.backward_scope import BackwardScope
 from lightning_flops.instrument.compiled_regions import CompiledRegions
 from lightning_flops.instrument.dispatch_stack import is_pushed, pushed
 from lightning_flops.instrument.formulas import Entry, Work, heavy_hint
+from lightning_flops.instrument.formulas.contract import dtype_of_first_tensor, no_flops
 from lightning_flops.instrument.operators import (
     NO_TENSORS,
     Operator,
@@ -72,6 +73,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operators: dict[int, Operator] = {}
         self._functions: dict[int, Operator] = {}
         self._failing: set[str] = set()
+        kernel = Entry("inductor.kernel", "unknown", no_flops, dtype_of_first_tensor)
+        self._kernel = Operator(kernel, kernel)
         self.counts_fake = False
         """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
@@ -271,6 +274,23 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._work(state, table, operator, args, kwargs, out).calls += 1
         except Exception as error:
             self._failed("an autograd function", error)
+
+    def list_kernel(self, name: str) -> None:
+        """A kernel that the dispatcher does not know of runs: it is listed where it runs."""
+        try:
+            state = self._state()
+            if state.paused or not is_pushed(self):
+                return
+            task = graph_task_id()
+            if task != state.task_id:
+                self._backward.switch_task(state, task)
+            if state.in_backward:
+                module = self._backward.table(state, self._kernel).module
+            else:
+                module = self._table_of_region(state, state.table).module
+            self._list(state, f"inductor.{name}", module, (), None, heavy=True)
+        except Exception as error:
+            self._failed("a compiled kernel", error)
 
     def _state(self) -> ThreadState:
         try:

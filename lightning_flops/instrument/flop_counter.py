@@ -35,6 +35,7 @@ from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, named_modules, wraps
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records
+from lightning_flops.instrument.template_kernels import heard_kernels
 from lightning_flops.instrument.thread_state import UNKNOWN, Running, ThreadState
 from lightning_flops.records import OUTSIDE, FlopRecord
 
@@ -121,7 +122,8 @@ class FlopCounter:
         self._mode.runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
-        undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave))
+        on_compiled = undo.enter_context(heard_kernels(self._mode.list_kernel))
+        undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave, on_compiled))
         undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
         undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
         undo.enter_context(watch_functions(self._mode))

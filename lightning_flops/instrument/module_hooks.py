@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,13 +11,17 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+logger = logging.getLogger(__name__)
+
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
 
 
 @contextmanager
-def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
+def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]) -> Iterator[None]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
+
+    Calls *on_compiled* whenever torch has compiled something.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
@@ -35,7 +40,7 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
     handles: list[Any] = []
     compiler = _compiler_callbacks()
 
-    def put_up(reason: Any = None) -> None:
+    def put_up() -> None:
         if not handles:
             # A torch that does not say when it compiles sees the hooks, and folds the second kind to nothing.
             unseen = compiler is not None
@@ -46,16 +51,23 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook) -> Iterator[None]:
         while handles:
             handles.pop().remove()
 
+    def compiled(reason: Any) -> None:
+        put_up()
+        try:
+            on_compiled()
+        except Exception:
+            logger.warning("what was just compiled could not be looked at", exc_info=True)
+
     if compiler is not None:
         compiler.register_start_callback(take_down)
-        compiler.register_end_callback(put_up)
+        compiler.register_end_callback(compiled)
     put_up()
     try:
         yield
     finally:
         if compiler is not None:
             compiler.remove_start_callback(take_down)
-            compiler.remove_end_callback(put_up)
+            compiler.remove_end_callback(compiled)
         take_down()
 
 

@@ -33,7 +33,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.compiler.set_stance("force_eager"):
         # One fake tensor for each real one, so that tied weights stay tied.
         fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
-        fake_states = {name: fakes[id(tensor)] for name, tensor in states.items()}
+        fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
         inputs = tree_map_only(torch.Tensor, mode.from_tensor, batch)
         args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}

@@ -353,3 +353,34 @@ def test_operators_on_fake_tensors_spend_nothing_unless_the_model_is_fake() -> N
         with counter:
             fake(torch.empty(BATCH, 3))
     assert FlopCounts(counter.record()).forward == FIRST + SECOND
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_a_kernel_that_compiled_code_hides_is_listed_with_its_module_and_left_as_it_was(compiled_before: bool) -> None:
+    """Compiled FlexAttention calls a kernel of its own, which no dispatcher sees."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+            return flex_attention(query, key, value)
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(Attention())
+    model = nn.ModuleDict({"attention": compiled})
+    inputs = [torch.randn(1, 2, 128, 16) for _ in range(3)]
+    counter = FlopCounter(model)
+    with torch.no_grad():
+        if compiled_before:
+            compiled(*inputs)
+        with counter:
+            compiled(*inputs)
+        compiled(*inputs)
+    counts = FlopCounts(counter.record())
+    (listed,) = (value for name, value in counts.uncounted.items() if "flex_attention" in name)
+    assert (listed.calls, listed.modules, listed.heavy) == (1, ("attention",), True)
+    assert counts.is_lower_bound
+    for module in PyCodeCache.modules:
+        assert not any(type(value).__module__.startswith("lightning_flops") for value in vars(module).values())

@@ -1,0 +1,105 @@
+"""Kernels for matrix products and attention that inductor writes itself: they run without the dispatcher's knowledge."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE | re.DOTALL)
+"""A kernel in inductor's generated code: its name, and its source up to the closing quotes."""
+
+_TEMPLATE = re.compile(r"triton_tem_|micro_gemm|cutlass_|flex_attention")
+"""What stands in the name or the source of such a kernel, and in no other."""
+
+_kernels_of_file: dict[str, tuple[str, ...]] = {}
+
+
+class _Heard:
+    """Stands for a kernel in generated code, and tells when it runs."""
+
+    def __init__(self, kernel: Any, name: str, heard: Callable[[str], None]) -> None:
+        self._kernel = kernel
+        self._name = name
+        self._heard = heard
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._heard(self._name)
+        return self._kernel(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """A Triton kernel's launch."""
+        self._heard(self._name)
+        return self._kernel.run(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+
+@contextmanager
+def heard_kernels(heard: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Calls *heard* with the name of each such kernel when it runs; generated code is put back as it was at the end.
+
+    Yields:
+        What to call when more code was generated.
+    """
+    replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    def refresh() -> None:
+        known = {(id(module), name) for module, name, _, _ in replaced}
+        for module, name in _kernels():
+            if (id(module), name) not in known:
+                kernel = module[name]
+                stand_in = _Heard(kernel, name, heard)
+                module[name] = stand_in
+                replaced.append((module, name, stand_in, kernel))
+
+    try:
+        refresh()
+        yield refresh
+    finally:
+        for module, name, stand_in, kernel in reversed(replaced):
+            current = module.get(name)
+            if current is stand_in:
+                module[name] = kernel
+            else:
+                _take_out(current, stand_in, kernel)
+
+
+def _take_out(outer: Any, stand_in: _Heard, kernel: Any) -> None:
+    """Another counter, entered later and left later, has its stand-in around ours."""
+    while isinstance(outer, _Heard):
+        if outer._kernel is stand_in:
+            outer._kernel = kernel
+            return
+        outer = outer._kernel
+
+
+def _kernels() -> list[tuple[dict[str, Any], str]]:
+    """The namespaces of inductor's generated modules, each with the name of such a kernel in it."""
+    try:
+        modules = list(sys.modules["torch._inductor.codecache"].PyCodeCache.modules)
+    except (KeyError, AttributeError, TypeError):
+        return []  # nothing was compiled by inductor, or it keeps its code elsewhere
+    found: list[tuple[dict[str, Any], str]] = []
+    for module in modules:
+        file = getattr(module, "__file__", None)
+        if file is None:
+            continue
+        if file not in _kernels_of_file:
+            _kernels_of_file[file] = _template_kernels(file)
+        found.extend((vars(module), name) for name in _kernels_of_file[file] if name in vars(module))
+    return found
+
+
+def _template_kernels(file: str) -> tuple[str, ...]:
+    try:
+        source = Path(file).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ()
+    return tuple(
+        match[1] for match in _DEFINITION.finditer(source) if _TEMPLATE.search(match[1]) or _TEMPLATE.search(match[2])
+    )
