@@ -21,6 +21,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from lightning_flops import __version__
+
 from . import accuracy_table as table
 from .accuracy_worker import CORPUS, GRADIENT_INSIDE_THE_FORWARD, TIMEOUT_SEC
 from .counting_tools import TOOLS, CountingTool
@@ -108,6 +110,7 @@ def report(
     forward_rows = [row for row in rows if row.forward_truth is not None]
     step_rows = [row for row in rows if row.has_backward]
     packages = list(dict.fromkeys(["torch", "transformers", *(tool.package for tool in tools)]))
+    installed = {**versions(packages), "lightning-flops": __version__}
     all_right = sum(outcome.flops == 0 for outcome in our_wrong.values())
     without_forward = len(rows) - len(forward_rows)
     lines = [
@@ -118,12 +121,13 @@ def report(
         "count. Each cell is what a tool reported ÷ that truth. `1` is equality of integers; nothing is rounded to it.",
         "",
         "The networks are small, so that their counts can be checked by hand. What a tool adds by its own convention "
-        "(biases, norms, activations) therefore weighs more here than in a large network.",
+        "(biases, norms, activations) therefore weighs more here than in a large network: "
+        "too high is often a convention, too low is work that was not seen.",
         "",
         f"{date.today().isoformat()}, {code}. {machine_in_words()}; every tool on one thread. "
         "Again: `make bench-accuracy`.",
         "",
-        ", ".join(f"{package} {version}" for package, version in versions(packages).items()) + ".",
+        ", ".join(f"{package} {version}" for package, version in installed.items()) + ".",
         "",
         "## One forward",
         "",

@@ -32,6 +32,8 @@ class ToolSummary:
     tool: str
     asked: int
     exact: int
+    too_low: int
+    too_high: int
     raised: int
     """Raised, crashed or did not answer in time."""
     lowest: float | None
@@ -70,6 +72,8 @@ def summarize(tool: str, outcomes: Sequence[tuple[Outcome | None, int | None]]) 
         tool=tool,
         asked=len(asked),
         exact=sum(flops == truth for flops, truth in counted),
+        too_low=sum(flops is not None and flops < truth for flops, truth in counted),
+        too_high=sum(flops is not None and flops > truth for flops, truth in counted),
         raised=len(asked) - len(counted),
         lowest=min(ratios, default=None),
         highest=max(ratios, default=None),
@@ -78,11 +82,14 @@ def summarize(tool: str, outcomes: Sequence[tuple[Outcome | None, int | None]]) 
 
 def summary_table(summaries: Sequence[ToolSummary]) -> list[str]:
     """Markdown: one line per tool."""
-    lines = ["| tool | exact on | wrong on | raised on | ratios from … to |", "|---|---|---|---|---|"]
+    lines = [
+        "| tool | exact on | too low on | too high on | raised on | ratios from … to |",
+        "|---|---|---|---|---|---|",
+    ]
     for summary in summaries:
-        wrong = summary.asked - summary.exact - summary.raised
         lines.append(
-            f"| {summary.tool} | {summary.exact} of {summary.asked} | {wrong} | {summary.raised} "
+            f"| {summary.tool} | {summary.exact} of {summary.asked} | {summary.too_low} | {summary.too_high} "
+            f"| {summary.raised} "
             f"| {_bound(summary.lowest)} … {_bound(summary.highest)} |"
         )
     return lines

@@ -189,8 +189,9 @@ def ptflops_forward(example: Example, *, backend: str) -> int:
             backend=backend,
         )
     if macs is None:
-        # It catches what was raised, prints it in the second line, and returns nothing.
-        raise RuntimeError(" ".join(printed.getvalue().splitlines()[1:2]) or "returned None")
+        # It catches what was raised, prints its class and message on a line, and returns nothing.
+        said = [line for line in printed.getvalue().splitlines() if line.startswith("<class")]
+        raise RuntimeError(" ".join(said[:1]) or "returned None")
     return integer(MULTIPLY_ADD * macs)
 
 

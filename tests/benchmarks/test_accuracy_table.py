@@ -50,14 +50,16 @@ def test_a_summary_counts_exact_wrong_and_failed_apart() -> None:
         (counted(10), None),
     ]
     summary = summarize("peer", outcomes)
-    assert summary == ToolSummary(tool="peer", asked=5, exact=1, raised=2, lowest=0.5, highest=2.0)
-    assert table_of_summaries([summary])[-1] == "| peer | 1 of 5 | 2 | 2 | 0.5 … 2 |"
+    assert summary == ToolSummary(
+        tool="peer", asked=5, exact=1, too_low=1, too_high=1, raised=2, lowest=0.5, highest=2.0
+    )
+    assert table_of_summaries([summary])[-1] == "| peer | 1 of 5 | 1 | 1 | 2 | 0.5 … 2 |"
 
 
 def test_a_tool_that_never_answers_has_no_ratios() -> None:
     summary = summarize("peer", [(RAISED, 10)])
     assert (summary.lowest, summary.highest) == (None, None)
-    assert table_of_summaries([summary])[-1] == "| peer | 0 of 1 | 0 | 1 | – … – |"
+    assert table_of_summaries([summary])[-1] == "| peer | 0 of 1 | 0 | 0 | 1 | – … – |"
 
 
 ROWS = [
