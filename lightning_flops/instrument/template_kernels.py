@@ -1,4 +1,4 @@
-"""Kernels for matrix products and attention that inductor writes itself: they run without the dispatcher's knowledge."""
+"""Kernels for matrix products and attention that inductor writes itself: no dispatcher knows of them."""
 
 from __future__ import annotations
 
