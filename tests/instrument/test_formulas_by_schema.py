@@ -97,7 +97,12 @@ CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
         meta(2, 6, 10, 10),
         TRANSPOSED,
     ),
-    "aten::conv_tbc_backward": ({"self": meta(4, 2, 6), "weight": meta(3, 5, 6)}, None, 2 * 2 * (4 * 2 * 6) * 3 * 5),
+    # 6 steps in, 4 out, no padding: each of 3 taps sees 4 steps, in both products.
+    "aten::conv_tbc_backward": (
+        {"self": meta(4, 2, 6), "input": meta(6, 2, 5), "weight": meta(3, 5, 6), "pad": 0},
+        None,
+        2 * (2 * (3 * 4) * 2 * 5 * 6),
+    ),
     "aten::conv_depthwise3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
     "aten::miopen_convolution_add_relu": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
     "aten::_mps_convolution": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),

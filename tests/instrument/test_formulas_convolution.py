@@ -141,6 +141,9 @@ def test_a_time_major_convolution_counts_its_taps() -> None:
     inputs, weight, bias = leaf(5, 2, 3), leaf(2, 3, 4), leaf(4)
     one = 2 * (4 * 2 * 4) * 2 * 3
     assert forward_and_backward(lambda: torch.conv_tbc(inputs, weight, bias, 0)) == (one, 2 * one)
+    # Padded by one, 6 steps come out; of the 5 that exist, either tap sees every one.
+    padded = 2 * (5 + 5) * 2 * 3 * 4
+    assert forward_and_backward(lambda: torch.conv_tbc(inputs, weight, bias, 1)) == (padded, 2 * padded)
 
 
 def test_unfolding_is_free() -> None:

@@ -70,9 +70,20 @@ def deformable_backward(grad: torch.Tensor, weight: torch.Tensor) -> int:
     return 2 * plain(weight, grad)
 
 
-def temporal(values: torch.Tensor, weight: torch.Tensor) -> int:
-    """``conv_tbc``: weight (kernel, C_in, C_out); *values* is the (T, B, C_out) result or a gradient of its shape."""
-    return 2 * values.numel() * int(weight.shape[0]) * int(weight.shape[1])
+def temporal(steps_in: int, values: torch.Tensor, weight: torch.Tensor, pad: int) -> int:
+    """``conv_tbc``: a product for each tap of the weight (kernel, C_in, C_out), over the time steps that exist.
+
+    Unlike the other convolutions it leaves the padded steps out: tap *k* looks *k - pad* steps ahead.
+
+    Args:
+        steps_in: time steps of the input.
+        values: the (T, B, C_out) result, or a gradient of its shape.
+        weight: of shape (kernel, C_in, C_out).
+        pad: steps of padding at each end.
+    """
+    taps, steps_out = int(weight.shape[0]), int(values.shape[0])
+    steps = sum(min(steps_in + pad - tap, steps_out) - max(0, pad - tap) for tap in range(taps))
+    return 2 * steps * int(values.shape[1]) * int(weight.shape[1]) * int(weight.shape[2])
 
 
 def _plain(values: str = "input", weight: str = "weight") -> Rule:
@@ -109,8 +120,16 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "aten::conv_transpose2d": _transposed(),
     "aten::conv_transpose3d": _transposed(),
     "aten::_convolution_mode": _plain(),
-    "aten::conv_tbc": Rule(lambda weight, out: temporal(out, weight), ("weight", RESULT), "self"),
-    "aten::conv_tbc_backward": Rule(lambda grad, weight: 2 * temporal(grad, weight), ("self", "weight"), "self"),
+    "aten::conv_tbc": Rule(
+        lambda values, weight, pad, out: temporal(int(values.shape[0]), out, weight, pad),
+        ("self", "weight", "pad", RESULT),
+        "self",
+    ),
+    "aten::conv_tbc_backward": Rule(
+        lambda grad, values, weight, pad: 2 * temporal(int(values.shape[0]), grad, weight, pad),
+        ("self", "input", "weight", "pad"),
+        "self",
+    ),
     "aten::conv_depthwise3d": _plain("self"),
     "aten::_conv_depthwise2d": _plain("self"),
     # Backends
