@@ -8,33 +8,38 @@ from collections.abc import Mapping
 from torch import nn
 
 from lightning_flops.instrument.autograd_state import calling_modules
-from lightning_flops.instrument.module_scope import named_modules
+from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.records import UncountedOperator
 
 
 class CompiledRegions:
-    """The compiled modules of one model."""
+    """The compiled modules of one model.
 
-    def __init__(self, root: nn.Module | None) -> None:
-        self._root = root
-        self._names: dict[str, nn.Module] = {}
+    Args:
+        names: the names of its modules.
+    """
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._compiled: list[nn.Module] = []
         self._known: frozenset[nn.Module] = frozenset()
         self.in_place = False
         """Whether any module was compiled in place, by ``module.compile()``: no hook fires inside such a module."""
 
     def refresh(self) -> None:
         """Looks for compiled modules; a model may be compiled at any time."""
-        self._names = {}
+        self._compiled = []
         self.in_place = False
-        if self._root is None or "torch._dynamo" not in sys.modules:
+        if "torch._dynamo" not in sys.modules:
             return
-        for name, module in named_modules(self._root):
-            in_place = getattr(module, "_compiled_call_impl", None) is not None
-            self.in_place |= in_place
-            if in_place or "_orig_mod" in module._modules:
-                self._names[name] = module
+        for module in self._names.modules():
+            if module.__dict__.get("_compiled_call_impl") is not None:
+                self.in_place = True
+                self._compiled.append(module)
+            elif "_orig_mod" in module._modules:
+                self._compiled.append(module)
         if self.in_place:
-            self._known = frozenset(self._root.modules())
+            self._known = frozenset(self._names.modules())
 
     def running_module(self) -> nn.Module | None:
         """The model's module that is running, hooks or not; a compiler's own graph modules are looked past."""
@@ -51,7 +56,8 @@ class CompiledRegions:
         """
         if not calls or not _cuda_graphs_are_recorded():
             return {}
-        names = sorted(name for name in self._names if calls.get(name)) or [""]
+        compiled = {self._names.name_for(module, "") for module in self._compiled}
+        names = sorted(name for name in compiled if name is not None and calls.get(name)) or [""]
         count = sum(calls.get(name, 0) for name in names)
         listed = UncountedOperator(calls=count, modules=tuple(names), output_elements=0, heavy=True)
         return {"inductor.cuda_graph": listed}

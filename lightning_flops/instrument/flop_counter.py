@@ -67,7 +67,7 @@ class FlopCounter:
         self._threads: list[ThreadState] = []
         self._notes: list[str] = list(autograd_state.LOST)
         self._failures: set[str] = set()
-        self._compiled = CompiledRegions(root)
+        self._compiled = CompiledRegions(self._names)
         self._backward = BackwardScope(
             threads=self._thread_states,
             owner_of=self._owner_of,

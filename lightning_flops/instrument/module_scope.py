@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -72,7 +72,11 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         within = above | {id(module)}
         below = [
-            (name if wraps(module, key) else f"{name}.{key}" if name else key, child, within)
+            (
+                name if key in _WRAPPERS and wraps(module, key) else f"{name}.{key}" if name else key,
+                child,
+                within,
+            )
             for key, child in children.items()
             if child is not None and id(child) not in within
         ]
@@ -122,6 +126,10 @@ class ModuleNames:
         if isinstance(known, str):
             return known
         return max(known, key=lambda name: _shared_depth(name, caller))
+
+    def modules(self) -> Iterable[nn.Module]:
+        """The modules that have names, each once."""
+        return self._names.keys()
 
     def parameter_owners(self) -> dict[int, str]:
         """Name of the first module that holds each parameter, by the parameter's id."""
