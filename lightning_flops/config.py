@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import numbers
 import posixpath
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,12 +32,17 @@ class _Rule(NamedTuple):
 
 
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # numpy's integers, which sweeps hand out, are Integral and no int.
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _is_number(value: object) -> bool:
-    largest = sys.float_info.max  # an int may be larger than any float, and is not finite then
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -largest <= value <= largest
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # an int may be larger than any float
+        return False
 
 
 def _is_positive(value: Any) -> bool:
@@ -136,6 +142,8 @@ class ProfilerConfig:
             value = getattr(self, name)
             if not rule.holds(value):
                 raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {value!r}")
+            if _is_integer(value):
+                object.__setattr__(self, name, int(value))  # Python's own: JSON has no other
         object.__setattr__(self, "recompute_fwd_factor", float(self.recompute_fwd_factor))
         if isinstance(self.peak_flops_per_sec, Mapping):
             # A copy: the caller's mapping may change later.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig
@@ -86,6 +87,26 @@ def test_a_value_that_breaks_the_rule_is_refused(name: str, wrong: list[Any]) ->
 def test_a_value_within_the_rule_is_kept(name: str, right: list[Any]) -> None:
     for value in right:
         assert getattr(ProfilerConfig(**{name: value}), name) == value
+
+
+def test_numbers_of_a_sweep_in_numpys_types_are_kept_as_pythons_own() -> None:
+    config = ProfilerConfig(
+        profile_step=np.int64(5),  # type: ignore[arg-type]
+        batch_size=np.int32(4),  # type: ignore[arg-type]
+        recompute_fwd_factor=np.float32(0.5),  # type: ignore[arg-type]
+        peak_flops_per_sec={"float32": np.float32(2.0**40)},  # type: ignore[dict-item]
+    )
+    assert config == ProfilerConfig(
+        profile_step=5, batch_size=4, recompute_fwd_factor=0.5, peak_flops_per_sec={"float32": 2.0**40}
+    )
+    assert isinstance(config.peak_flops_per_sec, dict)
+    kept = (config.profile_step, config.batch_size, config.recompute_fwd_factor, config.peak_flops_per_sec["float32"])
+    assert [type(value) for value in kept] == [int, int, float, float]
+
+
+@pytest.mark.parametrize("value", [np.float32(math.nan), np.float64(math.inf), np.float32(-1), np.bool_(True)])
+def test_numpys_values_obey_the_same_rules(value: Any) -> None:
+    assert refusal(recompute_fwd_factor=value).endswith(f", got {value!r}")
 
 
 def test_every_setting_says_in_a_docstring_what_it_does() -> None:
