@@ -26,16 +26,16 @@ from typing import Any
 CLOSE_SETTINGS = "[...document.querySelectorAll('button')].find(one => one.innerText.includes('Settings')).click()"
 
 PAGES = {
-    "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", CLOSE_SETTINGS),
-    "tensorboard-text.png": ("#text", ""),
+    "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", CLOSE_SETTINGS, 1200),
+    "tensorboard-text.png": ("#text", "", 780),
 }
-"""File, place within TensorBoard, and what to click there."""
+"""File, place within TensorBoard, what to click there, and height of the picture."""
 
 BROWSER_FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server"),
-    "--window-size=1500,1350",
 ]
+BROWSER_FRAME = 143  # of its height, in pixels: the part of the window that is not the page
 STARTUP_LIMIT_SEC = 120.0
 RENDERING_SEC = 8.0  # the page says nowhere that its charts are drawn
 
@@ -85,7 +85,8 @@ def take(tensorboard: str, driver: str, folder: Path) -> None:
         options = {"args": [*BROWSER_FLAGS, f"--user-data-dir={profile}"]}
         capabilities = {"alwaysMatch": {"goog:chromeOptions": options}}
         session = f"{driver}/session/{ask(f'{driver}/session', {'capabilities': capabilities})['value']['sessionId']}"
-        for name, (place, click) in PAGES.items():
+        for name, (place, click, height) in PAGES.items():
+            ask(f"{session}/window/rect", {"width": 1500, "height": height + BROWSER_FRAME})
             ask(f"{session}/url", {"url": "about:blank"})  # else only the part behind the # would change
             ask(f"{session}/url", {"url": f"{tensorboard}/{place}"})
             time.sleep(RENDERING_SEC)
