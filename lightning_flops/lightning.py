@@ -118,7 +118,6 @@ class FlopsProfilerCallback(_CallbackBases):
         self._config = config
         self._profile: Profile | None = None
         self._fit: FitProfiler | None = None
-        self._windows_at: dict[str, int] = {}
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
@@ -165,9 +164,7 @@ class FlopsProfilerCallback(_CallbackBases):
             logger.info("flops_profiler.enabled is false: this fit is not profiled")
             return
         self._profile = None
-        self._fit = FitProfiler.start(
-            trainer, pl_module, config=self._config, publish=self._publish, name_files=self._name_files
-        )
+        self._fit = FitProfiler.start(trainer, pl_module, config=self._config, publish=self._publish)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
@@ -182,21 +179,6 @@ class FlopsProfilerCallback(_CallbackBases):
             self._fit.batch_ends(batch)
             if self._fit.out:
                 self._fit = None
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """No step owns the time until the next batch."""
-        if self._fit is not None:
-            self._fit.epoch_ends()
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation interrupts the training."""
-        if self._fit is not None:
-            self._fit.validation_starts()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The training goes on."""
-        if self._fit is not None:
-            self._fit.validation_ends()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The fit is over: report what there is."""
@@ -221,8 +203,3 @@ class FlopsProfilerCallback(_CallbackBases):
 
     def _publish(self, profile: Profile) -> None:
         self._profile = profile
-
-    def _name_files(self, path: str) -> str:
-        """*path*, numbered from this callback's second window in the same folder on, so that no profile is lost."""
-        self._windows_at[path] = number = self._windows_at.get(path, 0) + 1
-        return path if number == 1 else f"{path}-{number}"

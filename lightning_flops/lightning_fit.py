@@ -23,13 +23,7 @@ from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.monitor import Monitor
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import Recorder, State
-from lightning_flops.lightning_run import log_folder, run_context, settle_steps
-from lightning_flops.report.markdown import render_markdown
-from lightning_flops.report.scalars import monitor_scalars, profile_scalars
-from lightning_flops.report.text import render_text
-from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.file import FileSink
-from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.lightning_run import RunOutput, last_step_of_development_run, run_context, settle_steps
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -71,23 +65,23 @@ class FitProfiler:
         *,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
-        name_files: Callable[[str], str],
     ) -> None:
         self._trainer = trainer
         self._module = pl_module
         self._config = config
         self._publish = publish
-        self._name_files = name_files
+        self._output = RunOutput(trainer, config)
         self._out = False
         self._whole_fit = Patches()
         self._window = Patches()
         self._hooks: list[Any] = []
-        self._loggers = LoggersSink(trainer.loggers)
         self._monitor = Monitor() if config.monitor else None
         self._profile: Profile | None = None
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._step_shapes: list[Shapes] = []
+        self._step_updates = 0
+        self._in_batch_scope = False
         self._in_strategy_step = False
         self._raw_updates = 0
         self._micro_batch_size: int | None = None
@@ -106,7 +100,6 @@ class FitProfiler:
         *,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
-        name_files: Callable[[str], str],
     ) -> FitProfiler:
         """Tap *trainer*'s loop for the fit that begins now.
 
@@ -115,9 +108,8 @@ class FitProfiler:
             pl_module: the root of the module tree.
             config: the settings.
             publish: gets the profile when the window has closed.
-            name_files: gets the path the report's files would have, without suffix, and returns the one to use.
         """
-        fit = cls(trainer, pl_module, config=config, publish=publish, name_files=name_files)
+        fit = cls(trainer, pl_module, config=config, publish=publish)
         fit._begin()
         return fit
 
@@ -125,10 +117,8 @@ class FitProfiler:
     def _begin(self) -> None:
         trainer = self._trainer
         profile_step = self._config.profile_step
-        # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
-        fast_dev_run = int(getattr(trainer, "fast_dev_run", False))
-        if fast_dev_run and profile_step >= fast_dev_run:
-            profile_step = fast_dev_run - 1
+        if (last := last_step_of_development_run(trainer)) is not None and profile_step > last:
+            profile_step = last
             logger.info("fast_dev_run: profile_step is %d in place of %d", profile_step, self._config.profile_step)
         self._recorder = Recorder(
             self._module,
@@ -149,11 +139,16 @@ class FitProfiler:
         self._last_global_step = self._optimizer_steps()
         self._whole_fit.replace(epoch_loop, "_on_before_fetch", self._around_fetch_start)
         self._whole_fit.replace(epoch_loop, "_on_after_fetch", self._around_fetch_end)
+        self._whole_fit.replace(epoch_loop, "run", self._around_epoch)
+        self._whole_fit.replace(epoch_loop, "on_run_start", self._around_epoch_start)
+        self._whole_fit.replace(epoch_loop.val_loop, "run", self._outside_of_steps("validation"))
         self._whole_fit.replace(trainer, "save_checkpoint", self._outside_of_steps("checkpoint"))
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every one.
             self._hooks.append(register_optimizer_step_pre_hook(self._raw_step_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._raw_step_ends))
+        if self._monitor is not None:
+            self._monitor.exclude("epoch restart")  # until the first epoch's first batch
         self._tap_window()
 
     @property
@@ -175,7 +170,6 @@ class FitProfiler:
         trainer = self._trainer
         strategy, epoch_loop = trainer.strategy, trainer.fit_loop.epoch_loop
         self._window.replace(epoch_loop, "advance", self._around_advance)
-        self._window.replace(epoch_loop.val_loop, "run", self._outside_of_steps("validation"))
         self._window.replace(strategy, "batch_to_device", self._inside_part("transfer"))
         self._window.replace(strategy, "training_step", self._inside_part("forward"))
         self._window.replace(strategy, "backward", self._inside_part("backward"))
@@ -183,29 +177,64 @@ class FitProfiler:
 
     def _around_advance(self, advance: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            entered = self._begin_batch()
-            try:
+            scope = self._enter_batch_scope()
+            if scope is None:
                 return advance(*args, **kwargs)
+            try:
+                result = advance(*args, **kwargs)
             finally:
-                if entered is not None:
-                    self._leave_scope(entered)
+                self._leave_batch_scope(scope)
+            self._after_batch()
+            return result
 
         return run
 
     @_guarded
-    def _begin_batch(self) -> AbstractContextManager[Any]:
+    def _enter_batch_scope(self) -> AbstractContextManager[Any]:
         assert self._recorder is not None
-        self._recorder.begin_batch()
-        scope = self._recorder.counting_scope()
+        scope = self._recorder.batch_scope()
         scope.__enter__()
+        self._in_batch_scope = True
         return scope
 
-    def _leave_scope(self, scope: AbstractContextManager[Any]) -> None:
+    def _leave_batch_scope(self, scope: AbstractContextManager[Any]) -> None:
         # Not @_guarded: a counter that was entered is left, also when the profiler has taken itself out meanwhile.
+        self._in_batch_scope = False
         try:
             scope.__exit__(None, None, None)
         except Exception as error:
             self._fail(error)
+
+    def _around_epoch(self, run_epoch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run_epoch(*args, **kwargs)
+            finally:
+                self._epoch_ends()
+
+        return run
+
+    def _around_epoch_start(self, on_run_start: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = on_run_start(*args, **kwargs)
+            self._epoch_begins()
+            return result
+
+        return run
+
+    @_guarded
+    def _epoch_ends(self) -> None:
+        assert self._recorder is not None
+        self._recorder.epoch_ends()
+        if self._monitor is not None:
+            self._monitor.exclude("epoch restart")
+
+    @_guarded
+    def _epoch_begins(self) -> None:
+        assert self._recorder is not None
+        self._recorder.epoch_begins()
+        if self._monitor is not None:
+            self._monitor.include("epoch restart")
 
     def _inside_part(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,11 +251,16 @@ class FitProfiler:
 
     def _around_optimizer_step(self, optimizer_step: Callable[..., Any]) -> Callable[..., Any]:
         inside = self._inside_part("optimizer")(optimizer_step)
+        manual = not self._module.automatic_optimization
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(optimizer: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+            # In automatic optimization the closure calls strategy.training_step; in manual optimization it is the
+            # user's own forward and backward, or Lightning's that does nothing.
+            if manual and callable(closure) and getattr(closure, "__name__", "") != "do_nothing_closure":
+                closure = self._inside_part("forward")(closure)
             self._in_strategy_step = True
             try:
-                return inside(*args, **kwargs)
+                return inside(optimizer, closure, *args, **kwargs)
             finally:
                 self._in_strategy_step = False
 
@@ -239,11 +273,11 @@ class FitProfiler:
             inner = marked(original)
 
             def run(*args: Any, **kwargs: Any) -> Any:
-                self._training_stops()
+                self._training_stops(name)
                 try:
                     return inner(*args, **kwargs)
                 finally:
-                    self._training_goes_on()
+                    self._training_goes_on(name)
 
             return run
 
@@ -278,14 +312,14 @@ class FitProfiler:
             self._monitor.fetch_ends()
 
     @_guarded
-    def _training_stops(self) -> None:
+    def _training_stops(self, reason: str) -> None:
         if self._monitor is not None:
-            self._monitor.exclude()
+            self._monitor.exclude(reason)
 
     @_guarded
-    def _training_goes_on(self) -> None:
+    def _training_goes_on(self, reason: str) -> None:
         if self._monitor is not None:
-            self._monitor.include()
+            self._monitor.include(reason)
 
     @_guarded
     def _enter(self, part: str) -> None:
@@ -336,43 +370,38 @@ class FitProfiler:
         if counted and self._micro_batch_size is None:
             self._micro_batch_size = samples
         self._step_shapes.append(shapes)
-        if ends_step:
-            self._tap_window()
-            if recorder.state is State.CLOSED and not self._reported:
-                self._report()
         if self._monitor is not None:
             self._watch(self._monitor, samples=samples, ends_step=ends_step, counted=counted)
         if ends_step:
             self._step_shapes.clear()
-        if recorder.state is State.CLOSED and self._monitor is None:
-            self.take_out()
+            self._step_updates = 0
+        if not self._in_batch_scope:
+            self._after_batch()
+
+    @_guarded
+    def _after_batch(self) -> None:
+        """What follows from the state the recorder is in now: taps on or off, the report, or the end of our work."""
+        recorder = self._recorder
+        assert recorder is not None
+        self._tap_window()
+        if recorder.state is State.CLOSED:
+            if not self._reported:
+                self._report()
+            if self._monitor is None:
+                self.take_out()
 
     def _step_ended(self) -> bool:
         """Whether an optimizer attempt belongs to the batch that just ended."""
         trainer = self._trainer
         before, self._last_global_step = self._last_global_step, self._optimizer_steps()
         raw, self._raw_updates = self._raw_updates, 0
-        if self._last_global_step != before or raw:
+        updates = self._last_global_step - before + raw
+        self._step_updates += updates
+        if updates:
             return True
         return not self._module.automatic_optimization and all(
             type(optimizer).__name__ == "_MockOptimizer" for optimizer in trainer.optimizers
         )
-
-    @_guarded
-    def epoch_ends(self) -> None:
-        """Until the next batch, time belongs to no step."""
-        assert self._recorder is not None
-        self._recorder.between_epochs()
-        if self._monitor is not None:
-            self._monitor.exclude()
-
-    def validation_starts(self) -> None:
-        """The monitor looks away."""
-        self._training_stops()
-
-    def validation_ends(self) -> None:
-        """The monitor looks again."""
-        self._training_goes_on()
 
     @_guarded
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:
@@ -381,8 +410,8 @@ class FitProfiler:
         assert recorder is not None
         if self._reported:
             return
-        if recorder.state is State.WAITING:
-            if interrupted_by is None:
+        if not recorder.reached:
+            if interrupted_by is None and self._trainer.is_global_zero:
                 logger.warning(
                     "nothing was profiled: profile_step is %d, and this fit ended after %d step(s)",
                     self._config.profile_step,
@@ -435,7 +464,7 @@ class FitProfiler:
     def _note(self, sentence: str) -> None:
         """Put *sentence* into the report and, once, into the log."""
         assert self._recorder is not None
-        if self._recorder.note(sentence):
+        if self._recorder.note(sentence) and self._trainer.is_global_zero:
             logger.warning(sentence)
 
     # ---- out of the way
@@ -481,51 +510,35 @@ class FitProfiler:
         self._reported = True
         started = time.perf_counter()
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
-        context = replace(self._context, micro_batch_size=self._micro_batch_size)
+        context = replace(
+            self._context,
+            micro_batch_size=self._micro_batch_size,
+            accumulate=trainer.accumulate_grad_batches,  # which a scheduler may have changed since the fit began
+        )
         window = recorder.close(context=context, report_step=step)
         self._window.undo()
         if window is None:
-            logger.warning("nothing was profiled: training ended while the first step was being counted")
+            if trainer.is_global_zero:
+                logger.warning("nothing was profiled: training ended while the first step was being counted")
             return
         profile = build_profile(window, config=self._config)
         self._profile = profile
         self._publish(profile)
         if trainer.is_global_zero:
-            self._write(profile, step=step)
+            self._output.write_profile(profile, step=step)
         logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
         if self._monitor is not None:
             self._monitor.restart()
 
-    def _write(self, profile: Profile, *, step: int) -> None:
-        """Give the report to everything that shows it; what one of them refuses, the others still get."""
-        config, trainer, tag = self._config, self._trainer, f"{self._config.tag_prefix}/profile"
-        text = render_text(profile)
-        self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
-        shown = self._loggers.write_text(tag, render_markdown(profile), step=step)
-        if config.output_file is not None:
-            self._write_file(config.output_file, text)
-        else:
-            ConsoleSink().write_text(tag, text, step=step)
-        if getattr(trainer, "fast_dev_run", False):
-            return  # a development run leaves no files
-        stem = self._name_files(f"{log_folder(trainer)}/profile")
-        self._write_file(f"{stem}.json", profile.to_json())
-        if not shown and config.output_file is None:
-            self._write_file(f"{stem}.txt", text)
-
-    def _write_file(self, path: str, text: str) -> None:
-        try:
-            FileSink(path).write_text(self._config.tag_prefix, text, step=0)
-        except OSError as error:
-            logger.warning("the FLOPs report was not written: %s", error)
-
     def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, counted: bool) -> None:
-        assert self._recorder is not None
-        matches = tuple(self._step_shapes) == self._recorder.counted_shapes if ends_step else True
-        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=matches)
+        recorder, trainer = self._recorder, self._trainer
+        assert recorder is not None
+        alike = not ends_step or (
+            tuple(self._step_shapes) == recorder.counted_shapes and self._step_updates == recorder.counted_updates
+        )
+        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
         if counted:
             monitor.restart()  # counting costs time, so what went by until here is no throughput
-        trainer = self._trainer
         if not ends_step:
             return
         # Lightning's own rule for its own metrics (logger_connector.should_update_logs), without its detours.
@@ -535,16 +548,10 @@ class FitProfiler:
             return
         reading = monitor.read()
         if reading.steps and trainer.is_global_zero:
-            same_work = reading.counted_signature and self._profile is not None
-            self._loggers.write_scalars(
-                monitor_scalars(
-                    seconds=reading.seconds,
-                    data_wait_sec=reading.data_wait_sec,
-                    batches=reading.batches,
-                    steps=reading.steps,
-                    samples=reading.samples,
-                    dp_size=self._context.dp_size,
-                    model_flops_peak_sec=self._profile.model_flops_peak_sec if same_work and self._profile else None,
-                ),
+            profile = self._profile if reading.counted_signature else None
+            self._output.write_reading(
+                reading,
+                dp_size=self._context.dp_size,
+                model_flops_peak_sec=None if profile is None else profile.model_flops_peak_sec,
                 step=step,
             )

@@ -1,7 +1,8 @@
-"""What a Lightning Trainer tells about the run it drives. Nothing here asks another rank."""
+"""What a Lightning Trainer tells about its run, and where the run's reports go. Nothing here asks another rank."""
 
 from __future__ import annotations
 
+import logging
 import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -10,9 +11,31 @@ from typing import TYPE_CHECKING
 import torch
 
 from lightning_flops.records import RunContext
+from lightning_flops.report.markdown import render_markdown
+from lightning_flops.report.scalars import monitor_scalars, profile_scalars
+from lightning_flops.report.text import render_text
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.file import free_path, write_text_file
+from lightning_flops.sinks.loggers import LoggersSink
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.monitor import MonitorReading
+
+logger = logging.getLogger(__name__)
+
+IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
+"""The two names under which Lightning is installed."""
+
+
+def last_step_of_development_run(trainer: Trainer) -> int | None:
+    """The last step, counted from 0, that ``fast_dev_run`` lets happen; None in a run that is none."""
+    # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
+    batches = int(getattr(trainer, "fast_dev_run", False))
+    return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
 
 
 def settle_steps(trainer: Trainer) -> int:
@@ -27,7 +50,7 @@ def settle_steps(trainer: Trainer) -> int:
 def run_context(trainer: Trainer) -> RunContext:
     """Where this fit runs, as far as a rank can tell without asking the others."""
     device = trainer.strategy.root_device
-    root = type(trainer).__module__.partition(".trainer")[0]
+    root = next(root for kind in type(trainer).__mro__ for root in IMPORT_ROOTS if kind.__module__.startswith(root))
     sizes = _mesh_sizes(trainer)
     return RunContext(
         framework=root,
@@ -59,7 +82,57 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-def log_folder(trainer: Trainer) -> str:
+class RunOutput:
+    """The places where the reports of one run go, on the rank that writes them."""
+
+    def __init__(self, trainer: Trainer, config: ProfilerConfig) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._loggers = LoggersSink(trainer.loggers)
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Give the report to everything that shows it; what one of them refuses, the others still get."""
+        config, tag = self._config, f"{self._config.tag_prefix}/profile"
+        text = render_text(profile)
+        self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
+        shown = self._loggers.write_text(tag, render_markdown(profile), step=step)
+        if config.output_file is not None:
+            _write_file(config.output_file, text)
+        else:
+            ConsoleSink().write_text(tag, text, step=step)
+        if getattr(self._trainer, "fast_dev_run", False):
+            return  # a development run leaves no files
+        json_path = free_path(f"{_log_folder(self._trainer)}/profile.json")
+        _write_file(json_path, profile.to_json())
+        if not shown and config.output_file is None:
+            _write_file(json_path.removesuffix(".json") + ".txt", text)
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
+        self._loggers.write_scalars(
+            monitor_scalars(
+                seconds=reading.seconds,
+                data_wait_sec=reading.data_wait_sec,
+                batches=reading.batches,
+                steps=reading.steps,
+                samples=reading.samples,
+                dp_size=dp_size,
+                model_flops_peak_sec=model_flops_peak_sec,
+            ),
+            step=step,
+        )
+
+
+def _write_file(path: str, text: str) -> None:
+    try:
+        write_text_file(path, text)
+    except OSError as error:
+        logger.warning("the FLOPs report was not written: %s", error)
+
+
+def _log_folder(trainer: Trainer) -> str:
     """The folder of the run's logs; not ``trainer.log_dir``, which asks all ranks to take part in a broadcast."""
     for run_logger in trainer.loggers:
         folder = getattr(run_logger, "log_dir", None) or run_logger.save_dir

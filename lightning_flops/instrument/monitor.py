@@ -32,13 +32,17 @@ class Monitor:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
+        self._reasons: set[str] = set()
         self.restart()
 
     def restart(self) -> None:
         """Forget what went by: the next reading begins here."""
-        self._start = self._now()
+        self._begin(self._now())
+
+    def _begin(self, start: float) -> None:
+        self._start = start
         self._excluded_sec = 0.0
-        self._excluded_since: float | None = None
+        self._excluded_since = start  # means something while there is a reason only
         self._data_wait_sec = 0.0
         self._fetch_since: float | None = None
         self._batches = 0
@@ -48,25 +52,27 @@ class Monitor:
 
     def fetch_begins(self) -> None:
         """The loop turns to the data loader."""
-        self.include()
         self._fetch_since = self._now()
 
     def fetch_ends(self) -> None:
         """The data loader has delivered."""
         if self._fetch_since is not None:
-            self._data_wait_sec += self._now() - self._fetch_since
+            if not self._reasons:
+                self._data_wait_sec += self._now() - self._fetch_since
             self._fetch_since = None
 
-    def exclude(self) -> None:
-        """From here until ``include`` the run does something else than training."""
-        if self._excluded_since is None:
+    def exclude(self, reason: str) -> None:
+        """From here until ``include`` with the same *reason* the run does something else than training."""
+        if not self._reasons:
             self._excluded_since = self._now()
+        self._reasons.add(reason)
 
-    def include(self) -> None:
-        """The run trains again."""
-        if self._excluded_since is not None:
-            self._excluded_sec += self._now() - self._excluded_since
-            self._excluded_since = None
+    def include(self, reason: str) -> None:
+        """*reason* is over; the run trains again unless there is another one."""
+        if reason in self._reasons:
+            self._reasons.remove(reason)
+            if not self._reasons:
+                self._excluded_sec += self._now() - self._excluded_since
 
     def batch(self, *, samples: int | None, ends_step: bool, counted_signature: bool) -> None:
         """A batch went through the loop."""
@@ -78,9 +84,7 @@ class Monitor:
     def read(self) -> MonitorReading:
         """What went by since the last reading; the next one begins here."""
         now = self._now()
-        excluded = self._excluded_sec
-        if self._excluded_since is not None:
-            excluded += now - self._excluded_since
+        excluded = self._excluded_sec + (now - self._excluded_since if self._reasons else 0.0)
         reading = MonitorReading(
             seconds=now - self._start - excluded,
             data_wait_sec=self._data_wait_sec,
@@ -89,9 +93,5 @@ class Monitor:
             samples=self._samples,
             counted_signature=self._counted_signature,
         )
-        paused = self._excluded_since is not None
-        self.restart()
-        self._start = now
-        if paused:
-            self._excluded_since = now
+        self._begin(now)
         return reading

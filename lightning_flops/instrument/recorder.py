@@ -11,11 +11,11 @@ when the window is over is decided here and nowhere else::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from torch import nn
 
@@ -35,6 +35,8 @@ from lightning_flops.records import (
 )
 
 logger = logging.getLogger(__name__)
+
+_TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
 LIMIT_FACTOR = 10
 """A window watches at most this many times ``timing_steps`` steps for the counted step's signature."""
@@ -57,6 +59,9 @@ class Counter(Protocol):
 
     def in_root(self) -> AbstractContextManager[Any]:
         """Inside, work that no module call owns is the root's own."""
+
+    def total(self) -> PhaseFlops:
+        """FLOPs by phase so far."""
 
     def record(self) -> FlopRecord:
         """What was counted so far."""
@@ -96,9 +101,8 @@ class _Step:
 class Recorder:
     """One window over the steps of one training run, on one rank.
 
-    The caller tells it about every batch (``begin_batch``, ``end_batch``). While ``marking`` is true it also calls
-    ``enter``/``leave`` around each part of a step, and while ``counting`` is true it runs each batch inside
-    ``counting_scope``.
+    The caller tells it when a batch is done (``end_batch``), and when an epoch ends and begins. While ``marking`` is
+    true it also runs each batch inside ``batch_scope`` and calls ``enter``/``leave`` around each part of a step.
 
     Args:
         root: the model whose modules own the work.
@@ -139,9 +143,14 @@ class Recorder:
         self._notes: list[str] = []
         self._scopes: list[ExitStack] = []
         self._flops = FlopRecord()
+        self._total = PhaseFlops()
         self._counted_shapes: tuple[Shapes, ...] | None = None
-        self._gradient_flops_in_backward = 0
-        self._backward_depth = 0
+        self._shapes_deceive = False
+        self._began = False
+        self._ended: _Step | None = None
+        self._open_parts: list[str] = []
+        self._seen = PhaseFlops()
+        self._mixed: set[TimePhase] = set()
         if profile_step == 0:
             self._open()
 
@@ -166,9 +175,23 @@ class Recorder:
         return self.counting or self._state is State.TIMING
 
     @property
+    def reached(self) -> bool:
+        """A batch of the step to count has begun."""
+        return self._began
+
+    @property
     def counted_shapes(self) -> tuple[Shapes, ...] | None:
-        """Batch shapes of the counted step; None before it ended and where several different ones were counted."""
-        return self._counted_shapes if not self._variable else None
+        """Batch shapes that tell a step with the counted one's FLOPs.
+
+        None before it ended, where several different steps were counted, and where steps of these very shapes had other
+        numbers of forwards, backwards or updates, so that shapes tell nothing.
+        """
+        return None if self._variable or self._shapes_deceive else self._counted_shapes
+
+    @property
+    def counted_updates(self) -> int | None:
+        """Updates in the counted step; None before it ended."""
+        return self._counted[0].signature.updates if self._counted else None
 
     def note(self, sentence: str) -> bool:
         """Add *sentence* to the report; False if it is there already."""
@@ -179,9 +202,21 @@ class Recorder:
 
     # ---- the parts of a step
 
-    def counting_scope(self) -> AbstractContextManager[Any]:
-        """Run one whole batch inside this; it counts when the running step is a counted one."""
-        return self._counter if self.counting and self._counter is not None else nullcontext()
+    @contextmanager
+    def batch_scope(self) -> Iterator[None]:
+        """Run one whole batch inside this, from the wait for it on; it counts when the running step is a counted one.
+
+        A counted step is over when its last batch's scope is left: what runs after ``end_batch`` is still its own.
+        """
+        if not self.counting or self._counter is None:
+            yield
+            return
+        self._began = True
+        with self._counter:
+            yield
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            self._end_counted_step(ended)
 
     def enter(self, part: TimePhase | str) -> None:
         """*part* of the step begins, inside whatever part is running.
@@ -191,12 +226,12 @@ class Recorder:
         if self._state is State.TIMING and self._timer is not None:
             self._timer.enter(part)
         elif self.counting and self._counter is not None:
+            self._look(self._counter)
+            self._open_parts.append(part)
             scope = ExitStack()
             if part == "forward":
                 scope.enter_context(self._counter.in_root())
-            elif part == "backward":
-                self._watch_backward(scope, self._counter)
-            elif part not in ("optimizer", "transfer"):
+            elif part not in ("backward", "optimizer", "transfer"):
                 scope.enter_context(self._counter.pause())
             self._scopes.append(scope)
         if part == "forward":
@@ -206,36 +241,39 @@ class Recorder:
         elif part == "optimizer":
             self._step.updates += 1
 
-    def _watch_backward(self, scope: ExitStack, counter: Counter) -> None:
-        """Sum up the gradient FLOPs that run where the loop says "backward"; any others ran inside another phase."""
-        self._backward_depth += 1
-        before = _gradient_flops(counter.record()) if self._backward_depth == 1 else 0
-
-        def after() -> None:
-            self._backward_depth -= 1
-            if self._backward_depth == 0:
-                self._gradient_flops_in_backward += _gradient_flops(counter.record()) - before
-
-        scope.callback(after)
-
     def leave(self) -> None:
         """The part entered last ends."""
         if self._state is State.TIMING and self._timer is not None:
             self._timer.leave()
-        elif self._scopes:
+        elif self._scopes and self._counter is not None:
+            self._look(self._counter)
+            self._open_parts.pop()
             self._scopes.pop().close()
 
-    def between_epochs(self) -> None:
-        """The epoch is over: until the next batch, time belongs to no step."""
+    def _look(self, counter: Counter) -> None:
+        """Notice work that ran while the loop was in another part than the one its time is looked for in."""
+        seen = counter.total()
+        part = self._open_parts[-1] if self._open_parts else "other"
+        for phase, before, now in (
+            ("forward", self._seen.forward, seen.forward),
+            ("backward", self._seen.backward + self._seen.recompute, seen.backward + seen.recompute),
+            ("optimizer", self._seen.optimizer, seen.optimizer),
+        ):
+            if now > before and part != phase:
+                self._mixed.update(one for one in _TIME_PHASES if one in (phase, part))
+        self._seen = seen
+
+    def epoch_ends(self) -> None:
+        """Until the next epoch begins, time belongs to no step."""
         if self._state is State.TIMING and self._timer is not None:
             self._timer.pause("epoch restart")
 
-    # ---- the borders
-
-    def begin_batch(self) -> None:
-        """The loop turns to the next batch: the wait for it begins."""
+    def epoch_begins(self) -> None:
+        """Time is the steps' again."""
         if self._state is State.TIMING and self._timer is not None:
             self._timer.resume()
+
+    # ---- the borders
 
     def end_batch(self, *, shapes: Shapes, samples: int | None, tokens: int | None, ends_step: bool) -> None:
         """A batch went through the loop.
@@ -256,23 +294,15 @@ class Recorder:
     def _end_step(self) -> None:
         step, self._step = self._step, _Step()
         state = self._state
-        if state is State.COUNTING:
-            self._end_counted_step(step)
-            self._counted_shapes = tuple(step.batches)
-            self._modules = describe_modules(self._root)
-            self._state = State.SETTLING if self._timer is not None else State.CLOSED
-            if self._settle_steps == 0 and self._timer is not None:
-                self._start_timing()
-        elif state is State.SETTLING:
+        if self.counting:
+            self._ended = step  # the batch's scope is not left yet
+            return
+        if state is State.SETTLING:
             self._settled += 1
             if self._settled >= self._settle_steps:
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
-        elif state is State.COUNTING_MORE:
-            self._end_counted_step(step)
-            if len(self._counted) >= len(self._timed):
-                self._state = State.CLOSED
         self._steps_done += 1
         if state is State.WAITING and self._steps_done >= self._profile_step:
             self._open()
@@ -288,14 +318,31 @@ class Recorder:
 
     def _end_counted_step(self, step: _Step) -> None:
         assert self._counter is not None
-        before, self._flops = self._flops, self._counter.record()
-        self._counted.append(replace(self._record(step), flops=_phase_flops(self._flops, less=before)))
+        self._look(self._counter)
+        before, self._total = self._total, self._counter.total()
+        self._flops = self._counter.record()
+        self._counted.append(replace(self._record(step), flops=_difference(self._total, before)))
+        self._steps_done += 1
+        if self._state is State.COUNTING_MORE:
+            if len(self._counted) >= len(self._timed):
+                self._state = State.CLOSED
+            return
+        self._counted_shapes = tuple(step.batches)
+        self._modules = describe_modules(self._root)
+        if self._timer is None:
+            self._state = State.CLOSED
+        elif self._settle_steps == 0:
+            self._start_timing()
+        else:
+            self._state = State.SETTLING
 
     def _end_timed_step(self, step: _Step) -> None:
         assert self._timer is not None
         record = self._record(step)
         self._timed.append((record, self._timer.cut()))
-        self._matches += record.signature == self._counted[0].signature
+        counted = self._counted[0].signature
+        self._matches += record.signature == counted
+        self._shapes_deceive |= record.signature != counted and record.signature.batches == counted.batches
         if self._matches >= self._timing_steps:
             self._state = State.CLOSED
             return
@@ -339,12 +386,12 @@ class Recorder:
         if closed_early:
             self.note("Training ended before the window closed.")
         timed = self._read_times()
-        mixed: tuple[TimePhase, ...] = ()
-        if self._gradient_flops_in_backward < _gradient_flops(self._flops):
-            mixed = ("forward", "backward")
+        mixed = tuple(phase for phase in _TIME_PHASES if phase in self._mixed)
+        if mixed:
             self.note(
-                "Gradients were also computed inside the forward (autograd.grad, or a backward the training loop does "
-                "not see), so the times of forward and backward cannot be told apart; their sum is true."
+                f"In the counted step, work of one phase ran where the loop was in another ({' and '.join(mixed)}), as "
+                "with autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these "
+                "times cannot be told apart, their sum is true."
             )
         if self._timer is None:
             self.note("This device has no clock this profiler can read without stopping it, so no phase was timed.")
@@ -354,7 +401,12 @@ class Recorder:
                 f"FLOPs are of {len(counted)} steps and times of {len(timed)} other steps of the same run, so rates "
                 "compare averages."
             )
-        elif len(timed) < self._timing_steps:
+        elif len(timed) < len(self._timed):
+            self.note(
+                f"Steps differ: only {len(timed)} of the {len(self._timed)} steps watched had the counted step's batch "
+                "shapes and numbers of forwards, backwards and updates. FLOPs, times and rates are of such steps."
+            )
+        if not self._variable and self._timer is not None and len(timed) < self._timing_steps:
             self.note(
                 f"{len(timed)} of the {self._timing_steps} steps asked for were timed: "
                 + (
@@ -393,15 +445,10 @@ class Recorder:
         return tuple(steps)
 
 
-def _gradient_flops(record: FlopRecord) -> int:
-    return sum(cell.flops for cell in record.cells if cell.phase in ("backward", "recompute"))
-
-
-def _phase_flops(record: FlopRecord, *, less: FlopRecord) -> PhaseFlops:
-    """FLOPs by phase of *record*, less those it shares with the earlier record *less*."""
-    total = dict.fromkeys(("forward", "backward", "recompute", "optimizer"), 0)
-    for cell in record.cells:
-        total[cell.phase] += cell.flops
-    for cell in less.cells:
-        total[cell.phase] -= cell.flops
-    return PhaseFlops(**total)
+def _difference(now: PhaseFlops, before: PhaseFlops) -> PhaseFlops:
+    return PhaseFlops(
+        forward=now.forward - before.forward,
+        backward=now.backward - before.backward,
+        recompute=now.recompute - before.recompute,
+        optimizer=now.optimizer - before.optimizer,
+    )

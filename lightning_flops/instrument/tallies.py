@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lightning_flops.instrument.operators import Operator, dtype_name
 from lightning_flops.instrument.thread_state import ThreadState
-from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, UncountedOperator
+from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
 
 _Key = tuple[str, FlopPhase, str, str]  # module, phase, operator, dtype
 
@@ -72,6 +72,17 @@ def merge_records(
         for (module, phase, operator, dtype), entry in sorted(sums.items())
     )
     return FlopRecord(cells=cells, module_calls=dict(sorted(calls.items())), uncounted=uncounted, notes=tuple(notes))
+
+
+def total_flops(threads: Iterable[ThreadState]) -> PhaseFlops:
+    """FLOPs by phase of what all threads did: what ``merge_records`` adds up to, without the books in between."""
+    sums = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+    for state in threads:
+        for table in list(state.tables.values()):
+            for cell in list(table.values()):
+                sums[table.phase] += cell.flops
+                sums["recompute"] += cell.repeated
+    return PhaseFlops(**sums)
 
 
 def _add_cells(sums: dict[_Key, _Sum], state: ThreadState) -> None:

@@ -60,6 +60,24 @@ def write_text_file(path: str | Path, text: str) -> None:
         raise OSError(f"cannot write {path}: {type(error).__name__}: {error}") from error
 
 
+def free_path(path: str) -> str:
+    """*path*, or ``name-2.suffix``, ``name-3.suffix`` … beside it: the first under which no file lies.
+
+    Args:
+        path: local path, or a URL of any file system that fsspec knows; the answer where that cannot be asked.
+    """
+    stem, dot, suffix = path.rpartition(".")
+    try:
+        file_system, _ = fsspec.core.url_to_fs(path)
+        number, free = 1, path
+        while file_system.exists(free):
+            number += 1
+            free = f"{stem}-{number}{dot}{suffix}"
+    except Exception:  # whatever the file system's client raises, the writing that follows will say it
+        return path
+    return free
+
+
 def _write_local(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.resolve()  # a link stays a link; what it points to is replaced

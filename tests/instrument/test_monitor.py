@@ -31,31 +31,50 @@ def test_validation_is_not_training_time() -> None:
     now = FakeNow()
     monitor = Monitor(now)
     one_batch(monitor, now, wait=0.0, work=1.0)
-    monitor.exclude()
+    monitor.exclude("validation")
     now.sleep(60.0)
-    monitor.include()
+    monitor.include("validation")
     one_batch(monitor, now, wait=0.0, work=1.0)
     assert monitor.read().seconds == 2.0
 
 
-def test_an_exclusion_that_a_fetch_ends_counts_the_fetch() -> None:
+def test_an_exclusion_lasts_until_its_own_reason_is_over() -> None:
     now = FakeNow()
     monitor = Monitor(now)
-    monitor.exclude()
+    monitor.exclude("epoch restart")
+    now.sleep(10.0)
+    monitor.exclude("checkpoint")
+    now.sleep(10.0)
+    monitor.include("checkpoint")
+    now.sleep(10.0)
+    monitor.include("epoch restart")
+    now.sleep(1.0)
+    monitor.include("validation")  # which never began
+    assert monitor.read().seconds == 1.0
+
+
+def test_a_fetch_inside_an_exclusion_is_excluded_too() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    monitor.exclude("epoch restart")
+    monitor.fetch_begins()
     now.sleep(60.0)
-    one_batch(monitor, now, wait=1.0, work=1.0)  # the next epoch begins with a fetch
-    assert monitor.read().seconds == 2.0
+    monitor.fetch_ends()
+    monitor.include("epoch restart")
+    one_batch(monitor, now, wait=1.0, work=1.0)
+    reading = monitor.read()
+    assert (reading.seconds, reading.data_wait_sec) == (2.0, 1.0)
 
 
 def test_a_reading_inside_an_exclusion_splits_it() -> None:
     now = FakeNow()
     monitor = Monitor(now)
     now.sleep(1.0)
-    monitor.exclude()
+    monitor.exclude("validation")
     now.sleep(10.0)
     assert monitor.read().seconds == 1.0
     now.sleep(10.0)
-    monitor.include()
+    monitor.include("validation")
     now.sleep(2.0)
     assert monitor.read().seconds == 2.0
 

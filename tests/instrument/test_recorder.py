@@ -57,6 +57,9 @@ class FakeCounter:
         if self.entered and not self.paused:
             self.flops[phase] += flops
 
+    def total(self) -> PhaseFlops:
+        return PhaseFlops(**self.flops)
+
     def record(self) -> FlopRecord:
         return FlopRecord(
             cells=tuple(
@@ -98,8 +101,7 @@ class Run:
         self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
     ) -> None:
         self.states.append(self.recorder.state)
-        self.recorder.begin_batch()
-        with self.recorder.counting_scope():
+        with self.recorder.batch_scope():
             self.part("data_wait", 1.0, "forward", 10**9)  # what a loader computes is not the model's work
             self.part("forward", 2.0 + slow, "forward", 100)
             self.part("backward", 4.0, "backward", 200)
@@ -169,7 +171,22 @@ def test_only_steps_of_the_counted_signature_are_timed() -> None:
     assert not window.variable
     assert [step.seconds and step.seconds.forward for step in window.timed_steps] == [2.0, 2.0, 2.0]
     assert [step.index for step in window.timed_steps] == [4, 6, 8]
-    assert window.notes == ()
+    assert window.notes == (
+        "Steps differ: only 3 of the 6 steps watched had the counted step's batch shapes and numbers of forwards, "
+        "backwards and updates. FLOPs, times and rates are of such steps.",
+    )
+    assert run.recorder.counted_shapes == (SHAPES,)
+
+
+def test_shapes_do_not_speak_for_a_step_if_steps_of_the_same_shapes_do_other_work() -> None:
+    run = Run(profile_step=0, timing_steps=3, settle_steps=2)
+    for i in range(40):
+        if run.recorder.marking and i % 2:
+            run.recorder.enter("forward")  # every second step runs another forward
+            run.recorder.leave()
+        run.batch()
+    assert [step.index for step in run.close().timed_steps] == [4, 6, 8]
+    assert run.recorder.counted_shapes is None
 
 
 def test_a_rare_signature_is_watched_for_at_most_ten_windows_and_the_report_says_how_many_it_found() -> None:
@@ -180,6 +197,8 @@ def test_a_rare_signature_is_watched_for_at_most_ten_windows_and_the_report_says
     assert run.states.count(State.TIMING) == 30
     assert [step.index for step in window.timed_steps] == [5, 25]
     assert window.notes == (
+        "Steps differ: only 2 of the 30 steps watched had the counted step's batch shapes and numbers of forwards, "
+        "backwards and updates. FLOPs, times and rates are of such steps.",
         "2 of the 3 steps asked for were timed: only they had the counted step's signature among 30 watched.",
     )
 
@@ -226,8 +245,17 @@ def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
     run = Run(profile_step=5)
     for _ in range(3):
         run.batch()
+    assert not run.recorder.reached
     assert run.recorder.close(context=CONTEXT, report_step=0) is None
     assert run.counter.entered == 0
+
+
+def test_a_step_that_is_next_when_the_run_ends_was_not_reached() -> None:
+    run = Run(profile_step=3)
+    for _ in range(3):
+        run.batch()
+    assert run.recorder.state is State.COUNTING
+    assert not run.recorder.reached
 
 
 def test_settling_is_bounded_by_the_number_of_timed_steps() -> None:
@@ -243,8 +271,9 @@ def test_excluded_time_and_the_pause_between_epochs_belong_to_no_step() -> None:
         run.batch()
     run.part("validation", 1000.0)
     run.batch()
-    run.recorder.between_epochs()
+    run.recorder.epoch_ends()
     run.now.sleep(500.0)
+    run.recorder.epoch_begins()
     run.batch()
     first, second = run.close().timed_steps
     assert first.seconds == second.seconds == PhaseSeconds(data_wait=1.0, forward=2.0, backward=4.0, optimizer=8.0)
@@ -261,7 +290,7 @@ def test_an_unknown_batch_makes_the_samples_of_its_step_unknown() -> None:
 
 def test_gradients_computed_inside_the_forward_make_the_two_times_inseparable() -> None:
     run = Run(profile_step=0, timing_steps=1, settle_steps=1)
-    with run.recorder.counting_scope():
+    with run.recorder.batch_scope():
         run.part("forward", 2.0, "backward", 50)  # autograd.grad inside training_step
         run.part("backward", 4.0, "backward", 200)
         run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
@@ -270,9 +299,29 @@ def test_gradients_computed_inside_the_forward_make_the_two_times_inseparable() 
     assert any("cannot be told apart" in note for note in window.notes)
 
 
-def test_a_nested_backward_is_summed_once() -> None:
+def test_a_forward_inside_the_optimizers_part_makes_their_times_inseparable() -> None:
     run = Run(profile_step=0, timing_steps=1, settle_steps=1)
-    with run.recorder.counting_scope():
+    with run.recorder.batch_scope():
+        run.part("optimizer", 8.0, "forward", 50)  # a closure the loop does not see
+        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    assert run.close().mixed_phases == ("forward", "optimizer")
+
+
+def test_work_after_the_batch_ended_is_still_the_steps() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    with run.recorder.batch_scope():
+        run.part("forward", 2.0, "forward", 50)
+        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+        run.counter.spend("forward", 7)  # another callback's hook
+    run.counter.spend("forward", 1000)  # validation
+    window = run.close()
+    assert window.counted_steps[0].flops == PhaseFlops(forward=57)
+    assert window.mixed_phases == ("forward", "other")
+
+
+def test_a_nested_backward_is_one_backward() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=1)
+    with run.recorder.batch_scope():
         run.recorder.enter("backward")
         run.part("backward", 4.0, "backward", 200)
         run.recorder.leave()

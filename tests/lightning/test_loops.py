@@ -110,6 +110,62 @@ def test_manual_optimization_with_two_optimizers(
     assert window.mixed_phases == (("forward", "backward") if raw else ())
 
 
+@pytest.mark.parametrize("raw_backward", [False, True], ids=["manual_backward", "bare backward"])
+def test_a_closure_of_manual_optimization_is_forward_and_backward(
+    root: str, trainer: MakeTrainer, now: FakeNow, keep_window: list[Any], raw_backward: bool
+) -> None:
+    net = new_net(root, now=now)
+    net.automatic_optimization = False
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        def closure() -> Any:
+            now.sleep(2.0)
+            loss = torch.nn.functional.mse_loss(net.net(batch[0]), batch[1])
+            if raw_backward:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                net.manual_backward(loss)
+            return loss
+
+        net.optimizers().step(closure)
+
+    net.training_step = training_step
+    trainer(FlopsProfilerCallback(timing_steps=2)).fit(net, loader(8))
+    (window,) = keep_window
+    assert flops(window) == batch_flops()
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(forward=2.0, backward=0.0 if raw_backward else 4.0, optimizer=8.0)
+    assert window.mixed_phases == (("forward", "backward") if raw_backward else ())
+
+
+def test_a_forward_in_a_hook_is_counted_wherever_the_hook_stands(
+    root: str, trainer: MakeTrainer, keep_window: list[Any]
+) -> None:
+    net = new_net(root)
+    teacher = torch.nn.Linear(IN, OUT)
+    net.on_train_batch_end = lambda outputs, batch, batch_idx: teacher(batch[0])
+    trainer(FlopsProfilerCallback(timing_steps=1)).fit(net, loader(6))
+    assert flops(keep_window[0]).forward == FORWARD + 2 * BATCH * IN * OUT
+    assert keep_window[0].mixed_phases == ("forward", "other")  # its time is not where the forward's is
+
+
+def test_steps_that_differ_are_said_to_differ(root: str, trainer: MakeTrainer, keep_window: list[Any]) -> None:
+    net = new_net(root)
+    net.automatic_optimization = False
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        for _ in range(1 + batch_idx % 2):  # every second batch is used twice
+            net.manual_backward(torch.nn.functional.mse_loss(net.net(batch[0]), batch[1]))
+        net.optimizers().step()
+
+    net.training_step = training_step
+    trainer(FlopsProfilerCallback(profile_step=2, timing_steps=2)).fit(net, loader(12))
+    (window,) = keep_window
+    assert flops(window) == batch_flops()
+    assert any("Steps differ: only 2 of the 4 steps watched" in note for note in window.notes)
+    assert [step.index for step in window.timed_steps] == [6, 8]
+
+
 def test_lbfgs_runs_its_closure_several_times_in_one_step(
     root: str, trainer: MakeTrainer, now: FakeNow, keep_window: list[Any]
 ) -> None:
@@ -306,13 +362,22 @@ def test_the_time_between_epochs_belongs_to_no_step(
     assert [step.excluded_sec.get("epoch restart") for step in window.timed_steps] == [300.0, None, None, 300.0]
 
 
-@pytest.mark.parametrize(("fast_dev_run", "counted"), [(True, 0), (3, 2)])
+@pytest.mark.parametrize(("fast_dev_run", "accumulate", "counted"), [(True, 1, 0), (3, 1, 2), (4, 2, 1)])
 def test_fast_dev_run_clamps_the_step(
-    root: str, trainer: MakeTrainer, keep_window: list[Any], fast_dev_run: Any, counted: int, tmp_path: Any
+    root: str,
+    trainer: MakeTrainer,
+    keep_window: list[Any],
+    fast_dev_run: Any,
+    accumulate: int,
+    counted: int,
+    tmp_path: Any,
 ) -> None:
-    trainer(FlopsProfilerCallback(profile_step=100), fast_dev_run=fast_dev_run).fit(new_net(root), loader(6))
+    run = trainer(
+        FlopsProfilerCallback(profile_step=100), fast_dev_run=fast_dev_run, accumulate_grad_batches=accumulate
+    )
+    run.fit(new_net(root), loader(6))
     assert [step.index for step in keep_window[0].counted_steps] == [counted]
-    assert flops(keep_window[0]) == batch_flops()
+    assert flops(keep_window[0]) == batch_flops(times=accumulate)
     assert list(tmp_path.iterdir()) == []  # a development run leaves no files
 
 
@@ -386,13 +451,26 @@ def test_a_frozen_teacher_and_a_forward_without_gradients_count_in_the_step(
     assert flops(keep_window[0]).backward == batch_flops().backward
 
 
-def test_a_step_beyond_the_run_is_one_warning_with_both_numbers(
-    root: str, trainer: MakeTrainer, keep_window: list[Any], caplog: pytest.LogCaptureFixture
+def test_a_trainers_subclass_is_named_by_the_framework_it_comes_from(
+    root: str, keep_window: list[Any], tmp_path: Any
 ) -> None:
-    callback = FlopsProfilerCallback(profile_step=50)
+    base: Any = importlib.import_module(root).Trainer
+    run = type("MyTrainer", (base,), {})(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[FlopsProfilerCallback(timing_steps=1)],
+    )  # fmt: skip
+    run.fit(new_net(root), loader(6))
+    assert keep_window[0].context.framework == root
+
+
+@pytest.mark.parametrize("profile_step", [6, 50])
+def test_a_step_beyond_the_run_is_one_warning_with_both_numbers(
+    root: str, trainer: MakeTrainer, keep_window: list[Any], caplog: pytest.LogCaptureFixture, profile_step: int
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=profile_step)
     trainer(callback).fit(new_net(root), loader(6))
     assert keep_window == []
     assert callback.profile is None
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     ours = [message for message in warnings if "profile" in message]
-    assert ours == ["nothing was profiled: profile_step is 50, and this fit ended after 6 step(s)"]
+    assert ours == [f"nothing was profiled: profile_step is {profile_step}, and this fit ended after 6 step(s)"]

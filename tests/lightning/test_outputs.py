@@ -15,7 +15,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.instrument.clocks import WallClock
+from lightning_flops.instrument.monitor import Monitor
 from lightning_flops.report.text import render_text
+from tests.fake_clock import FakeNow
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -82,6 +85,62 @@ def test_the_monitor_logs_at_the_loggers_interval_until_the_end(
     assert [event.step for event in events.Scalars("flops_monitor/mfu")] == [9, 14, 19, 24, 29]
 
 
+def monitored_run(
+    monkeypatch: pytest.MonkeyPatch, root: str, trainer: MakeTrainer, tmp_path: Path, *callbacks: Any, **settings: Any
+) -> EventAccumulator:
+    """A run in which a step takes 14 s of a fake clock, 2 forward, 4 backward, 8 optimizer, and nothing else does."""
+    now = FakeNow()
+    monkeypatch.setattr("lightning_flops.lightning_fit.clock_for", lambda device: WallClock(now))
+    monkeypatch.setattr("lightning_flops.lightning_fit.Monitor", lambda: Monitor(now))
+    profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1.0)
+    slow = [make(now) for make in callbacks]
+    run = trainer(slow[0], profiler, slow[1], logger=tensorboard_logger(root, tmp_path), **settings)
+    validates = "val_check_interval" in settings
+    run.fit(new_net(root, now=now, validates=validates), loader(8), loader(1) if validates else None)
+    return read_back(tmp_path)
+
+
+def slow_callback(root: str, **seconds: float) -> Callable[[FakeNow], Any]:
+    """A callback whose hooks of these names take so long."""
+    base: Any = importlib.import_module(root).Callback
+
+    def make(now: FakeNow) -> Any:
+        hooks = {name: (lambda self, *_, sec=sec: now.sleep(sec)) for name, sec in seconds.items()}
+        return type("Slow", (base,), hooks)()
+
+    return make
+
+
+def test_the_monitors_rates_are_the_same_before_during_and_after_the_window(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = slow_callback(root)
+    events = monitored_run(
+        monkeypatch, root, trainer, tmp_path, idle, idle, log_every_n_steps=1, max_epochs=2, val_check_interval=4
+    )
+    samples = events.Scalars("flops_monitor/samples_per_sec")
+    assert [event.step for event in samples] == [step for step in range(16) if step != 2]  # 2 is counted
+    assert [event.value for event in samples] == pytest.approx([BATCH / 14.0] * 15)
+    mfu = events.Scalars("flops_monitor/mfu")
+    assert [event.step for event in mfu] == list(range(7, 16))  # 3 and 4 settle, 5 and 6 are timed
+    assert [event.value for event in mfu] == pytest.approx([(FORWARD + BACKWARD) / 14.0] * 9)
+
+
+def test_what_runs_between_epochs_is_no_training_whichever_callback_comes_first(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = slow_callback(root, on_train_epoch_end=1000.0, on_validation_start=1000.0, on_save_checkpoint=1000.0)
+    last = slow_callback(root, on_train_epoch_start=1000.0, on_train_epoch_end=1000.0, on_validation_end=1000.0)
+    events = monitored_run(
+        monkeypatch, root, trainer, tmp_path, first, last,
+        log_every_n_steps=1, max_epochs=3, val_check_interval=4, enable_checkpointing=True,
+    )  # fmt: skip
+    samples = events.Scalars("flops_monitor/samples_per_sec")
+    assert [event.value for event in samples] == pytest.approx([BATCH / 14.0] * 23)
+    (step_sec,) = events.Scalars("flops_profiler/global_step_sec")
+    assert step_sec.value == 14.0
+
+
 def test_the_monitors_mfu_is_missing_where_a_step_had_other_shapes(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
@@ -101,7 +160,7 @@ def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     net = new_net(root)
     net.on_train_batch_end = lambda *args: seen.append("_on_before_fetch" in vars(run.fit_loop.epoch_loop))
     run.fit(net, loader(8))
-    assert seen == [True] * 3 + [False] * 5  # the window closes with step 3: 1 is counted, 2 settles
+    assert seen == [True] * 4 + [False] * 4  # the window closes after step 3: 1 is counted, 2 settles
     assert [tag for tag in read_back(tmp_path).Tags()["scalars"] if tag.startswith("flops_monitor/")] == []
 
 
@@ -132,6 +191,17 @@ def test_a_second_fit_keeps_the_first_ones_profile(root: str, trainer: MakeTrain
     folder = tmp_path / "run" / "version_0"
     assert Profile.from_json((folder / "profile.json").read_text()) == first
     assert Profile.from_json((folder / "profile-2.json").read_text()) == callback.profile
+
+
+def test_runs_that_share_a_folder_keep_each_others_profiles(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    callbacks = [FlopsProfilerCallback(timing_steps=1, tag_prefix=prefix) for prefix in ("a", "b")]
+    trainer(*callbacks).fit(new_net(root), loader(6))
+    trainer(FlopsProfilerCallback(timing_steps=1)).fit(new_net(root), loader(6))
+    assert sorted(path.name for path in tmp_path.glob("profile*.json")) == [
+        "profile-2.json",
+        "profile-3.json",
+        "profile.json",
+    ]
 
 
 def test_output_file_is_the_same_text(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
