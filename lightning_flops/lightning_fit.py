@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.records import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class FitProfiler:
         self._module = pl_module
         self._config = config
         self._publish = publish
-        self._output = RunOutput(trainer, config)
+        self._output: RunOutput | None = None
         self._out = False
         self._whole_fit = Patches()
         self._window = Patches()
@@ -86,7 +87,7 @@ class FitProfiler:
         self._raw_updates = 0
         self._micro_batch_size: int | None = None
         self._recorder: Recorder | None = None
-        self._context = run_context(trainer)
+        self._context: RunContext | None = None
         self._last_global_step = 0
         self._reported = False
         self._samples_of: tuple[Shapes, int | None] | None = None
@@ -116,6 +117,8 @@ class FitProfiler:
     @_guarded
     def _begin(self) -> None:
         trainer = self._trainer
+        self._output = RunOutput(trainer, self._config)
+        self._context = run_context(trainer)
         profile_step = self._config.profile_step
         if (last := last_step_of_development_run(trainer)) is not None and profile_step > last:
             profile_step = last
@@ -506,7 +509,7 @@ class FitProfiler:
 
     def _report(self) -> None:
         recorder, trainer = self._recorder, self._trainer
-        assert recorder is not None
+        assert recorder is not None and self._context is not None and self._output is not None
         self._reported = True
         started = time.perf_counter()
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
@@ -548,6 +551,7 @@ class FitProfiler:
             return
         reading = monitor.read()
         if reading.steps and trainer.is_global_zero:
+            assert self._context is not None and self._output is not None
             profile = self._profile if reading.counted_signature else None
             self._output.write_reading(
                 reading,

@@ -50,7 +50,8 @@ def settle_steps(trainer: Trainer) -> int:
 def run_context(trainer: Trainer) -> RunContext:
     """Where this fit runs, as far as a rank can tell without asking the others."""
     device = trainer.strategy.root_device
-    root = next(root for kind in type(trainer).__mro__ for root in IMPORT_ROOTS if kind.__module__.startswith(root))
+    modules = [kind.__module__ for kind in type(trainer).__mro__]  # of a Trainer, or of a subclass of somebody's
+    root = next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
     sizes = _mesh_sizes(trainer)
     return RunContext(
         framework=root,

@@ -124,6 +124,9 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
     "target",
     [
         "lightning_flops.lightning_fit.Recorder",
+        "lightning_flops.lightning_fit.RunOutput",
+        "lightning_flops.lightning_fit.run_context",
+        "lightning_flops.lightning_fit.settle_steps",
         "lightning_flops.lightning_fit.tensor_shapes",
         "lightning_flops.lightning_fit.FlopCounter",
         "lightning_flops.lightning_fit.build_profile",
