@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -169,7 +170,8 @@ class FlopCounter:
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
         threads = self._thread_states()
-        return merge_records(threads, self._notes, self._compiled.hidden)
+        record = merge_records(threads, self._notes, self._compiled.hidden)
+        return replace(record, notes=(*record.notes, *self._compiled.notes(record.cells)))
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""

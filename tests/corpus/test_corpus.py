@@ -37,8 +37,10 @@ def each(networks: tuple[Network, ...]) -> pytest.MarkDecorator:
 
 
 @each(NETWORKS)
-def test_a_network_costs_what_its_layer_sizes_say(network: Network) -> None:
+def test_a_network_costs_what_its_layer_sizes_say(network: Network, request: pytest.FixtureRequest) -> None:
     """Phase by phase and module by module, as integers."""
+    if network.known_gap:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=network.known_gap))
     example, expected = network.example(), network.expected
     try:
         with count_flops(example.model) as counts:
