@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from lightning_flops.instrument.operators import Operator, dtype_name
@@ -24,7 +24,7 @@ class _Sum:
 
 
 def merge_records(
-    threads: Iterable[ThreadState],
+    threads: Collection[ThreadState],
     notes: Iterable[str],
     hidden: Callable[[Mapping[str, int]], Mapping[str, UncountedOperator]],
 ) -> FlopRecord:
@@ -71,7 +71,24 @@ def merge_records(
         )
         for (module, phase, operator, dtype), entry in sorted(sums.items())
     )
-    return FlopRecord(cells=cells, module_calls=dict(sorted(calls.items())), uncounted=uncounted, notes=tuple(notes))
+    return FlopRecord(
+        cells=cells,
+        module_calls=dict(sorted(calls.items())),
+        uncounted=uncounted,
+        notes=(*notes, *_estimates(threads)),
+    )
+
+
+def _estimates(threads: Iterable[ThreadState]) -> list[str]:
+    """Sentences that name the operators whose FLOPs are estimates, and where those come from."""
+    sources: dict[str, str] = {}
+    for state in threads:
+        for table in list(state.tables.values()):
+            for key, cell in list(table.items()):
+                operator = key if isinstance(key, Operator) else key[0]
+                if cell.flops and operator.entry.estimate:
+                    sources[operator.name] = operator.entry.estimate
+    return [f"The FLOPs of {name} are an estimate: {source}." for name, source in sorted(sources.items())]
 
 
 def total_flops(threads: Iterable[ThreadState]) -> PhaseFlops:

@@ -409,3 +409,13 @@ def test_a_compiled_checkpoint_says_that_its_repetition_counts_as_backward() -> 
     assert counts.forward == forward
     assert counts.backward + counts.recompute == gradients + forward
     assert any("repeats part of the forward" in note for note in counts.notes)
+
+
+def test_an_estimate_is_called_one_and_names_its_source() -> None:
+    with FlopCounter(None) as counter:
+        torch.fft.fft(torch.randn(8, dtype=torch.complex64))
+        torch.randn(3, 5) @ torch.randn(5, 7)
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 5 * 8 * 3 + 2 * 3 * 5 * 7
+    (note,) = record.notes
+    assert note.startswith("The FLOPs of aten._fft_c2c are an estimate: 5 N log2 N")
