@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_flops.instrument.autograd_state import graph_task_id, inside_function_forward, sequence_number
 from lightning_flops.instrument.backward_scope import BackwardScope
 from lightning_flops.instrument.compiled_regions import CompiledRegions
+from lightning_flops.instrument.compiler_sight import hide
 from lightning_flops.instrument.dispatch_stack import is_pushed, pushed
 from lightning_flops.instrument.formulas import Entry, Work, heavy_hint
 from lightning_flops.instrument.formulas.contract import dtype_of_first_tensor, no_flops
@@ -78,6 +79,14 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts_fake = False
         """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch is to wrap our handler, to keep the compiler out: not where the handler's code is marked.
+
+        Asked when the class is made.
+        """
+        return not hide(cls.__torch_dispatch__)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from lightning_flops.instrument.compiler_sight import hidden
+
 logger = logging.getLogger(__name__)
 
 EnterHook = Callable[[nn.Module, Any], None]
@@ -26,7 +28,9 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
     """
-    disable: Any = torch.compiler.disable
+    compiler = _compiler_callbacks()
+    # A compiler that reads the hooks into its graph looks past marks on their code, though not past torch's wrappers.
+    disable: Any = torch.compiler.disable if compiler is None else hidden
     enter, leave = disable(on_enter), disable(on_leave)
 
     def before(module: nn.Module, args: Any) -> None:
@@ -38,7 +42,6 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
             leave(module, args, output)
 
     handles: list[Any] = []
-    compiler = _compiler_callbacks()
 
     def put_up() -> None:
         if not handles:
