@@ -25,8 +25,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops import FlopsProfilerCallback
-from lightning_flops.report.text import render_text
+from lightning_flops import FlopsProfilerCallback, render_text
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
     from lightning_flops.pytorch import count_flops as count_flops
+    from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import register_flop_formula as register_flop_formula
+    from lightning_flops.report.text import render_text as render_text
 
 __version__ = "0.1.0"
 
@@ -26,7 +28,9 @@ _MODULES = {
     "Profile": "analysis.profile",
     "ProfilerConfig": "config",
     "count_flops": "pytorch",
+    "count_offline": "pytorch",
     "register_flop_formula": "pytorch",
+    "render_text": "report.text",
 }
 """Where each public name lives, below this package."""
 
@@ -38,7 +42,9 @@ __all__ = [
     "ProfilerConfig",
     "__version__",
     "count_flops",
+    "count_offline",
     "register_flop_formula",
+    "render_text",
 ]
 
 
