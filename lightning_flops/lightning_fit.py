@@ -85,6 +85,7 @@ class FitProfiler:
         self._in_batch_scope = False
         self._in_strategy_step = False
         self._raw_updates = 0
+        self._raw_depth = 0
         self._micro_batch_size: int | None = None
         self._recorder: Recorder | None = None
         self._context: RunContext | None = None
@@ -337,11 +338,14 @@ class FitProfiler:
             self._recorder.leave()
 
     def _raw_step_begins(self, *_: Any) -> None:
-        if not self._in_strategy_step:
+        # A subclass's step that calls its parent's, or an optimizer around another one, fires the hooks of both.
+        self._raw_depth += 1
+        if self._raw_depth == 1 and not self._in_strategy_step:
             self._enter("optimizer")
 
     def _raw_step_ends(self, *_: Any) -> None:
-        if not self._in_strategy_step:
+        self._raw_depth -= 1
+        if self._raw_depth == 0 and not self._in_strategy_step:
             self._raw_updates += 1
             self._leave()
 
@@ -352,6 +356,7 @@ class FitProfiler:
         """Take the batch's shapes before the user's step may change it."""
         self._batch = batch
         self._shapes = tensor_shapes(batch)
+        self._raw_depth = 0  # a step that raised, and was caught, never told that it ended
 
     @_guarded
     def batch_ends(self, batch: Any) -> None:
