@@ -97,7 +97,7 @@ def test_manual_optimization_with_two_optimizers(
     root: str, trainer: MakeTrainer, now: FakeNow, keep_window: list[Any], raw: bool
 ) -> None:
     callback = FlopsProfilerCallback(profile_step=1, timing_steps=2)
-    # Once an SGD exists, its own step fires torch's hooks too when the nets' subclass calls it: one update all the same.
+    # Once an SGD exists, its own step fires the hooks too when the nets' subclass calls it: one update all the same.
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     trainer(callback).fit(new_gan(root, now=now, raw=raw), loader(8))
     (window,) = keep_window
