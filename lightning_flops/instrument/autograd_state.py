@@ -79,7 +79,7 @@ _WRAPPED_CALL_CODE = torch.nn.Module._wrapped_call_impl.__code__
 def node_sequence(node: Any) -> int:
     """Sequence number of an autograd node; ``ACCUMULATES_GRADIENT`` or more when it has none."""
     try:
-        return int(node._sequence_nr())
+        return node._sequence_nr()  # type: ignore[no-any-return]
     except AttributeError:
         return ACCUMULATES_GRADIENT
 
@@ -159,6 +159,18 @@ def inside_function_forward(calls: int = 0) -> bool:
             return False  # what is further out is the code that called backward()
         frame = frame.f_back
     return False
+
+
+def called_by_engine() -> bool:
+    """Whether autograd's engine called the handler whose helper asks, with no Python code of a node's in between.
+
+    A cheap "no" to ``inside_function_forward``: looking at a frame makes an object of it, which costs more than to book
+    an operator; this looks at one only, that of the engine, which lives as long as the backward.
+    """
+    try:
+        return sys._getframe(3).f_code is _ENGINE_CODE
+    except ValueError:
+        return True  # the engine's own thread: nothing is further out
 
 
 def calling_modules() -> Iterator[torch.nn.Module]:

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import is_grad_enabled
 
 from lightning_flops.instrument.autograd_state import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
+    called_by_engine,
     current_node,
     find_backward_call,
     graph_task_id,
     inside_function_forward,
-    node_sequence,
     sequence_number,
 )
 from lightning_flops.instrument.operators import Operator
@@ -64,7 +64,7 @@ class BackwardScope:
         else:
             state.task = self._task(state, task_id)
             # The operator at hand has made its node already, if it makes one.
-            state.born = sequence_number() - int(torch.is_grad_enabled())
+            state.born = sequence_number() - int(is_grad_enabled())
         state.retarget()
 
     def _task(self, state: ThreadState, task_id: int) -> GraphTask:
@@ -82,7 +82,7 @@ class BackwardScope:
         owners = frozenset(other.task.owner for other in threads if other.task is not None and other is not state)
         call = find_backward_call(owners)
         if call is None:
-            owner, create_graph = state.ident, torch.is_grad_enabled()
+            owner, create_graph = state.ident, is_grad_enabled()
         else:
             owner, create_graph = call.thread, call.create_graph
         ordered = sorted(threads, key=lambda other: other.ident != owner)
@@ -116,12 +116,15 @@ class BackwardScope:
         top = state.stack[-1]
         if top.task == state.task_id:
             # A module called inside this backward; with create_graph too, it is there to repeat a forward.
-            repeats = top.repeats_forward or torch.is_grad_enabled()
+            repeats = top.repeats_forward or is_grad_enabled()
             return state.table_of(top.name, "recompute" if repeats else "backward")
         node = current_node()
         if node is None:
             return state.table_of(OUTSIDE, "backward")  # what runs at a backward's end: a reducer's callback
-        sequence = node_sequence(node)
+        try:
+            sequence = node._sequence_nr()  # node_sequence(), without a call of ours
+        except AttributeError:
+            sequence = ACCUMULATES_GRADIENT
         if state.segment_start <= sequence < state.segment_end:
             table = state.segment_table
         elif sequence >= ACCUMULATES_GRADIENT:
@@ -131,14 +134,13 @@ class BackwardScope:
             return state.table_of(self._owner_of(getattr(node, "variable", None)), "backward")
         else:
             assert state.task is not None
-            segment = state.task.segment(sequence)
-            state.segment_start, state.segment_end = segment.start, segment.end
-            table = state.segment_table = state.table_of(self._module(segment.name), "backward")
-        if torch.is_grad_enabled():
+            maker, state.segment_start, state.segment_end = state.task.segment(sequence)
+            table = state.segment_table = state.table_of(self._module(maker) if maker == UNKNOWN else maker, "backward")
+        if is_grad_enabled():
             state.bear_nodes(table.module)
             creates = state.task is not None and state.task.create_graph
             return table if creates else state.table_of(table.module, "recompute")
-        if operator.counted and inside_function_forward():
+        if operator.counted and not called_by_engine() and inside_function_forward():
             # The first pass of a reentrant checkpoint inside a forward that another checkpoint repeats.
             return state.table_of(table.module, "recompute")
         return table

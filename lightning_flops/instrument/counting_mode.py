@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.nn.parameter import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,8 +31,9 @@ from lightning_flops.instrument.operators import (
     hands_over,
     is_fake,
     needs_gradient,
+    operator_of,
 )
-from lightning_flops.instrument.thread_state import Cell, Table, ThreadState
+from lightning_flops.instrument.thread_state import Cell, CountedCell, Table, ThreadState
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         operator = self._operators.get(id(func))
         if operator is None:
-            operator = self._operators[id(func)] = Operator(func)
+            operator = self._operators[id(func)] = operator_of(func)
         if types:
             for tensor_type in types:
                 if hands_over(tensor_type):
@@ -126,11 +128,9 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
             table = self._table(state, operator) if state.in_backward else state.table
             if operator.counted:
-                cell = self._work(state, table, operator, args, kwargs or {}, out)
+                cell: Cell | None = self._work(state, table, operator, args, kwargs or {}, out)
             else:
-                found = table.get(operator)
-                cell = table.cell(operator) if found is None else found
-            cell.calls += 1
+                cell = table.get(operator)
             read = 0
             for arg in args:
                 kind = arg.__class__
@@ -138,8 +138,13 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     read += arg.nbytes
                 elif kind not in NO_TENSORS:
                     read += bytes_of(arg)
-            cell.read += read
-            cell.written += out.nbytes if out.__class__ is torch.Tensor else bytes_of(out)
+            written = out.nbytes if out.__class__ is torch.Tensor else bytes_of(out)
+            if cell is None:
+                table[operator] = Cell(1, read, written)
+            else:
+                cell.calls += 1
+                cell.read += read
+                cell.written += written
         except Exception as error:
             self._failed("an operator", error)
         return out
@@ -188,15 +193,11 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return table.cell(operator)
         if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args) and self.runs_in_tf32(operator):
             dtype = "tf32"
-        cell = table.cell(operator)
-        if cell.dtype is not dtype:
-            if cell.dtype is not None or cell.calls:
-                cell = table.cell((operator, dtype))
-            cell.dtype = dtype
+        cell = table.counted_cell(operator, dtype)
         flops = work if isinstance(work, int) else self._split(cell, work)
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":
-            if torch.is_grad_enabled():
+            if is_grad_enabled():
                 if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
                     cell.without_backward += flops
             else:
@@ -217,7 +218,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         state.makers.insert(sequence_number() - 1, name)
         return state.table_of(name, table.phase)
 
-    def _split(self, cell: Cell, work: Work) -> int:
+    def _split(self, cell: CountedCell, work: Work) -> int:
         """Books what a call repeats and skips; what remains is the running phase's."""
         flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
         # A mask rules out the same share of every product over the score matrix.

@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument import autograd_state
@@ -37,7 +36,7 @@ from lightning_flops.instrument.module_scope import ModuleNames, named_modules, 
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records, total_flops
 from lightning_flops.instrument.template_kernels import heard_kernels
-from lightning_flops.instrument.thread_state import UNKNOWN, Running, ThreadState
+from lightning_flops.instrument.thread_state import UNKNOWN, Running, RunningKind, ThreadState
 from lightning_flops.records import OUTSIDE, FlopRecord, PhaseFlops
 
 logger = logging.getLogger(__name__)
@@ -62,6 +61,7 @@ class FlopCounter:
             raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
         self._root = root
         self._names = ModuleNames(root)
+        self._name_for = self._names.name_for
         self._parameter_owners: dict[int, str] | None = None
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -155,11 +155,10 @@ class FlopCounter:
             yield
 
     @contextmanager
-    def _running(self, name: str, kind: Literal["root", "optimizer"]) -> Iterator[None]:
+    def _running(self, name: str, kind: RunningKind) -> Iterator[None]:
         state = self._state()
         depth = len(state.stack)
-        self._enter_running(state, name, None, kind)
-        running = state.stack[-1]
+        running = self._enter_running(state, name, None, kind)
         try:
             yield
         finally:
@@ -206,34 +205,48 @@ class FlopCounter:
 
     # What runs in the forward
 
-    def _enter_running(
-        self, state: ThreadState, name: str, owner: Any, kind: Literal["module", "root", "optimizer"]
-    ) -> None:
+    def _enter_running(self, state: ThreadState, name: str, owner: Any, kind: RunningKind) -> Running:
         task = graph_task_id()
         if task != state.task_id:
             self._backward.switch_task(state, task)
-        caller = state.stack[-1]
-        repeats = not torch.is_grad_enabled() and (
-            caller.repeats_forward or (caller.wants_backward and inside_function_forward(calls=int(kind == "module")))
-        )
-        state.push(Running(name, owner, kind, task, repeats or torch.is_grad_enabled(), repeats))
+        if is_grad_enabled():
+            wants_backward, repeats = True, False
+        else:
+            caller = state.stack[-1]
+            wants_backward = repeats = caller.repeats_forward or (
+                caller.wants_backward and inside_function_forward(calls=int(kind == "module"))
+            )
+        table = state.table_of(name, "optimizer" if kind == "optimizer" else "forward")
+        running = Running(name, owner, kind, task, table, wants_backward, repeats)
+        state.push(running)
+        return running
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
+        # This and the next one run for every module of a step: they call little.
         try:
-            state = self._state()
+            try:
+                state: ThreadState = self._local.state
+            except AttributeError:
+                state = self._state()
             caller = state.stack[-1]
-            name = self._name_of(state, module, caller)
+            name = self._name_for(module, caller.name)
             if name is None:
-                # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
-                if caller.kind == "optimizer":
-                    self._enter_running(state, OUTSIDE, module, "module")
-                return
+                name = _name_of_replica(state, module, caller)
+                if name is None:
+                    # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
+                    if caller.kind == "optimizer":
+                        self._enter_running(state, OUTSIDE, module, "module")
+                    return
             outermost = state.modes == 0 and len(state.stack) == 1
-            self._enter_running(state, name, module, "module")
-            running = state.stack[-1]
-            wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
-            if running.task == NO_GRAPH_TASK and not wrapped and not state.paused:
-                state.calls[name] = state.calls.get(name, 0) + 1
+            task = graph_task_id()
+            if task == NO_GRAPH_TASK and task == state.task_id and is_grad_enabled():
+                running = state.enter_module(name, module)
+            else:
+                running = self._enter_running(state, name, module, "module")
+            if running.task == NO_GRAPH_TASK and not state.paused:
+                wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
+                if not wrapped:
+                    state.calls[name] = state.calls.get(name, 0) + 1
             if outermost and not is_pushed(self._mode):
                 # A Python thread starts without our mode, and numbers its autograd nodes like any other.
                 push(self._mode)
@@ -244,7 +257,10 @@ class FlopCounter:
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         try:
-            state = self._state()
+            try:
+                state: ThreadState = self._local.state
+            except AttributeError:
+                state = self._state()
             stack = state.stack
             depth = len(stack) - 1
             running = stack[depth]
@@ -272,16 +288,6 @@ class FlopCounter:
         except Exception as error:
             self._failed("a module's forward hook", error)
 
-    def _name_of(self, state: ThreadState, module: nn.Module, caller: Running) -> str | None:
-        name = self._names.name_for(module, caller.name)
-        if name is None and getattr(module, "_is_replica", False):
-            # DataParallel calls copies of the modules, made anew for each forward, on threads of their own.
-            name = state.replicas.get(module)
-            if name is None and caller.kind == "base":
-                state.replicas.update((copy, copy_name) for copy_name, copy in named_modules(module))
-                name = state.replicas.get(module)
-        return name
-
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             state = self._state()
@@ -307,7 +313,7 @@ class FlopCounter:
 
     def _watch_backward_of(self, output: Any) -> None:
         """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
-        if not torch.is_grad_enabled() or autograd_is_compiled():
+        if not is_grad_enabled() or autograd_is_compiled():
             return
 
         def follow(sequence: int) -> None:
@@ -348,7 +354,7 @@ class FlopCounter:
                 if self._entered and segment is not None:
                     if not is_pushed(self._mode):
                         push(self._mode)  # the engine takes it off after the node
-                    self._backward.claim(self._state(), sequence, segment.name)
+                    self._backward.claim(self._state(), sequence, segment[0])
             except Exception as error:
                 self._failed("a backward on another thread", error)
 
@@ -359,6 +365,17 @@ class FlopCounter:
         if self._parameter_owners is None:
             self._parameter_owners = self._names.parameter_owners()
         return self._parameter_owners.get(id(parameter), OUTSIDE)
+
+
+def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running) -> str | None:
+    """Name of a module that DataParallel copied: made anew for each forward, called on threads of their own."""
+    if not getattr(module, "_is_replica", False):
+        return None
+    name = state.replicas.get(module)
+    if name is None and caller.kind == "base":
+        state.replicas.update((copy, copy_name) for copy_name, copy in named_modules(module))
+        name = state.replicas.get(module)
+    return name
 
 
 def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import Parameter
 
 from lightning_flops.instrument.formulas import Entry, lookup
 
@@ -86,6 +87,18 @@ class Operator:
         )
 
 
+_operators: dict[Any, Operator] = {}
+
+
+def operator_of(function: Any) -> Operator:
+    """What is kept about an operator: worked out once for all counters, anew when another formula was registered."""
+    entry = lookup(function)
+    operator = _operators.get(function)
+    if operator is None or operator.entry is not entry:
+        operator = _operators[function] = Operator(function, entry)
+    return operator
+
+
 def _moves_nothing(function: Any, short: str) -> bool:
     if short in _NO_TRAFFIC:
         return True
@@ -159,7 +172,8 @@ def elements_of(value: Any) -> int:
 def needs_gradient(values: Any) -> bool:
     """Whether any tensor among *values*, lists searched too, requires a gradient."""
     for value in values:
-        if isinstance(value, torch.Tensor):
+        # The first test spares parameters the second one, which their class answers in Python.
+        if value.__class__ is Parameter or isinstance(value, torch.Tensor):
             if value.requires_grad:
                 return True
         elif isinstance(value, (list, tuple)) and needs_gradient(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, sequence_number
 from lightning_flops.records import OUTSIDE, FlopPhase
@@ -19,80 +19,108 @@ _LONGEST_TABLE = 1 << 20
 """Boundaries of autograd nodes kept on a thread; the older half goes when there are more."""
 
 
+RunningKind = Literal["base", "module", "root", "optimizer"]
+
+Segment = tuple[str, int, int]
+"""Autograd nodes of consecutive numbers: who made them, the first number, the first that is not one of them."""
+
+
 class Cell:
-    """What one operator, in one dtype, spent in one module and phase."""
+    """What one operator spent in one module and phase."""
 
-    __slots__ = (
-        "calls",
-        "dtype",
-        "flops",
-        "hidden_grad_flops",
-        "read",
-        "repeated",
-        "repeated_skipped",
-        "skipped",
-        "without_backward",
-        "written",
-    )
+    # Most cells stand for one call of an operator without FLOPs: three numbers are their own, the rest is the class's.
+    __slots__ = ("calls", "read", "written")
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.dtype: Any = None
-        """Of the arithmetic; None where nothing is counted."""
-        self.read = 0
-        self.written = 0
-        self.flops = 0
-        self.skipped = 0
-        self.without_backward = 0
-        self.hidden_grad_flops = 0
-        """FLOPs run with grad disabled inside an autograd.Function, where tensors do not say who needs a gradient."""
-        self.repeated = 0
-        """FLOPs with which a fused attention's backward repeats its forward: the recompute phase's."""
-        self.repeated_skipped = 0
+    dtype: Any = None
+    """Of the arithmetic; None where nothing is counted."""
+    flops: int = 0
+    skipped: int = 0
+    without_backward: int = 0
+    hidden_grad_flops: int = 0
+    """FLOPs run with grad disabled inside an autograd.Function, where tensors do not say who needs a gradient."""
+    repeated: int = 0
+    """FLOPs with which a fused attention's backward repeats its forward: the recompute phase's."""
+    repeated_skipped: int = 0
+
+    def __init__(self, calls: int, read: int, written: int) -> None:
+        self.calls = calls
+        self.read = read
+        self.written = written
+
+
+class CountedCell(Cell):
+    """What one operator, in one dtype of its arithmetic, spent in one module and phase."""
+
+    __slots__ = ("dtype", "flops", "hidden_grad_flops", "repeated", "repeated_skipped", "skipped", "without_backward")
+
+    def __init__(self, dtype: Any) -> None:
+        self.calls = self.read = self.written = 0
+        self.dtype = dtype
+        self.flops = self.without_backward = self.hidden_grad_flops = 0
+        self.skipped = self.repeated = self.repeated_skipped = 0
 
 
 class Table(dict[Any, Cell]):
-    """Cells of one module and phase, by operator; of a second dtype of its arithmetic, by (operator, dtype)."""
+    """Cells of one module and phase: by operator, and where FLOPs were counted by (operator, dtype)."""
 
     __slots__ = ("module", "phase")
 
     def __init__(self, module: str, phase: FlopPhase) -> None:
-        super().__init__()
+        # dict.__init__ has nothing to do here, and there is a table for every module.
         self.module = module
         self.phase: FlopPhase = phase
 
-    def cell(self, key: Any) -> Cell:
-        """The cell of this key; a new one at first."""
-        cell = self.get(key)
+    def cell(self, operator: Any) -> Cell:
+        """The cell of an operator whose FLOPs were not counted; a new one at first."""
+        cell = self.get(operator)
         if cell is None:
-            cell = self[key] = Cell()
+            cell = self[operator] = Cell(0, 0, 0)
         return cell
 
+    def counted_cell(self, operator: Any, dtype: Any) -> CountedCell:
+        """The cell of an operator whose FLOPs were counted, with arithmetic in *dtype*; a new one at first."""
+        key = (operator, dtype)
+        cell = self.get(key)
+        if cell is None:
+            cell = self[key] = CountedCell(dtype)
+        return cell  # type: ignore[return-value]  # under such keys there are no others
 
-@dataclass(slots=True)
+
 class Running:
-    """A module, an optimizer step, or the root's own code, that is running on a thread."""
+    """A module, an optimizer step, or the root's own code, that is running on a thread.
 
-    name: str
-    owner: Any
-    kind: Literal["base", "module", "root", "optimizer"]
-    task: int
-    """The graph task inside which it was entered."""
-    wants_backward: bool
-    """Whether a backward may follow: grad was on when it was entered, or the next field says so."""
-    repeats_forward: bool = False
-    """It was entered with grad off inside an autograd.Function's forward, such as reentrant checkpointing's."""
-    mode_pushed: bool = False
-    """The dispatch mode came to this thread with it, and leaves with it."""
+    Args:
+        name: whose work it is.
+        owner: the module or the optimizer; None for the root's own code.
+        kind: what it is.
+        task: the graph task inside which it was entered.
+        table: where its operators are booked outside any backward.
+        wants_backward: whether a backward may follow: grad was on when it was entered, or *repeats_forward* says so.
+        repeats_forward: it was entered with grad off inside an autograd.Function's forward, such as reentrant
+            checkpointing's.
+    """
 
+    __slots__ = ("kind", "mode_pushed", "name", "owner", "repeats_forward", "table", "task", "wants_backward")
 
-class Segment(NamedTuple):
-    """Autograd nodes of consecutive numbers that one module made."""
-
-    name: str
-    start: int
-    end: int
-    """The first number that is not its own any more."""
+    def __init__(
+        self,
+        name: str,
+        owner: Any,
+        kind: RunningKind,
+        task: int,
+        table: Table,
+        wants_backward: bool,
+        repeats_forward: bool = False,
+    ) -> None:
+        self.name = name
+        self.owner = owner
+        self.kind: RunningKind = kind
+        self.task = task
+        self.table = table
+        self.wants_backward = wants_backward
+        self.repeats_forward = repeats_forward
+        self.mode_pushed = False
+        """The dispatch mode came to this thread with it, and leaves with it."""
 
 
 @dataclass(slots=True)
@@ -109,20 +137,21 @@ class NodeMakers:
 
     def mark(self, start: int, name: str) -> None:
         """From sequence number *start* on, nodes are made by *name*."""
-        starts = self.starts
-        if starts and start <= starts[-1]:
-            if len(starts) > 1 and self.names[-2] == name:
-                starts.pop()
-                self.names.pop()
-            else:
-                self.names[-1] = name
-            return
-        if self.names and self.names[-1] == name:
-            return
-        if len(starts) >= _LONGEST_TABLE:
-            del starts[: _LONGEST_TABLE // 2], self.names[: _LONGEST_TABLE // 2]
+        starts, names = self.starts, self.names
+        if starts:
+            if start <= starts[-1]:
+                if len(starts) > 1 and names[-2] == name:
+                    starts.pop()
+                    names.pop()
+                else:
+                    names[-1] = name
+                return
+            if names[-1] == name:
+                return
+            if len(starts) >= _LONGEST_TABLE:
+                del starts[: _LONGEST_TABLE // 2], names[: _LONGEST_TABLE // 2]
         starts.append(start)
-        self.names.append(name)
+        names.append(name)
 
     def insert(self, sequence: int, name: str) -> None:
         """One past node was made by *name*, whatever ran around it."""
@@ -145,11 +174,12 @@ class NodeMakers:
 
     def segment(self, sequence: int, limit: int) -> Segment | None:
         """Who made the node of this number, and which numbers below *limit* are the same's; None if it is too old."""
-        index = bisect_right(self.starts, sequence)
+        starts = self.starts
+        index = bisect_right(starts, sequence)
         if index == 0:
             return None
-        end = self.starts[index] if index < len(self.starts) else limit
-        return Segment(self.names[index - 1], self.starts[index - 1], min(end, limit))
+        end = starts[index] if index < len(starts) else limit
+        return self.names[index - 1], starts[index - 1], limit if limit < end else end
 
 
 @dataclass(slots=True)
@@ -169,8 +199,8 @@ class GraphTask:
                 segment = table.segment(sequence, _NO_LIMIT if limit is None else limit)
                 if segment is not None:
                     # In a later table a neighbour's number may also stand in an earlier one.
-                    return segment if place == 0 else Segment(segment.name, sequence, sequence + 1)
-        return Segment(UNKNOWN, sequence, sequence + 1)
+                    return segment if place == 0 else (segment[0], sequence, sequence + 1)
+        return UNKNOWN, sequence, sequence + 1
 
 
 class ThreadState:
@@ -190,13 +220,13 @@ class ThreadState:
         self.makers = NodeMakers([], [])
         self.special = False
         """Something on this thread keeps operators off the shortest way."""
-        self.stack: list[Running] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, wants_backward=True)]
+        self.table = self.table_of(OUTSIDE, "forward")
+        self.stack: list[Running] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, self.table, True)]
         self.replicas: dict[Any, str] = {}
-        # Where the next operator's costs go; kept current by retarget().
+        # Where the next operator's costs go, as is the table above; kept current by retarget().
         self.task_id = NO_GRAPH_TASK
         self.task: GraphTask | None = None
         self.in_backward = False
-        self.table = self.table_of(OUTSIDE, "forward")
         # Of the last autograd node seen: its neighbours, whose operators need no look-up.
         self.segment_start = 0
         self.segment_end = 0
@@ -221,10 +251,9 @@ class ThreadState:
     def retarget(self) -> None:
         """Works out anew where costs go, after the stack or the graph task changed."""
         top = self.stack[-1]
-        optimizing = top.kind == "optimizer" and top.task == self.task_id
-        self.in_backward = self.task_id != NO_GRAPH_TASK and not optimizing
-        if not self.in_backward:
-            self.table = self.table_of(top.name, "optimizer" if optimizing else "forward")
+        self.table = top.table
+        task = self.task_id
+        self.in_backward = task != NO_GRAPH_TASK and not (top.kind == "optimizer" and top.task == task)
 
     def bear_nodes(self, module: str) -> None:
         """Nodes made in a backward since the last operator are this module's, whose backward bears them."""
@@ -244,17 +273,38 @@ class ThreadState:
         starts = self.makers.starts
         self.makers.mark(max(self.born, starts[-1]) if starts else self.born, module)
 
+    def enter_module(self, name: str, module: Any) -> Running:
+        """A module starts to run in the usual way: outside any backward, with grad enabled."""
+        # What table_of() and push() do, in one call instead of four: this runs for every module of a step.
+        key: tuple[str, FlopPhase] = (name, "forward")
+        table = self.tables.get(key)
+        if table is None:
+            table = self.tables[key] = Table(name, "forward")
+        running = Running(name, module, "module", NO_GRAPH_TASK, table, True)
+        self.stack.append(running)
+        self.makers.mark(sequence_number(), name)
+        self.table = table
+        return running
+
     def push(self, running: Running) -> None:
         """Something starts to run."""
         self.stack.append(running)
         self.makers.mark(sequence_number(), running.name)
-        self.retarget()
+        if self.task_id == NO_GRAPH_TASK:
+            self.table = running.table  # all that retarget() would change
+        else:
+            self.retarget()
 
     def pop(self) -> None:
         """The uppermost of what runs has ended."""
-        self.stack.pop()
-        self.makers.mark(sequence_number(), self.stack[-1].name)
-        self.retarget()
+        stack = self.stack
+        stack.pop()
+        top = stack[-1]
+        self.makers.mark(sequence_number(), top.name)
+        if self.task_id == NO_GRAPH_TASK:
+            self.table = top.table  # all that retarget() would change
+        else:
+            self.retarget()
 
     def pop_to(self, depth: int) -> None:
         """What stands at *depth* of the stack, and above, has ended."""
