@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.instrument.batches import Shapes, samples_in, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.monitor import Monitor
@@ -91,7 +91,9 @@ class FitProfiler:
         self._context: RunContext | None = None
         self._last_global_step = 0
         self._reported = False
-        self._samples_of: tuple[Shapes, int | None] | None = None
+        self._meter = BatchMeter(
+            batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=self._note
+        )
         self._optimizer_steps: Callable[[], int] = lambda: 0
 
     @classmethod
@@ -370,10 +372,10 @@ class FitProfiler:
         if batch is not started:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         shapes = self._shapes
-        samples = self._samples(batch, shapes)
+        samples = self._meter.samples(batch, shapes)
         counted = recorder.counting
         if recorder.state is not State.CLOSED:
-            tokens = self._tokens(batch, samples)
+            tokens = self._meter.tokens(batch, samples)
             recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
         if counted and self._micro_batch_size is None:
             self._micro_batch_size = samples
@@ -429,45 +431,6 @@ class FitProfiler:
         if interrupted_by is not None:
             recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")
         self._report()
-
-    # ---- what is known of a batch
-
-    def _samples(self, batch: Any, shapes: Shapes) -> int | None:
-        batch_size = self._config.batch_size
-        if isinstance(batch_size, int):
-            return batch_size
-        if batch_size is not None:
-            return self._ask("batch_size", batch_size, batch)
-        if self._samples_of is not None and self._samples_of[0] == shapes:
-            return self._samples_of[1]
-        samples = samples_in(shapes)
-        self._samples_of = (shapes, samples)
-        if samples is None:
-            self._note(
-                "The batch size could not be told from the batch, whose tensors have different first dimensions or "
-                "are hidden: samples/s needs batch_size=... to be given."
-            )
-        return samples
-
-    def _tokens(self, batch: Any, samples: int | None) -> int | None:
-        per_sample = self._config.tokens_per_sample
-        if per_sample is None:
-            return None
-        if isinstance(per_sample, int):
-            return None if samples is None else samples * per_sample
-        return self._ask("tokens_per_sample", per_sample, batch)
-
-    def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
-        """What the user's *function* says of *batch*; if it fails, the setting is gone, not the run."""
-        try:
-            answer = int(function(batch))
-        except Exception as error:
-            self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
-            return None
-        if answer <= 0:
-            self._note(f"{setting} must return a number > 0, got {answer}; what needs it is n/a.")
-            return None
-        return answer
 
     def _note(self, sentence: str) -> None:
         """Put *sentence* into the report and, once, into the log."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -35,6 +35,66 @@ def samples_in(shapes: Shapes) -> int | None:
     """
     leading = {shape[0] for shape in shapes if shape}
     return leading.pop() if len(leading) == 1 else None
+
+
+class BatchMeter:
+    """Samples and tokens of batches, from what the user said or from the batches themselves.
+
+    Args:
+        batch_size: samples in each batch, or a function of the batch; None looks at the tensors.
+        tokens_per_sample: tokens in each sample, or a function from the batch to its tokens; None: no tokens are told.
+        note: gets a sentence for the report when something could not be told; the run goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        batch_size: int | Callable[[Any], int] | None,
+        tokens_per_sample: int | Callable[[Any], int] | None,
+        note: Callable[[str], None],
+    ) -> None:
+        self._batch_size = batch_size
+        self._tokens_per_sample = tokens_per_sample
+        self._note = note
+        self._last: tuple[Shapes, int | None] | None = None
+
+    def samples(self, batch: Any, shapes: Shapes) -> int | None:
+        """Samples in *batch*, whose tensors have these *shapes*; None if that is not known."""
+        if isinstance(self._batch_size, int):
+            return self._batch_size
+        if self._batch_size is not None:
+            return self._ask("batch_size", self._batch_size, batch)
+        if self._last is not None and self._last[0] == shapes:  # asked after every batch of a run: mostly the same
+            return self._last[1]
+        samples = samples_in(shapes)
+        self._last = (shapes, samples)
+        if samples is None:
+            self._note(
+                "The batch size could not be told from the batch, whose tensors have different first dimensions or "
+                "are hidden: samples/s needs batch_size=... to be given."
+            )
+        return samples
+
+    def tokens(self, batch: Any, samples: int | None) -> int | None:
+        """Tokens in *batch* of so many *samples*; None if that is not known or was not asked for."""
+        per_sample = self._tokens_per_sample
+        if per_sample is None:
+            return None
+        if isinstance(per_sample, int):
+            return None if samples is None else samples * per_sample
+        return self._ask("tokens_per_sample", per_sample, batch)
+
+    def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
+        """What the user's *function* says of *batch*; if it fails, its figure is gone, not the run."""
+        try:
+            answer = int(function(batch))
+        except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
+            self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
+            return None
+        if answer <= 0:
+            self._note(f"{setting} must return a number > 0, got {answer}; what needs it is n/a.")
+            return None
+        return answer
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

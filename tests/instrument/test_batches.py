@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.instrument.batches import samples_in, shapes_text, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, samples_in, shapes_text, tensor_shapes
 
 
 @dataclass
@@ -57,3 +57,35 @@ def test_a_batch_that_contains_itself_is_described_too() -> None:
 
 def test_shapes_read_as_text() -> None:
     assert shapes_text(((5, 3), (5,), ())) == "[5, 3] [5] []"
+
+
+def meter(notes: list[str], **settings: Any) -> BatchMeter:
+    return BatchMeter(**{"batch_size": None, "tokens_per_sample": None, **settings}, note=notes.append)
+
+
+def test_what_the_user_says_of_a_batch_wins() -> None:
+    shapes = tensor_shapes((IMAGE, LABEL))
+    assert meter([]).samples(None, shapes) == 5
+    assert meter([], batch_size=7).samples(None, shapes) == 7
+    assert meter([], batch_size=lambda batch: len(batch) + 1).samples([0, 0], shapes) == 3
+
+
+def test_tokens_are_samples_times_tokens_or_what_a_function_says() -> None:
+    assert meter([]).tokens(None, 5) is None
+    assert meter([], tokens_per_sample=128).tokens(None, 5) == 640
+    assert meter([], tokens_per_sample=128).tokens(None, None) is None
+    assert meter([], tokens_per_sample=lambda batch: sum(batch)).tokens([3, 4], 2) == 7
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda batch: batch["missing"], "batch_size raised KeyError: 'missing'; what needs it is n/a."),
+        (lambda batch: 0, "batch_size must return a number > 0, got 0; what needs it is n/a."),
+        (lambda batch: "many", "batch_size raised ValueError"),
+    ],
+)
+def test_a_function_that_fails_costs_its_figure_and_a_note(function: Any, said: str) -> None:
+    notes: list[str] = []
+    assert meter(notes, batch_size=function).samples({}, ()) is None
+    assert notes[0].startswith(said)
