@@ -29,7 +29,7 @@ _SKIP = _skip_strategy()
 
 
 def hide(function: Callable[..., Any]) -> bool:
-    """Marks a function of ours, so that torch compiles neither it nor what it calls; whether that was possible.
+    """Marks a function of ours, so that calls of it, and what they call, are not compiled; whether that was possible.
 
     The mark is on the function's code and stays there: it is for code of this package only.
     """
@@ -45,9 +45,10 @@ def hide(function: Callable[..., Any]) -> bool:
 
 
 def hidden(function: _Function) -> _Function:
-    """A function that torch compiles neither itself nor into its callers, and that does what *function* does.
+    """A function that torch does not compile when it is called, and that does what *function* does.
 
     It is *function* itself where it can be marked; else torch's wrapper around it, which costs a microsecond a call.
+    The mark, unlike the wrapper, does not keep *function* from being read into a caller that is being compiled.
     """
     if hide(function):
         return function

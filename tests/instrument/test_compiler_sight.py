@@ -1,0 +1,55 @@
+"""Functions of ours stay out of torch's compiler, with and without its help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_flops.instrument import compiler_sight
+from lightning_flops.instrument.compiler_sight import hidden
+
+
+def doubling() -> Callable[[Tensor], Tensor]:
+    """A new function with a code object of its own, so that a mark on it is seen by no other test."""
+    namespace: dict[str, Any] = {}
+    exec("def double(x):\n    return x * 2", namespace)
+    double: Callable[[Tensor], Tensor] = namespace["double"]
+    return double
+
+
+def graphs_compiled_of(function: Callable[[Tensor], Tensor]) -> int:
+    """How many graphs torch makes of a call of *function*."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    result = torch.compile(function, backend=backend)(torch.ones(3))
+    assert torch.equal(result, torch.full((3,), 2.0))
+    torch._dynamo.reset()
+    return len(graphs)
+
+
+def test_a_function_that_is_not_hidden_is_compiled() -> None:
+    assert graphs_compiled_of(doubling()) == 1
+
+
+def test_a_hidden_function_has_no_wrapper_and_is_not_compiled() -> None:
+    double = doubling()
+    assert hidden(double) is double
+    assert graphs_compiled_of(double) == 0
+
+
+def test_a_torch_without_the_mark_hides_a_function_behind_its_own_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_sight, "_SKIP", None)
+    double = doubling()
+    wrapped = hidden(double)
+    assert wrapped is not double
+    assert graphs_compiled_of(lambda x: wrapped(x)) == 0
+    assert graphs_compiled_of(lambda x: double(x)) == 1
