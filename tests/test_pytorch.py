@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import lightning_flops
 from lightning_flops.pytorch import count_flops, count_offline
@@ -109,3 +110,58 @@ def test_an_offline_count_of_a_compiled_model_is_the_eager_one() -> None:
     compiled = torch.compile(Twice(), backend="eager")
     assert isinstance(compiled, nn.Module)
     assert count_offline(compiled, torch.empty(2, 3)).by_module()["layer"].forward == 2 * FIRST
+
+
+class Rotary(nn.Module):
+    """Keeps a table as long as the longest sequence seen, a count of its calls, and a layer made when first needed."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.length = 0
+        self.layer: nn.Linear | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.layer is None:
+            self.layer = nn.Linear(3, 5)
+        if len(x) > self.length:
+            self.length = len(x)
+            self.register_buffer("table", torch.ones(self.length, 5), persistent=False)
+        result: torch.Tensor = self.layer(x) * self.table[: len(x)]
+        self.last = result
+        return result
+
+
+def test_an_offline_count_leaves_in_the_model_nothing_that_its_forward_stored() -> None:
+    rotary = Rotary()
+    model = nn.Sequential(rotary)
+    assert count_offline(model, torch.empty(2, 3)).forward == FIRST
+    assert (rotary.calls, rotary.length, rotary.layer) == (0, 0, None)
+    assert not hasattr(rotary, "table")
+    assert not hasattr(rotary, "last")
+    assert not list(model.parameters())
+    out = model(torch.randn(2, 3))
+    assert type(out) is torch.Tensor
+    assert list(model.state_dict()) == ["0.layer.weight", "0.layer.bias"]
+
+
+def test_an_offline_count_that_raises_leaves_the_model_as_it_was() -> None:
+    class Needy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = x * 2
+            return x if self.last.sum() > 0 else -x
+
+    model = Needy()
+    with pytest.raises(DataDependentOutputException):
+        count_offline(model, torch.empty(2, 3))
+    assert not hasattr(model, "last")
+
+
+def test_an_offline_count_leaves_a_weight_that_a_hook_computes() -> None:
+    model = nn.utils.spectral_norm(nn.Linear(3, 5))
+    weight = model.weight
+    assert count_offline(model, torch.empty(2, 3)).backward == FIRST
+    assert model.weight is weight

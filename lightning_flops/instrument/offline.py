@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from lightning_flops.records import FlopRecord
 def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
     """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
 
-    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly.
+    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly. What the
+    forward keeps in attributes of modules is put back; what it keeps elsewhere is not.
 
     Args:
         model: its parameters' shapes, dtypes and devices are what counts.
@@ -30,7 +32,11 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
     states = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.compiler.set_stance("force_eager"):
+    with (
+        _attributes_put_back(model),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        torch.compiler.set_stance("force_eager"),
+    ):
         # One fake tensor for each real one, so that tied weights stay tied.
         fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
         fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
@@ -43,3 +49,30 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return counter.record()
+
+
+@contextmanager
+def _attributes_put_back(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module has the attributes it had before, and their dicts, lists and sets hold what they held.
+
+    A forward may keep what it computes, a rotary table or a hook's weight: here that would be a fake tensor, and the
+    next real forward would compute with it.
+    """
+    before = [
+        (module, dict(vars(module)), [(value, value.copy()) for value in vars(module).values() if _holds(value)])
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for value, content in contents:
+                value.clear()
+                value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (dict, list, set))
