@@ -49,6 +49,14 @@ def wrapped_by(wrap: Callable[[nn.Module], nn.Module]) -> Network:
     )
 
 
+_GROUPS: list[object] = []
+"""Every group that was used, kept until the process ends.
+
+The last reference to a group joins gloo's threads, with the interpreter locked; a thread that is just then giving back
+what it reduced waits for that lock, and both wait forever. Long after its last reduction a group ends in peace.
+"""
+
+
 def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
     """The perceptron inside a wrapper, in a process group of one."""
 
@@ -59,6 +67,7 @@ def on_one_rank(wrap: Callable[[nn.Module], nn.Module]) -> Network:
             rank=0,
             world_size=1,
         )
+        _GROUPS.append(distributed.group.WORLD)
         try:
             model = wrap(perceptron())
         except BaseException:
