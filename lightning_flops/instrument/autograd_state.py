@@ -151,7 +151,8 @@ def inside_function_forward(calls: int = 0) -> bool:
         code = frame.f_code
         if code is _APPLY_CODE:
             return True
-        if code is _CALL_CODE:
+        if code is _CALL_CODE and not isinstance(frame.f_locals.get("self"), torch.fx.GraphModule):
+            # Compilers call what they traced as a graph module, inside the function that runs it.
             if calls == 0:
                 return False
             calls -= 1

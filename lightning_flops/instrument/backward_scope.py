@@ -116,7 +116,12 @@ class BackwardScope:
         top = state.stack[-1]
         if top.task == state.task_id:
             # A module called inside this backward; with create_graph too, it is there to repeat a forward.
-            repeats = top.repeats_forward or is_grad_enabled()
+            repeats = (
+                top.repeats_forward
+                or is_grad_enabled()
+                # Grad is off in the forward of an autograd.Function, in which compiled code runs too.
+                or (top.wants_backward and operator.counted and inside_function_forward())
+            )
             return state.table_of(top.name, "recompute" if repeats else "backward")
         node = current_node()
         if node is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -402,3 +403,70 @@ def checkpoint_with_a_frozen_body() -> Network:
             by_module={"blocks.0": PhaseFlops(forward=first + second), "head": PhaseFlops(forward=head, backward=head)},
         ),
     )
+
+
+class Product(torch.autograd.Function):
+    """A matrix product and its two gradients, as kernel libraries write them; its forward runs with grad disabled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """One product."""
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Two products."""
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.T @ gradient
+
+
+class ProductLayer(nn.Module):
+    """A layer around ``Product``."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """One weight."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x · weight."""
+        return cast("Tensor", Product.apply(x, self.weight))  # type: ignore[no-untyped-call]
+
+
+def custom_function_in_a_block(*, reentrant: bool) -> Network:
+    """A block whose first product is a custom function's; the sigmoid at its end has both repeated."""
+    batch, inputs, width, hidden, classes = 3, 5, 7, 11, 2
+    stem, head = 2 * batch * inputs * width, 2 * batch * width * classes
+    first, second = 2 * batch * width * hidden, 2 * batch * hidden * width
+
+    def build() -> Example:
+        block = nn.Sequential(ProductLayer(width, hidden), nn.Linear(hidden, width), nn.Sigmoid())
+        model = Checkpointed(nn.Linear(inputs, width), [block], nn.Linear(width, classes), reentrant=reentrant)
+        return Example(model=model, args=(torch.randn(batch, inputs),))
+
+    return Network(
+        build=build,
+        expected=Expected(
+            forward=stem + first + second + head,
+            without_backward=0,
+            backward=stem + 2 * (first + second + head),
+            recompute=first + second,
+            by_module={
+                "blocks.0.0": PhaseFlops(forward=first, backward=2 * first, recompute=first),
+                "blocks.0.1": PhaseFlops(forward=second, backward=2 * second, recompute=second),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def custom_function_in_a_reentrant_block() -> Network:
+    """The custom function's product is repeated by a module that the backward calls."""
+    return custom_function_in_a_block(reentrant=True)
+
+
+@FAMILY.network
+def custom_function_in_a_block_that_is_not_reentrant() -> Network:
+    """The same where a saved tensor asks for the repetition."""
+    return custom_function_in_a_block(reentrant=False)

@@ -272,3 +272,51 @@ def compiled_transformer_layer() -> Network:
             by_module={"": PhaseFlops(forward=forward, backward=2 * forward, recompute=scores)},
         ),
     )
+
+
+def compiled_block_under_a_checkpoint(*, backend: str, reentrant: bool) -> Network:
+    """The checkpoint is outside of the region, so what the backward repeats is a compiled forward of its own."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class UnderCheckpoint(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter = nn.Linear(inputs, hidden)
+            block = nn.Sequential(nn.Linear(hidden, hidden), nn.Sigmoid(), nn.Linear(hidden, outputs), nn.Sigmoid())
+            self.block: Callable[[Tensor], Tensor] = torch.compile(block, backend=backend)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.block, self.enter(x), use_reentrant=reentrant)
+            return result
+
+    enter, block = 2 * batch * inputs * hidden, 2 * batch * hidden * hidden + 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: warmed_up(Example(model=UnderCheckpoint(), args=(torch.randn(batch, inputs),))),
+        expected=Expected(
+            forward=enter + block,
+            backward=enter + 2 * block,
+            recompute=block,
+            by_module={
+                "enter": PhaseFlops(forward=enter, backward=enter),
+                "block": PhaseFlops(forward=block, backward=2 * block, recompute=block),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def compiled_block_in_a_reentrant_checkpoint() -> Network:
+    """Compiled to kernels, as long models are trained."""
+    return compiled_block_under_a_checkpoint(backend="inductor", reentrant=True)
+
+
+@FAMILY.network
+def compiled_block_in_a_checkpoint() -> Network:
+    """The same where a saved tensor asks for the repetition."""
+    return compiled_block_under_a_checkpoint(backend="inductor", reentrant=False)
+
+
+@FAMILY.network
+def traced_block_in_a_checkpoint() -> Network:
+    """The same run operator by operator, by a module of the compiler's own."""
+    return compiled_block_under_a_checkpoint(backend="aot_eager", reentrant=False)
