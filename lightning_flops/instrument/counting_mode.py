@@ -131,14 +131,18 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cell: Cell | None = self._work(state, table, operator, args, kwargs or {}, out)
             else:
                 cell = table.get(operator)
-            read = 0
-            for arg in args:
-                kind = arg.__class__
-                if kind is torch.Tensor or kind is Parameter:
-                    read += arg.nbytes
-                elif kind not in NO_TENSORS:
-                    read += bytes_of(arg)
-            written = out.nbytes if out.__class__ is torch.Tensor else bytes_of(out)
+            try:
+                read = 0
+                for arg in args:
+                    kind = arg.__class__
+                    if kind is torch.Tensor or kind is Parameter:
+                        read += arg.nbytes
+                    elif kind not in NO_TENSORS:
+                        read += bytes_of(arg)
+                written = out.nbytes if out.__class__ is torch.Tensor else bytes_of(out)
+            except RuntimeError:
+                # A sparse tensor has no nbytes.
+                read, written = bytes_of(args), bytes_of(out)
             if cell is None:
                 table[operator] = Cell(1, read, written)
             else:

@@ -311,6 +311,17 @@ def test_bytes_are_inputs_and_outputs_and_views_are_free() -> None:
     assert sums.bytes_by_module()[OUTSIDE] == PhaseBytes(forward=96 * 11)
 
 
+def test_a_sparse_matrix_reads_its_stored_values_and_fails_nothing() -> None:
+    counter = FlopCounter(None)
+    diagonal, features = torch.eye(6).to_sparse(), torch.zeros(6, 4)
+    with counter:
+        diagonal @ features
+    counts = FlopCounts(counter.record())
+    assert counts.forward == 2 * 6 * 4
+    assert (counts.bytes_read, counts.bytes_written) == (4 * 6 + 4 * 24, 4 * 24)
+    assert not counts.notes
+
+
 def test_an_embedding_reads_the_rows_it_looks_up() -> None:
     counter = FlopCounter(None)
     table, rows = torch.zeros(1000, 4), torch.tensor([1, 5])
