@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-from fractions import Fraction
-from itertools import starmap
-
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import PartTiming
@@ -106,15 +102,14 @@ def time_lines(profile: Profile) -> list[str]:
     if timing is None:
         return [*lines, "No step was timed."]
     unit, size = next(((unit, size) for unit, size in _UNITS if timing.global_step_sec >= size), _UNITS[-1])
-    means = _rounded_to_add_up([part.mean_sec / size for part in timing.parts], decimals=3)
-    shares = _rounded_to_add_up([100 * (part.share or 0.0) for part in timing.parts], decimals=2)
 
-    def row(part: PartTiming, mean: Decimal, share: Decimal) -> list[str]:
+    def row(part: PartTiming) -> list[str]:
+        # Each figure rounded for itself, as it is elsewhere in the report: printed parts may miss the sum by a digit.
         spread = (part.minimum_sec, part.median_sec, part.maximum_sec)
-        return [part.name, str(mean), f"{share}%", *(f"{seconds / size:.3f}" for seconds in spread)]
+        share = f"{100 * (part.share or 0.0):.2f}%"
+        return [part.name, f"{part.mean_sec / size:.3f}", share, *(f"{seconds / size:.3f}" for seconds in spread)]
 
-    rows = list(starmap(row, zip(timing.parts, means, shares, strict=True)))
-    rows.append(row(timing.global_step, sum(means, Decimal(0)), sum(shares, Decimal(0))))
+    rows = [row(part) for part in (*timing.parts, timing.global_step)]
     lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
     steps = f"{plain(timing.timed_steps)} timed step{'' if timing.timed_steps == 1 else 's'}"
     lines.append(f"Mean, least, median and greatest of {steps}; the steps that were counted are not among them.")
@@ -254,15 +249,3 @@ def _lower_bound_words(profile: Profile) -> str:
         f"LOWER BOUND: {', '.join(heavy)} look{'s' if len(heavy) == 1 else ''} like matmul work and could not be "
         "counted, so flops, FLOPS, MFU and HFU are at least what is printed."
     )
-
-
-def _rounded_to_add_up(values: list[float], *, decimals: int) -> list[Decimal]:
-    """*values* rounded so that they add up to their rounded sum: the largest remainders are rounded up."""
-    unit = Fraction(1, 10**decimals)
-    exact = [Fraction(value) / unit for value in values]
-    floors = [int(value // 1) for value in exact]
-    missing = round(sum(exact)) - sum(floors)
-    by_remainder = sorted(range(len(exact)), key=lambda i: floors[i] - exact[i])
-    for i in by_remainder[:missing]:
-        floors[i] += 1
-    return [Decimal(floor).scaleb(-decimals) for floor in floors]

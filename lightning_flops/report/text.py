@@ -92,13 +92,18 @@ def _summary_lines(profile: Profile) -> list[str]:
             f"bwd FLOPS per GPU = {bwd_flops} / bwd latency",
             rate(rates.backward_flops_per_sec_estimated, "estimated"),
         ),
-        line("bwd FLOPS per GPU = bwd flops per GPU / bwd latency", rate(rates.backward_flops_per_sec, "measured")),
+        line(
+            f"bwd FLOPS per GPU = {'bwd+recomputed flops' if flops.recompute else 'bwd flops per GPU'} / bwd latency",
+            rate(rates.backward_flops_per_sec, "measured"),
+        ),
         line(
             f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)",
             rate(rates.forward_backward_flops_per_sec_estimated, "estimated"),
         ),
         line(
-            "fwd+bwd FLOPS per GPU = fwd+bwd flops per GPU / (fwd+bwd latency)",
+            "fwd+bwd FLOPS per GPU = "
+            + ("fwd+bwd+recomputed flops" if flops.recompute else "fwd+bwd flops per GPU")
+            + " / (fwd+bwd latency)",
             rate(rates.forward_backward_flops_per_sec, "measured"),
         ),
         line("step latency", duration(timing.optimizer_sec if timing else None)),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from decimal import Decimal
 
 import pytest
 
@@ -80,9 +79,9 @@ def test_every_figure_that_rests_on_flops_is_marked_when_it_is_a_lower_bound() -
         "fwd flops of model = fwd flops per GPU * mp_size",
         "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
         "bwd FLOPS per GPU = 3 * fwd flops with bwd / bwd latency",
-        "bwd FLOPS per GPU = bwd flops per GPU / bwd latency",
+        "bwd FLOPS per GPU = bwd+recomputed flops / bwd latency",
         "fwd+bwd FLOPS per GPU = (fwd + 3 * fwd with bwd) / (fwd+bwd latency)",
-        "fwd+bwd FLOPS per GPU = fwd+bwd flops per GPU / (fwd+bwd latency)",
+        "fwd+bwd FLOPS per GPU = fwd+bwd+recomputed flops / (fwd+bwd latency)",
         "FLOPS per GPU = (fwd + 3 * fwd with bwd) / iter latency",
         "FLOPS per GPU = hardware flops per GPU / iter latency",
         "MFU = model flops per GPU / peak FLOPS / global step time",
@@ -154,15 +153,13 @@ def test_equation_of_deepspeeds_label_stands_only_where_it_holds() -> None:
     assert f"{'params of model:':<70}  3 M" in lines
 
 
-def test_printed_parts_of_a_step_add_up_to_the_printed_step() -> None:
+def test_each_printed_part_of_a_step_is_rounded_for_itself() -> None:
     thirds = PhaseSeconds(data_wait=0.01 / 3, forward=0.01 / 3, backward=0.01 / 3)
     lines = _lines(replace(windows.mlp_window(), timed_steps=(windows.step(5, seconds=thirds),)), ProfilerConfig())
     start = next(i for i, line in enumerate(lines) if "mean, ms" in line) + 1
-    rows = [line[13:].split() for line in lines[start : start + 7]]
-    means, shares = [Decimal(row[0]) for row in rows], [Decimal(row[1].rstrip("%")) for row in rows]
-    assert sum(means[:-1]) == means[-1] == Decimal("10.000")
-    assert sum(shares[:-1]) == shares[-1] == Decimal("100.00")
-    assert sorted(means[:-1])[-3:] == [Decimal("3.333"), Decimal("3.333"), Decimal("3.334")]
+    rows = {line[:13].strip(): line[13:].split()[:2] for line in lines[start : start + 7]}
+    assert rows["data wait"] == rows["forward"] == rows["backward"] == ["3.333", "33.33%"]
+    assert rows["global step"] == ["10.000", "100.00%"]
 
 
 def test_phases_that_cannot_be_told_apart_are_one_part() -> None:
