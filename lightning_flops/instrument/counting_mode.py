@@ -191,6 +191,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             dtype: Any = operator.dtype_of(args, kwargs, out)
             if work.__class__ is not int and not isinstance(work, Work):
                 work = int(work)
+            if (work if isinstance(work, int) else work.flops) < 0:
+                raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
         except Exception as error:
             self._formula_failed(operator.name, error)
             self._list(state, operator.name, table.module, args, out, heavy=True)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.formulas import register_flop_formula
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
 BATCH = 2
@@ -430,3 +431,17 @@ def test_an_estimate_is_called_one_and_names_its_source() -> None:
     assert sum(cell.flops for cell in record.cells) == 5 * 8 * 3 + 2 * 3 * 5 * 7
     (note,) = record.notes
     assert note.startswith("The FLOPs of aten._fft_c2c are an estimate: 5 N log2 N")
+
+
+def test_a_formula_that_gives_a_negative_number_leaves_its_operator_uncounted(caplog: pytest.LogCaptureFixture) -> None:
+    @torch.library.custom_op("lightning_flops_tests::negative", mutates_args=())
+    def negative(x: Tensor) -> Tensor:
+        return x.clone()
+
+    register_flop_formula("lightning_flops_tests::negative", lambda args, kwargs, out: -5)
+    with FlopCounter(None) as counter:
+        negative(torch.zeros(3))
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 0
+    assert record.uncounted["lightning_flops_tests.negative"].heavy
+    assert any("negative" in entry.getMessage() for entry in caplog.records)
