@@ -50,7 +50,8 @@ class FlopCounter:
     Args:
         root: the model whose modules own the work; None: all work is ``(outside)``.
         causal_attention: ``"full"`` counts attention over the full score matrix; ``"half"`` counts half of it where
-            the call is flagged causal, whatever backend runs it, and takes it that a fused kernel skips the other half.
+            a fused kernel is called with the causal flag, and takes it that the kernel skips the other half. Attention
+            that torch computes as separate products (its math backend) does not say that it is causal, and counts full.
 
     Raises:
         ValueError: *causal_attention* is neither.
