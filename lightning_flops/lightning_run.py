@@ -83,7 +83,7 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-class RunOutput:
+class FitOutput:
     """The places where the reports of one run go, on the rank that writes them."""
 
     def __init__(self, trainer: Trainer, config: ProfilerConfig) -> None:

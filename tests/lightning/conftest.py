@@ -27,5 +27,5 @@ def trainer(root: str, tmp_path: Path) -> Callable[..., Any]:
 def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The phases' clock, in the test's hands."""
     fake = FakeNow()
-    monkeypatch.setattr("lightning_flops.lightning_fit.clock_for", lambda device: WallClock(fake))
+    monkeypatch.setattr("lightning_flops.run_profiler.clock_for", lambda device: WallClock(fake))
     return fake

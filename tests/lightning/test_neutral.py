@@ -123,13 +123,13 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
 @pytest.mark.parametrize(
     "target",
     [
-        "lightning_flops.lightning_fit.Recorder",
-        "lightning_flops.lightning_fit.RunOutput",
+        "lightning_flops.run_profiler.Recorder",
+        "lightning_flops.lightning_fit.FitOutput",
         "lightning_flops.lightning_fit.run_context",
         "lightning_flops.lightning_fit.settle_steps",
-        "lightning_flops.lightning_fit.tensor_shapes",
-        "lightning_flops.lightning_fit.FlopCounter",
-        "lightning_flops.lightning_fit.build_profile",
+        "lightning_flops.run_profiler.tensor_shapes",
+        "lightning_flops.run_profiler.FlopCounter",
+        "lightning_flops.run_profiler.build_profile",
         "lightning_flops.lightning_run.render_text",
         "lightning_flops.instrument.recorder.Recorder.enter",
         "lightning_flops.instrument.recorder.Recorder.leave",

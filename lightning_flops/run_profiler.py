@@ -1,0 +1,409 @@
+"""One run of training under the profiler, whatever framework drives it: the recorder, the monitor and the report.
+
+A front door's subclass says where its framework is tapped; which step is counted is the recorder's decision, and what
+follows from the recorder's state - taps on, taps off, the report - is decided here.
+
+Everything here runs inside somebody's training. Every entry is guarded: the first failure of ours is logged once, the
+profiler takes itself out completely, and training goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.instrument.clocks import clock_for
+from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.monitor import Monitor, MonitorReading
+from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.recorder import Recorder, State
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.records import RunContext
+
+logger = logging.getLogger(__name__)
+
+S = TypeVar("S", bound="RunProfiler")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
+    """*method* of a ``RunProfiler``, which never raises into training: its first failure takes the profiler out."""
+
+    @functools.wraps(method)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        if self._out:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # the border to the training loop: whatever it is, it is ours to swallow
+            self._fail(error)
+            return None
+
+    return run
+
+
+class RunOutput(Protocol):
+    """The places where the reports of one run go; only the rank that writes them asks."""
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Give the report to everything that shows it."""
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
+
+
+class RunProfiler(ABC):
+    """The profiler inside one run of training, on one rank; inert after ``take_out``.
+
+    A subclass calls ``_start`` when it knows the run, then ``_batch_starts`` and ``_batch_ends``, and, from the taps
+    that ``_tap_parts`` puts in, ``_enter_batch_scope``, ``_enter`` and ``_leave``, or what ``_inside_part`` makes.
+
+    Args:
+        root: the model whose modules own the work.
+        config: the settings.
+        publish: gets the profile when the window has closed.
+        writes: this rank writes the reports.
+    """
+
+    def __init__(
+        self, root: nn.Module, *, config: ProfilerConfig, publish: Callable[[Profile], None], writes: bool
+    ) -> None:
+        self._root = root
+        self._config = config
+        self._publish = publish
+        self._writes = writes
+        self._out = False
+        self._whole_run = Patches()
+        self._window = Patches()
+        self._output: RunOutput | None = None
+        self._monitor = Monitor() if config.monitor else None
+        self._recorder: Recorder | None = None
+        self._profile: Profile | None = None
+        self._batch: Any = None
+        self._shapes: Shapes = ()
+        self._step_shapes: list[Shapes] = []
+        self._step_updates = 0
+        self._in_batch_scope = False
+        self._micro_batch_size: int | None = None
+        self._dp_size = 1
+        self._reported = False
+        self._meter = BatchMeter(
+            batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=self._note
+        )
+
+    # ---- what a front door says
+
+    @abstractmethod
+    def _tap_parts(self, taps: Patches) -> None:
+        """Put taps around the parts of a step into *taps*; they are undone when no window needs them."""
+
+    @abstractmethod
+    def _take_out_taps(self) -> None:
+        """Take off what the two ``Patches`` do not hold."""
+
+    @abstractmethod
+    def _run_context(self) -> RunContext:
+        """Where the run takes place, as it is now."""
+
+    @abstractmethod
+    def _x_axis(self) -> int:
+        """The run's own step, by which its loggers order what they get."""
+
+    @abstractmethod
+    def _reading_is_due(self, step: int) -> bool:
+        """Whether the run logs its own metrics at *step*."""
+
+    # ---- the run
+
+    def _start(
+        self, *, profile_step: int, settle_steps: int, device: torch.device, output: RunOutput, dp_size: int
+    ) -> None:
+        """The run begins: open the window that waits for *profile_step*."""
+        self._output = output
+        self._dp_size = dp_size
+        self._recorder = Recorder(
+            self._root,
+            profile_step=profile_step,
+            timing_steps=self._config.timing_steps,
+            settle_steps=settle_steps,
+            clock=clock_for(device),
+            new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
+        )
+        self._tap_window()
+
+    @property
+    def out(self) -> bool:
+        """Whether the profiler has nothing more to do in this run."""
+        return self._out
+
+    def _tap_window(self) -> None:
+        """Mark the parts of a step while a window needs them, and only then."""
+        recorder = self._recorder
+        assert recorder is not None
+        if recorder.marking == bool(self._window):
+            return
+        if recorder.marking:
+            self._tap_parts(self._window)
+        else:
+            self._window.undo()
+
+    # ---- the parts of a step
+
+    @guarded
+    def _enter_batch_scope(self) -> AbstractContextManager[Any]:
+        assert self._recorder is not None
+        scope = self._recorder.batch_scope()
+        scope.__enter__()
+        self._in_batch_scope = True
+        return scope
+
+    def _leave_batch_scope(self, scope: AbstractContextManager[Any]) -> None:
+        # Not @guarded: a counter that was entered is left, also when the profiler has taken itself out meanwhile.
+        self._in_batch_scope = False
+        try:
+            scope.__exit__(None, None, None)
+        except Exception as error:
+            self._fail(error)
+
+    @guarded
+    def _enter(self, part: str) -> None:
+        assert self._recorder is not None
+        if self._recorder.marking:
+            self._recorder.enter(part)
+
+    @guarded
+    def _leave(self) -> None:
+        assert self._recorder is not None
+        if self._recorder.marking:
+            self._recorder.leave()
+
+    def _inside_part(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What turns a function into one whose every call is *part* of a step."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._enter(part)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._leave()
+
+            return run
+
+        return make
+
+    def _outside_of_steps(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What turns a function into one whose every call is no part of any step, known as *name*."""
+        marked = self._inside_part(name)
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            inner = marked(original)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self._training_stops(name)
+                try:
+                    return inner(*args, **kwargs)
+                finally:
+                    self._training_goes_on(name)
+
+            return run
+
+        return make
+
+    @guarded
+    def _fetch_begins(self) -> None:
+        if self._monitor is not None:
+            self._monitor.fetch_begins()
+        self._enter("data_wait")
+
+    @guarded
+    def _fetch_ends(self) -> None:
+        self._leave()
+        if self._monitor is not None:
+            self._monitor.fetch_ends()
+
+    @guarded
+    def _training_stops(self, reason: str) -> None:
+        if self._monitor is not None:
+            self._monitor.exclude(reason)
+
+    @guarded
+    def _training_goes_on(self, reason: str) -> None:
+        if self._monitor is not None:
+            self._monitor.include(reason)
+
+    @guarded
+    def _epoch_ends(self) -> None:
+        assert self._recorder is not None
+        self._recorder.epoch_ends()
+        if self._monitor is not None:
+            self._monitor.exclude("epoch restart")
+
+    @guarded
+    def _epoch_begins(self) -> None:
+        assert self._recorder is not None
+        self._recorder.epoch_begins()
+        if self._monitor is not None:
+            self._monitor.include("epoch restart")
+
+    # ---- the borders
+
+    def _batch_starts(self, batch: Any) -> None:
+        """Take the batch's shapes before the user's step may change it."""
+        self._batch = batch
+        self._shapes = tensor_shapes(batch)
+
+    def _batch_ends(self, batch: Any, *, updates: int, ends_step: bool) -> None:
+        """Tell the recorder and the monitor; report if the window is over.
+
+        Args:
+            batch: what the step was given; None if that is not known.
+            updates: optimizer attempts that belong to this batch.
+            ends_step: a global step ends with it.
+        """
+        recorder = self._recorder
+        assert recorder is not None
+        started, self._batch = self._batch, None
+        self._step_updates += updates
+        if batch is None and started is None:
+            return  # the loader yielded None: no batch, no start, nothing ran
+        if batch is not started:
+            self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        shapes = self._shapes
+        samples = self._meter.samples(batch, shapes)
+        counted = recorder.counting
+        if recorder.state is not State.CLOSED:
+            tokens = self._meter.tokens(batch, samples)
+            recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
+        if counted and self._micro_batch_size is None:
+            self._micro_batch_size = samples
+        self._step_shapes.append(shapes)
+        if self._monitor is not None:
+            self._watch(self._monitor, samples=samples, ends_step=ends_step, counted=counted)
+        if ends_step:
+            self._step_shapes.clear()
+            self._step_updates = 0
+        if not self._in_batch_scope:
+            self._after_batch()
+
+    @guarded
+    def _after_batch(self) -> None:
+        """What follows from the state the recorder is in now: taps on or off, the report, or the end of our work."""
+        recorder = self._recorder
+        assert recorder is not None
+        self._tap_window()
+        if recorder.state is State.CLOSED:
+            if not self._reported:
+                self._report()
+            if self._monitor is None:
+                self.take_out()
+
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, counted: bool) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        alike = not ends_step or (
+            tuple(self._step_shapes) == recorder.counted_shapes and self._step_updates == recorder.counted_updates
+        )
+        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
+        if counted:
+            monitor.restart()  # counting costs time, so what went by until here is no throughput
+        if not ends_step:
+            return
+        step = self._x_axis()
+        if not self._reading_is_due(step):
+            return
+        reading = monitor.read()
+        if reading.steps and self._writes:
+            assert self._output is not None
+            profile = self._profile if reading.counted_signature else None
+            self._output.write_reading(
+                reading,
+                dp_size=self._dp_size,
+                model_flops_peak_sec=None if profile is None else profile.model_flops_peak_sec,
+                step=step,
+            )
+
+    @guarded
+    def finish(self, *, interrupted_by: BaseException | None = None) -> None:
+        """The run ends: report what there is, or say why there is nothing."""
+        recorder = self._recorder
+        assert recorder is not None
+        if self._reported:
+            return
+        if not recorder.reached:
+            if interrupted_by is None and self._writes:
+                logger.warning(
+                    "nothing was profiled: profile_step is %d, and this fit ended after %d step(s)",
+                    self._config.profile_step,
+                    recorder.steps_done,
+                )
+            return
+        if interrupted_by is not None:
+            recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")
+        self._report()
+
+    def _report(self) -> None:
+        recorder = self._recorder
+        assert recorder is not None and self._output is not None
+        self._reported = True
+        started = time.perf_counter()
+        step = self._x_axis()
+        window = recorder.close(context=self._run_context(), report_step=step)
+        self._window.undo()
+        if window is None:
+            if self._writes:
+                logger.warning("nothing was profiled: training ended while the first step was being counted")
+            return
+        profile = build_profile(window, config=self._config)
+        self._profile = profile
+        self._publish(profile)
+        if self._writes:
+            self._output.write_profile(profile, step=step)
+        logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
+        if self._monitor is not None:
+            self._monitor.restart()
+
+    def _note(self, sentence: str) -> None:
+        """Put *sentence* into the report and, once, into the log."""
+        assert self._recorder is not None
+        if self._recorder.note(sentence) and self._writes:
+            logger.warning(sentence)
+
+    # ---- out of the way
+
+    def take_out(self) -> None:
+        """Leave nothing of ours on the framework's objects or on torch."""
+        self._out = True
+        try:
+            self._window.undo()
+            self._whole_run.undo()
+            self._take_out_taps()
+        except Exception:
+            logger.warning("could not take every tap off the training loop", exc_info=True)
+
+    def _fail(self, error: Exception) -> None:
+        if self._out:
+            return
+        logger.warning(
+            "the FLOPs profiler failed and has taken itself out; training goes on: %s: %s",
+            type(error).__name__,
+            error,
+            exc_info=logger.isEnabledFor(logging.DEBUG),
+        )
+        self.take_out()
