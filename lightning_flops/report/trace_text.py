@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lightning_flops.analysis.trace.device import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US
-from lightning_flops.analysis.trace.durations import Durations
-from lightning_flops.analysis.trace.operators import ChildRow
-from lightning_flops.analysis.trace.phases import PhaseRow
-from lightning_flops.analysis.trace.ranks import RankComparison
-from lightning_flops.analysis.trace.report import TraceReport, TracesReport
-from lightning_flops.analysis.trace.step_time import StepTime
+from lightning_flops.analysis.trace_tables import (
+    KERNEL_GAP_LIMIT_US,
+    SHORT_KERNEL_LIMIT_US,
+    ChildRow,
+    Durations,
+    PhaseRow,
+    RankComparison,
+    StepTime,
+    TraceReport,
+    TracesReport,
+)
 from lightning_flops.report import layout
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
-from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, group_by, ratio
+from lightning_flops.analysis.trace.durations import NS_PER_US, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Ints, intersect, subtract, union
 from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, host_collective
+from lightning_flops.analysis.trace_tables import CollectiveRow, Overlap
 
 _NOTHING = CollectiveArguments()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
-    """The steps' wall time by computation and communication, overlapping events merged.
-
-    ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
-    """
-
-    wall_us: float
-    computation_us: float
-    """Kernels that do not communicate; without a device, operators on the host."""
-    communication_us: float
-    overlap_us: float
-    other_us: float
-    overlap_ratio: float | None
-    """Overlap ÷ communication; None without communication."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow:
-    """All calls of one collective in one trace."""
-
-    name: str
-    calls: int
-    bytes: int | None
-    """Of the larger side of each call, summed; None where the trace does not say."""
-    latency: Durations
-    """Ratio: of all collectives' durations."""
 
 
 def overlap(trace: Trace) -> Overlap:

@@ -2,115 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, Groups, durations_of, group_by, ratio
+from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Floats, Ints, intersect, load_within
 from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
-
-KERNEL_GAP_LIMIT_US = 30
-"""A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""
-SHORT_KERNEL_LIMIT_US = 10
-LONG_DELAY_US = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMetrics:
-    """One device over all steps; ratios are of the steps' wall time."""
-
-    device: int
-    name: str | None
-    sm_count: int | None
-    utilization: float
-    """Union of the kernels within the steps ÷ steps."""
-    sm_efficiency: float | None
-    """Estimated: ∫ min(1, Σ blocks per SM of the kernels then running) dt ÷ steps; None if a kernel lacks them."""
-    occupancy_percent: float | None
-    """Estimated achieved occupancy, averaged over the kernels with their durations as weights."""
-    blocks_per_sm: float | None
-    """Averaged in the same way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRow:
-    """All runs of one kernel."""
-
-    name: str
-    calls: int
-    device: Durations
-    """Ratio: of all kernels' durations."""
-    tensor_cores: bool
-    """Whether its name says that it runs on tensor cores."""
-    tensor_cores_eligible: bool
-    """Whether an operator that can use tensor cores launched it at least once."""
-    collective: bool
-    blocks_per_sm: float | None
-    occupancy_percent: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelSummary:
-    """All kernels together."""
-
-    calls: int
-    total_us: float
-    tensor_core_ratio: float | None
-    """Time in kernels on tensor cores ÷ time in all kernels but collectives'."""
-    tensor_core_eligible_ratio: float | None
-    """Time in kernels whose operators can use tensor cores ÷ the same."""
-    short_calls_ratio: float | None
-    """Kernels shorter than ``SHORT_KERNEL_LIMIT_US`` ÷ kernels."""
-    short_time_ratio: float | None
-    """Their time ÷ the time of all kernels."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleTime:
-    """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
-
-    device: int
-    stream: int | None
-    """None: all streams of the device as one."""
-    busy_us: float
-    host_wait_us: float
-    """The event that ended the pause was launched after the pause had begun."""
-    kernel_gap_us: float
-    """Launched in time, and the pause is under ``KERNEL_GAP_LIMIT_US``."""
-    other_us: float
-    """Launched in time and a longer pause, or the launch is not known."""
-
-    @property
-    def idle_us(self) -> float:
-        """All three kinds."""
-        return self.host_wait_us + self.kernel_gap_us + self.other_us
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow:
-    """Launches of one kind of device event; a CUDA graph launches many events with one call."""
-
-    kind: Literal["kernel", "memcpy", "memset"]
-    launches: int
-    """Calls."""
-    events: int
-    """What they launched."""
-    host: Durations
-    """Lengths of the calls on the host."""
-    device: Durations
-    """Lengths of what they launched."""
-    delay: Durations
-    """From the end of the call to the start on the device; 0 where the device began before the call returned.
-
-    Delays overlap, so they have no ratio."""
-    shorter_than_launch: int
-    """Device events that took less time than the call that launched them."""
-    long_delays: int
-    """Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue."""
+from lightning_flops.analysis.trace_tables import (
+    KERNEL_GAP_LIMIT_US,
+    LONG_DELAY_US,
+    SHORT_KERNEL_LIMIT_US,
+    DeviceMetrics,
+    IdleTime,
+    KernelRow,
+    KernelSummary,
+    LaunchRow,
+)
 
 
 def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:

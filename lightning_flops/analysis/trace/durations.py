@@ -8,20 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace_tables import Durations
 
 NS_PER_US = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
-    """Lengths of several events; min <= mean <= max, and total = calls × mean."""
-
-    total_us: float
-    mean_us: float
-    max_us: float
-    min_us: float
-    ratio: float | None
-    """Total over the whole that the table names; None where that whole is empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

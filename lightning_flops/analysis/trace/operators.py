@@ -3,72 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.durations import Durations, group_by
+from lightning_flops.analysis.trace.durations import group_by
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import may_use_tensor_cores
 from lightning_flops.analysis.trace.structure import enclosing_operators
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildRow:
-    """What one operator called, or launched, itself: all such children of one name."""
-
-    name: str
-    kind: Literal["operator", "device"]
-    """``device``: a kernel, copy or memset."""
-    calls: int
-    host: Durations | None
-    """Ratio: of the parent's total; None for a device event."""
-    device: Durations | None
-    """Ratio: of the parent's total; None without a device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRow:
-    """All calls of one operator.
-
-    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller.
-    """
-
-    name: str
-    calls: int
-    host: Durations
-    """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
-    host_self: Durations
-    """Without the operators it called; the ratios of all operators add up to 1."""
-    device: Durations | None
-    """Kernels, copies and memsets launched in it and in what it called. None without a device, like the next."""
-    device_self: Durations | None
-    tensor_cores_eligible: bool
-    """Whether it is a matrix product, convolution, attention or recurrent layer."""
-    children: tuple[ChildRow, ...] = ()
-    """What it called and launched itself, the longest first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
-    """What one operator allocated and freed on one device."""
-
-    name: str | None
-    """None: outside any operator."""
-    device_type: Literal["host", "device"]
-    device: int
-    """-1 for the host."""
-    calls: int
-    """Calls of the operator in which memory was allocated or freed; events, outside any operator."""
-    size_increase_bytes: int
-    """Allocated less freed, with what it called."""
-    self_size_increase_bytes: int
-    """Without what it called; the sum over all rows of a device is what the trace changed."""
-    allocation_bytes: int
-    """Allocated, frees left out."""
-    self_allocation_bytes: int
+from lightning_flops.analysis.trace_tables import ChildRow, MemoryRow, OperatorRow
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:

@@ -5,59 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, durations_of, ratio
+from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, ratio
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, covered_within, merge, union
 from lightning_flops.analysis.trace.names import Kind, is_data_loader
-
-PhaseSource = Literal["scopes", "operators"]
+from lightning_flops.analysis.trace_tables import ModelSummary, PhaseRow, PhaseSource, Remainder
 
 _FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
 _BACKWARD = re.compile(r"(^|[./ \]])backward$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseRow:
-    """One phase over all steps; ratios are of the steps."""
-
-    calls: int
-    host: Durations
-    """The optimizer's without what of other phases runs inside it, as in Lightning, whose closure runs there."""
-    device: Durations | None
-    """Kernels, copies and memsets launched in the phase; None without a device."""
-    source: PhaseSource
-    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remainder:
-    """What of the steps is in no phase."""
-
-    host_us: float
-    host_ratio: float | None
-    device_us: float | None
-    device_ratio: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSummary:
-    """Phases of the steps, on the host's clock and by the device work they launched.
-
-    A phase that the trace does not show is None; its time is then in ``others``.
-    """
-
-    step: PhaseRow
-    data_loader: PhaseRow | None
-    forward: PhaseRow | None
-    backward: PhaseRow | None
-    optimizer: PhaseRow | None
-    others: Remainder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

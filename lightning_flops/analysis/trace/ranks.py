@@ -9,59 +9,14 @@ from statistics import median
 import numpy as np
 
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
-from lightning_flops.analysis.trace.communication import (
-    Overlap,
-    collective_name,
-    collective_rows_by_start,
-    overlap,
-)
+from lightning_flops.analysis.trace.communication import collective_name, collective_rows_by_start, overlap
 from lightning_flops.analysis.trace.durations import NS_PER_US
+from lightning_flops.analysis.trace_tables import RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.errors import LightningFlopsError
 
 
 class RanksError(LightningFlopsError, ValueError):
     """Traces that cannot be of one run; the message names the files and what contradicts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankCollectiveRow:
-    """All calls of one collective on one rank, matched call by call with the ranks that took part."""
-
-    name: str
-    calls: int
-    matched_calls: int
-    """Calls whose counterparts are in the other ranks' traces."""
-    bytes: int | None
-    latency_us: float
-    transfer_us: float | None
-    """For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched."""
-    wait_us: float | None
-    """The rest of the matched calls: waiting for the other ranks to come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow:
-    """One rank over its steps."""
-
-    rank: int
-    source: str
-    steps: int
-    overlap: Overlap
-    transfer_us: float | None
-    wait_us: float | None
-    compute_over_median: float | None
-    """Its computation per step ÷ the median of the ranks'; above 1, others wait for it."""
-    collectives: tuple[RankCollectiveRow, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankComparison:
-    """All ranks whose traces are at hand, by rank."""
-
-    ranks: tuple[RankRow, ...]
-    straggler: int | None
-    """The rank that computes longest per step, overlap included; None for one rank, or if several tie."""
-    notes: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -3,80 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.communication import CollectiveRow, Overlap, collective_table, overlap
+from lightning_flops.analysis.trace.communication import collective_table, overlap
 from lightning_flops.analysis.trace.device import (
-    DeviceMetrics,
-    IdleTime,
-    KernelRow,
-    KernelSummary,
-    LaunchRow,
     device_metrics,
     idle_times,
     kernel_summary,
     kernel_table,
     launch_statistics,
 )
-from lightning_flops.analysis.trace.operators import MemoryRow, OperatorRow, memory_table, operator_table
-from lightning_flops.analysis.trace.phases import ModelSummary, model_summary
-from lightning_flops.analysis.trace.ranks import RankComparison, compare_ranks, rank_numbers
-from lightning_flops.analysis.trace.scopes import (
-    DeviceSummary,
-    OverviewRow,
-    TransferRow,
-    UserScopeRow,
-    device_summary,
-    overview,
-    transfer_table,
-    user_scope_table,
+from lightning_flops.analysis.trace.operators import memory_table, operator_table
+from lightning_flops.analysis.trace.phases import model_summary
+from lightning_flops.analysis.trace.ranks import compare_ranks, rank_numbers
+from lightning_flops.analysis.trace.scopes import device_summary, overview, transfer_table, user_scope_table
+from lightning_flops.analysis.trace.step_time import step_times
+from lightning_flops.analysis.trace_tables import (
+    TraceReport,
+    TracesReport,
 )
-from lightning_flops.analysis.trace.step_time import StepTimes, step_times
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceReport:
-    """Every table of one trace; a table that the trace has nothing for is None."""
-
-    source: str
-    rank: int
-    events: int
-    step_times: StepTimes
-    device_metrics: tuple[DeviceMetrics, ...] | None
-    device_summary: DeviceSummary
-    overview: tuple[OverviewRow, ...]
-    model_summary: ModelSummary
-    overlap: Overlap | None
-    """None when the trace has no collectives."""
-    collectives: tuple[CollectiveRow, ...] | None
-    kernel_summary: KernelSummary | None
-    kernels: tuple[KernelRow, ...] | None
-    operators: tuple[OperatorRow, ...] | None
-    memory: tuple[MemoryRow, ...] | None
-    transfers: tuple[TransferRow, ...] | None
-    user_scopes: tuple[UserScopeRow, ...] | None
-    idle: tuple[IdleTime, ...] | None
-    launches: tuple[LaunchRow, ...] | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracesReport:
-    """The reports of one trace for each rank, and the ranks side by side."""
-
-    schema_version: int
-    traces: tuple[TraceReport, ...]
-    """By rank."""
-    ranks: RankComparison | None
-    """None for a single trace."""
-
-    def to_json(self) -> str:
-        """Indented JSON; the field names are the keys."""
-        return dataclass_json.dump(self)
 
 
 def analyze_trace(trace: Trace) -> TraceReport:

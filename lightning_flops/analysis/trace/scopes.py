@@ -4,81 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import NONE, Trace
-from lightning_flops.analysis.trace.durations import NS_PER_US, Durations, durations_of, group_by, ratio
+from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect
 from lightning_flops.analysis.trace.names import Kind, is_data_loader, step_number
 from lightning_flops.analysis.trace.phases import find_phases, sums_between
+from lightning_flops.analysis.trace_tables import (
+    DeviceSummary,
+    DeviceUse,
+    OverviewRow,
+    TransferRow,
+    UserScopeRow,
+)
 
 METADATA_KEY = "lightning_flops"
 """Key at the top of a trace under which this package keeps what torch.profiler does not measure."""
 
 # Scopes that torch itself opens; every other scope is the user's.
 _OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserScopeRow:
-    """All runs of one ``record_function`` scope."""
-
-    name: str
-    calls: int
-    host: Durations
-    """Ratio: of the steps' own marks on the host."""
-    device: Durations | None
-    """Work launched in the scope, by its thread or by autograd's while it was open. Ratio: of all device work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferRow:
-    """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
-
-    name: str
-    calls: int
-    bytes: int | None
-    host: Durations | None
-    """The calls that launched them. Ratio: of the steps' own marks on the host. None when no launch is known."""
-    device: Durations
-    """Ratio: of all device work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverviewRow:
-    """All events of one kind inside the steps; moments that several of them share count once."""
-
-    kind: str
-    side: Literal["host", "device"]
-    calls: int
-    time_us: float
-    ratio: float | None
-    """Of the steps; kinds overlap and contain one another, so these add up to no whole."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """How long one device ran kernels while the trace was taken."""
-
-    device: int
-    utilization: float
-    """Union of kernels ÷ elapsed time of the whole trace."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSummary:
-    """How busy processors were from the first event of the trace to the last."""
-
-    elapsed_us: float
-    cpu_process_ratio: float | None
-    """The process's CPU time ÷ elapsed; up to the number of cores. None when the trace does not say, like the next."""
-    cpu_system_ratio: float | None
-    """Busy ÷ (busy + idle) time of all cores."""
-    devices: tuple[DeviceUse, ...] | None
 
 
 def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -11,42 +9,7 @@ from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Intervals, covered_within, union
 from lightning_flops.analysis.trace.names import Kind, is_data_loader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
-    """Microseconds of a step by what filled them; the parts add up to the step's wall time.
-
-    A moment that several kinds of events share belongs to the first of them in the order of the fields, the priority
-    of the PyTorch profiler's step-time breakdown: so ``communication_us`` is only what no kernel or copy hides, and
-    ``data_loader_us`` only what the device and its launches leave.
-    """
-
-    number: int | None
-    """The profiler's number of the step; None for the mean of several, and where the whole trace stands as one."""
-    wall_us: float
-    kernel_us: float | None
-    """Kernels other than collectives'. None, like the next two and the runtime's, when the trace has no device."""
-    memcpy_us: float | None
-    memset_us: float | None
-    communication_us: float | None
-    """None when the trace has no collectives at all."""
-    runtime_us: float | None
-    data_loader_us: float | None
-    """None when the trace shows no ``DataLoader``."""
-    cpu_us: float | None
-    """Operators on the host; None when none was recorded."""
-    other_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Every step's breakdown, and their mean."""
-
-    marked: bool
-    """False when the trace has no profiler steps: the whole trace then stands as one step."""
-    steps: tuple[StepTime, ...]
-    mean: StepTime
+from lightning_flops.analysis.trace_tables import StepTime, StepTimes
 
 
 def step_times(trace: Trace) -> StepTimes:

@@ -1,0 +1,424 @@
+"""The tables of a trace as frozen records: what ``lightning_flops.analysis.trace`` finds, and a report shows.
+
+Times are in microseconds, as in the file; what a trace does not contain is None. Needs the standard library alone, so
+that a profile that holds such tables is read and shown where numpy is not installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.analysis import dataclass_json
+
+KERNEL_GAP_LIMIT_US = 30
+"""A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""
+SHORT_KERNEL_LIMIT_US = 10
+LONG_DELAY_US = 100
+
+PhaseSource = Literal["scopes", "operators"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Lengths of several events; min <= mean <= max, and total = calls × mean."""
+
+    total_us: float
+    mean_us: float
+    max_us: float
+    min_us: float
+    ratio: float | None
+    """Total over the whole that the table names; None where that whole is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Microseconds of a step by what filled them; the parts add up to the step's wall time.
+
+    A moment that several kinds of events share belongs to the first of them in the order of the fields, the priority
+    of the PyTorch profiler's step-time breakdown: so ``communication_us`` is only what no kernel or copy hides, and
+    ``data_loader_us`` only what the device and its launches leave.
+    """
+
+    number: int | None
+    """The profiler's number of the step; None for the mean of several, and where the whole trace stands as one."""
+    wall_us: float
+    kernel_us: float | None
+    """Kernels other than collectives'. None, like the next two and the runtime's, when the trace has no device."""
+    memcpy_us: float | None
+    memset_us: float | None
+    communication_us: float | None
+    """None when the trace has no collectives at all."""
+    runtime_us: float | None
+    data_loader_us: float | None
+    """None when the trace shows no ``DataLoader``."""
+    cpu_us: float | None
+    """Operators on the host; None when none was recorded."""
+    other_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Every step's breakdown, and their mean."""
+
+    marked: bool
+    """False when the trace has no profiler steps: the whole trace then stands as one step."""
+    steps: tuple[StepTime, ...]
+    mean: StepTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMetrics:
+    """One device over all steps; ratios are of the steps' wall time."""
+
+    device: int
+    name: str | None
+    sm_count: int | None
+    utilization: float
+    """Union of the kernels within the steps ÷ steps."""
+    sm_efficiency: float | None
+    """Estimated: ∫ min(1, Σ blocks per SM of the kernels then running) dt ÷ steps; None if a kernel lacks them."""
+    occupancy_percent: float | None
+    """Estimated achieved occupancy, averaged over the kernels with their durations as weights."""
+    blocks_per_sm: float | None
+    """Averaged in the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """How long one device ran kernels while the trace was taken."""
+
+    device: int
+    utilization: float
+    """Union of kernels ÷ elapsed time of the whole trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """How busy processors were from the first event of the trace to the last."""
+
+    elapsed_us: float
+    cpu_process_ratio: float | None
+    """The process's CPU time ÷ elapsed; up to the number of cores. None when the trace does not say, like the next."""
+    cpu_system_ratio: float | None
+    """Busy ÷ (busy + idle) time of all cores."""
+    devices: tuple[DeviceUse, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewRow:
+    """All events of one kind inside the steps; moments that several of them share count once."""
+
+    kind: str
+    side: Literal["host", "device"]
+    calls: int
+    time_us: float
+    ratio: float | None
+    """Of the steps; kinds overlap and contain one another, so these add up to no whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """One phase over all steps; ratios are of the steps."""
+
+    calls: int
+    host: Durations
+    """The optimizer's without what of other phases runs inside it, as in Lightning, whose closure runs there."""
+    device: Durations | None
+    """Kernels, copies and memsets launched in the phase; None without a device."""
+    source: PhaseSource
+    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remainder:
+    """What of the steps is in no phase."""
+
+    host_us: float
+    host_ratio: float | None
+    device_us: float | None
+    device_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """Phases of the steps, on the host's clock and by the device work they launched.
+
+    A phase that the trace does not show is None; its time is then in ``others``.
+    """
+
+    step: PhaseRow
+    data_loader: PhaseRow | None
+    forward: PhaseRow | None
+    backward: PhaseRow | None
+    optimizer: PhaseRow | None
+    others: Remainder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """The steps' wall time by computation and communication, overlapping events merged.
+
+    ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
+    """
+
+    wall_us: float
+    computation_us: float
+    """Kernels that do not communicate; without a device, operators on the host."""
+    communication_us: float
+    overlap_us: float
+    other_us: float
+    overlap_ratio: float | None
+    """Overlap ÷ communication; None without communication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """All calls of one collective in one trace."""
+
+    name: str
+    calls: int
+    bytes: int | None
+    """Of the larger side of each call, summed; None where the trace does not say."""
+    latency: Durations
+    """Ratio: of all collectives' durations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """All runs of one kernel."""
+
+    name: str
+    calls: int
+    device: Durations
+    """Ratio: of all kernels' durations."""
+    tensor_cores: bool
+    """Whether its name says that it runs on tensor cores."""
+    tensor_cores_eligible: bool
+    """Whether an operator that can use tensor cores launched it at least once."""
+    collective: bool
+    blocks_per_sm: float | None
+    occupancy_percent: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSummary:
+    """All kernels together."""
+
+    calls: int
+    total_us: float
+    tensor_core_ratio: float | None
+    """Time in kernels on tensor cores ÷ time in all kernels but collectives'."""
+    tensor_core_eligible_ratio: float | None
+    """Time in kernels whose operators can use tensor cores ÷ the same."""
+    short_calls_ratio: float | None
+    """Kernels shorter than ``SHORT_KERNEL_LIMIT_US`` ÷ kernels."""
+    short_time_ratio: float | None
+    """Their time ÷ the time of all kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRow:
+    """What one operator called, or launched, itself: all such children of one name."""
+
+    name: str
+    kind: Literal["operator", "device"]
+    """``device``: a kernel, copy or memset."""
+    calls: int
+    host: Durations | None
+    """Ratio: of the parent's total; None for a device event."""
+    device: Durations | None
+    """Ratio: of the parent's total; None without a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """All calls of one operator.
+
+    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller.
+    """
+
+    name: str
+    calls: int
+    host: Durations
+    """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
+    host_self: Durations
+    """Without the operators it called; the ratios of all operators add up to 1."""
+    device: Durations | None
+    """Kernels, copies and memsets launched in it and in what it called. None without a device, like the next."""
+    device_self: Durations | None
+    tensor_cores_eligible: bool
+    """Whether it is a matrix product, convolution, attention or recurrent layer."""
+    children: tuple[ChildRow, ...] = ()
+    """What it called and launched itself, the longest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """What one operator allocated and freed on one device."""
+
+    name: str | None
+    """None: outside any operator."""
+    device_type: Literal["host", "device"]
+    device: int
+    """-1 for the host."""
+    calls: int
+    """Calls of the operator in which memory was allocated or freed; events, outside any operator."""
+    size_increase_bytes: int
+    """Allocated less freed, with what it called."""
+    self_size_increase_bytes: int
+    """Without what it called; the sum over all rows of a device is what the trace changed."""
+    allocation_bytes: int
+    """Allocated, frees left out."""
+    self_allocation_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRow:
+    """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
+
+    name: str
+    calls: int
+    bytes: int | None
+    host: Durations | None
+    """The calls that launched them. Ratio: of the steps' own marks on the host. None when no launch is known."""
+    device: Durations
+    """Ratio: of all device work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserScopeRow:
+    """All runs of one ``record_function`` scope."""
+
+    name: str
+    calls: int
+    host: Durations
+    """Ratio: of the steps' own marks on the host."""
+    device: Durations | None
+    """Work launched in the scope, by its thread or by autograd's while it was open. Ratio: of all device work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleTime:
+    """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
+
+    device: int
+    stream: int | None
+    """None: all streams of the device as one."""
+    busy_us: float
+    host_wait_us: float
+    """The event that ended the pause was launched after the pause had begun."""
+    kernel_gap_us: float
+    """Launched in time, and the pause is under ``KERNEL_GAP_LIMIT_US``."""
+    other_us: float
+    """Launched in time and a longer pause, or the launch is not known."""
+
+    @property
+    def idle_us(self) -> float:
+        """All three kinds."""
+        return self.host_wait_us + self.kernel_gap_us + self.other_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """Launches of one kind of device event; a CUDA graph launches many events with one call."""
+
+    kind: Literal["kernel", "memcpy", "memset"]
+    launches: int
+    """Calls."""
+    events: int
+    """What they launched."""
+    host: Durations
+    """Lengths of the calls on the host."""
+    device: Durations
+    """Lengths of what they launched."""
+    delay: Durations
+    """From the end of the call to the start on the device; 0 where the device began before the call returned.
+
+    Delays overlap, so they have no ratio."""
+    shorter_than_launch: int
+    """Device events that took less time than the call that launched them."""
+    long_delays: int
+    """Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCollectiveRow:
+    """All calls of one collective on one rank, matched call by call with the ranks that took part."""
+
+    name: str
+    calls: int
+    matched_calls: int
+    """Calls whose counterparts are in the other ranks' traces."""
+    bytes: int | None
+    latency_us: float
+    transfer_us: float | None
+    """For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched."""
+    wait_us: float | None
+    """The rest of the matched calls: waiting for the other ranks to come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank over its steps."""
+
+    rank: int
+    source: str
+    steps: int
+    overlap: Overlap
+    transfer_us: float | None
+    wait_us: float | None
+    compute_over_median: float | None
+    """Its computation per step ÷ the median of the ranks'; above 1, others wait for it."""
+    collectives: tuple[RankCollectiveRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComparison:
+    """All ranks whose traces are at hand, by rank."""
+
+    ranks: tuple[RankRow, ...]
+    straggler: int | None
+    """The rank that computes longest per step, overlap included; None for one rank, or if several tie."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceReport:
+    """Every table of one trace; a table that the trace has nothing for is None."""
+
+    source: str
+    rank: int
+    events: int
+    step_times: StepTimes
+    device_metrics: tuple[DeviceMetrics, ...] | None
+    device_summary: DeviceSummary
+    overview: tuple[OverviewRow, ...]
+    model_summary: ModelSummary
+    overlap: Overlap | None
+    """None when the trace has no collectives."""
+    collectives: tuple[CollectiveRow, ...] | None
+    kernel_summary: KernelSummary | None
+    kernels: tuple[KernelRow, ...] | None
+    operators: tuple[OperatorRow, ...] | None
+    memory: tuple[MemoryRow, ...] | None
+    transfers: tuple[TransferRow, ...] | None
+    user_scopes: tuple[UserScopeRow, ...] | None
+    idle: tuple[IdleTime, ...] | None
+    launches: tuple[LaunchRow, ...] | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracesReport:
+    """The reports of one trace for each rank, and the ranks side by side."""
+
+    schema_version: int
+    traces: tuple[TraceReport, ...]
+    """By rank."""
+    ranks: RankComparison | None
+    """None for a single trace."""
+
+    def to_json(self) -> str:
+        """Indented JSON; the field names are the keys."""
+        return dataclass_json.dump(self)
