@@ -69,6 +69,65 @@ def _is_tag_prefix(value: object) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceThresholds:
+    """From where on something is worth a word of advice; ``advice_thresholds`` may set each.
+
+    Shares are of the step, 1 being all of it. The values are those of the sources that ``analysis.advice`` names, or
+    this project's own.
+    """
+
+    data_wait: float = 0.05
+    """Waiting for data above this share."""
+    exposed_communication: float = 0.10
+    """Communication that no computation hides above this share."""
+    overlap: float = 0.50
+    """Less than this share of the communication hidden."""
+    gpu_utilization: float = 0.50
+    """Kernels running less than this share."""
+    blocks_per_sm: float = 1.0
+    """Kernels with fewer blocks per SM ..."""
+    blocks_per_sm_share: float = 0.10
+    """... holding more than this share of the kernels' time."""
+    occupancy: float = 0.15
+    """Estimated achieved occupancy below this."""
+    tensor_core_eligible: float = 0.05
+    """No tensor cores in use, though more than this share of the kernels' time could use them."""
+    memory_high: float = 0.90
+    """Peak memory above this share of the device's."""
+    memory_low: float = 0.50
+    """Peak memory below this share ..."""
+    memory_low_utilization: float = 0.80
+    """... with a GPU utilization below this."""
+    float32: float = 0.05
+    """float32 products, TF32 off, above this share of the model FLOPs."""
+    misaligned: float = 0.05
+    """16-bit products with a dimension that is no multiple of 8 above this share of the FLOPs."""
+    optimizer: float = 0.15
+    """Optimizer that updates tensor by tensor above this share."""
+    idle: float = 0.20
+    """Idle device above this share, most of it for want of launches."""
+    short_kernels: float = 0.50
+    """Kernels under 10 us above this share of all kernels ..."""
+    short_kernels_idle: float = 0.10
+    """... with the device idle above this share."""
+    straggler: float = 1.1
+    """The slowest rank's computation above this many times the median."""
+    mfu: float = 0.30
+    """MFU below this."""
+    pageable_copies: float = 0.05
+    """Copies from pageable host memory above this share."""
+
+
+_THRESHOLDS = tuple(field.name for field in fields(AdviceThresholds))
+
+
+def _are_thresholds(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        name in _THRESHOLDS and _is_number(limit) and limit >= 0 for name, limit in value.items()
+    )
+
+
 def _integer_from(lowest: int) -> _Rule:
     return _Rule(f"an integer >= {lowest}", lambda value: _is_integer(value) and value >= lowest)
 
@@ -94,6 +153,10 @@ _RULES: Mapping[str, _Rule] = {
     "causal_attention": _Rule("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half")),
     "peak_flops_per_sec": _Rule(
         f"a number > 0, a mapping from dtype names ({', '.join(DTYPE_NAMES)}) to numbers > 0, or None", _is_peak
+    ),
+    "advice_thresholds": _Rule(
+        f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0, or None",
+        lambda value: value is None or _are_thresholds(value),
     ),
     "tag_prefix": _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix),
 }
@@ -133,6 +196,8 @@ class ProfilerConfig:
     """Whether attention calls flagged causal count the whole score matrix or half of it."""
     peak_flops_per_sec: float | Mapping[str, float] | None = None
     """Dense peak of one device in FLOP/s, one for all dtypes or by dtype name; None looks the device up."""
+    advice_thresholds: Mapping[str, float] | None = None
+    """From where on something is worth a word of advice, by the names of ``AdviceThresholds``; None: its defaults."""
     tag_prefix: str = BLOCK
     """What the tags of scalars and texts begin with."""
 
@@ -151,6 +216,14 @@ class ProfilerConfig:
             object.__setattr__(self, "peak_flops_per_sec", peaks)
         elif self.peak_flops_per_sec is not None:
             object.__setattr__(self, "peak_flops_per_sec", float(self.peak_flops_per_sec))
+        if self.advice_thresholds is not None:
+            limits = {name: float(limit) for name, limit in self.advice_thresholds.items()}
+            object.__setattr__(self, "advice_thresholds", limits)
+
+    @property
+    def thresholds(self) -> AdviceThresholds:
+        """The thresholds of advice in force."""
+        return AdviceThresholds(**(self.advice_thresholds or {}))
 
     @classmethod
     def from_block(cls, block: object) -> ProfilerConfig:

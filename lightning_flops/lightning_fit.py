@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.lightning_run import FitOutput, last_step_of_development_run, run_context, settle_steps
+from lightning_flops.lightning_deepspeed import engine_of
+from lightning_flops.lightning_run import (
+    FitOutput,
+    last_step_of_development_run,
+    loader_workers,
+    run_context,
+    settle_steps,
+)
 from lightning_flops.run_profiler import RunProfiler, guarded
 
 if TYPE_CHECKING:
@@ -37,6 +44,7 @@ class FitProfiler(RunProfiler):
         super().__init__(pl_module, config=config, publish=publish, writes=trainer.is_global_zero)
         self._trainer = trainer
         self._module = pl_module
+        self._engine = engine_of(trainer)
         self._hooks: list[Any] = []
         self._in_strategy_step = False
         self._raw_updates = 0
@@ -75,13 +83,7 @@ class FitProfiler(RunProfiler):
             profile_step = last
             logger.info("fast_dev_run: profile_step is %d in place of %d", profile_step, self._config.profile_step)
         epoch_loop = trainer.fit_loop.epoch_loop
-        # What trainer.global_step is made of; that property asks its way through five objects, and this is asked
-        # after every batch of the run.
-        if self._module.automatic_optimization:
-            progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-        else:
-            progress = epoch_loop.manual_optimization.optim_step_progress.total
-        self._optimizer_steps = lambda: int(progress.completed)
+        self._optimizer_steps = self._step_counter()
         self._last_global_step = self._optimizer_steps()
         self._whole_run.replace(epoch_loop, "_on_before_fetch", self._around_fetch_start)
         self._whole_run.replace(epoch_loop, "_on_after_fetch", self._around_fetch_end)
@@ -102,6 +104,20 @@ class FitProfiler(RunProfiler):
             output=FitOutput(trainer, self._config),
             dp_size=self._context.dp_size,
         )
+
+    def _step_counter(self) -> Callable[[], int]:
+        """Says how many optimizer attempts there were until now."""
+        if (engine := self._engine) is not None:
+            # DeepSpeed accumulates across epochs, where Lightning starts anew.
+            return lambda: int(engine.global_steps)
+        # What trainer.global_step is made of; that property asks its way through five objects, and this is asked
+        # after every batch of the run.
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        if self._module.automatic_optimization:
+            progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        else:
+            progress = epoch_loop.manual_optimization.optim_step_progress.total
+        return lambda: int(progress.completed)
 
     # ---- taps of the loop
 
@@ -149,6 +165,9 @@ class FitProfiler(RunProfiler):
         manual = not self._module.automatic_optimization
 
         def run(optimizer: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if self._engine is not None and not self._engine.is_gradient_accumulation_boundary():
+                # DeepSpeed accumulates: this is called after every batch, and only looks whether it is the step's last.
+                return optimizer_step(optimizer, closure, *args, **kwargs)
             # In automatic optimization the closure calls strategy.training_step; in manual optimization it is the
             # user's own forward and backward, or Lightning's that does nothing.
             if manual and callable(closure) and getattr(closure, "__name__", "") != "do_nothing_closure":
@@ -220,6 +239,12 @@ class FitProfiler(RunProfiler):
             micro_batch_size=self._micro_batch_size,
             accumulate=self._trainer.accumulate_grad_batches,  # which a scheduler may have changed since the fit began
         )
+
+    def _optimizers(self) -> Iterable[Any]:
+        return list(self._trainer.optimizers)
+
+    def _loader_workers(self) -> int | None:
+        return loader_workers(self._trainer)
 
     def _x_axis(self) -> int:
         return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lightning_flops.records import RunContext
+from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.markdown import render_markdown
 from lightning_flops.report.scalars import monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
@@ -45,6 +46,14 @@ def settle_steps(trainer: Trainer) -> int:
     for loader in combined.flattened if combined is not None else ():
         ahead = max(ahead, (getattr(loader, "num_workers", 0) or 0) * (getattr(loader, "prefetch_factor", 0) or 0))
     return max(2, math.ceil(ahead / trainer.accumulate_grad_batches))
+
+
+def loader_workers(trainer: Trainer) -> int | None:
+    """Fewest worker processes of the training DataLoaders; None where no loader says."""
+    combined = trainer.fit_loop._combined_loader
+    loaders = combined.flattened if combined is not None else ()
+    workers = [getattr(loader, "num_workers", None) for loader in loaders]
+    return min((count for count in workers if isinstance(count, int)), default=None)
 
 
 def run_context(trainer: Trainer) -> RunContext:
@@ -97,6 +106,7 @@ class FitOutput:
         text = render_text(profile)
         self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
         shown = self._loggers.write_text(tag, render_markdown(profile), step=step)
+        self._loggers.write_text(f"{config.tag_prefix}/advice", render_advice_markdown(profile.advice), step=step)
         if config.output_file is not None:
             _write_file(config.output_file, text)
         else:

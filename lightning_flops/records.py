@@ -104,6 +104,8 @@ class ModuleRecord:
     """Parameters that this rank holds in memory."""
     alias_of: str | None = None
     """Name under which the same module object was listed before, if it was."""
+    weight_sizes: tuple[int, ...] = ()
+    """Inputs and outputs of its own weights: the first two dimensions of each parameter that has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,31 @@ class RunContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """How an optimizer updates its parameters."""
+
+    type_name: str
+    implementation: Literal["single-tensor", "foreach", "fused"] | None
+    """None: it does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """How a run is set up, as far as it bears on speed; None where nobody could tell."""
+
+    compute_capability: tuple[int, int] | None = None
+    """Of the CUDA device."""
+    device_memory_bytes: int | None = None
+    data_parallel_devices: int = 0
+    """GPUs that torch.nn.DataParallel spreads the batch over; 0 for none."""
+    process_group_backend: str | None = None
+    """Of the default process group, for this device."""
+    optimizers: tuple[OptimizerFacts, ...] | None = None
+    loader_workers: int | None = None
+    """Fewest worker processes of the training DataLoaders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
     """One whole window, ready for analysis."""
 
@@ -200,6 +227,8 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False
     """Signatures kept changing: counted and timed steps are different samples of the same run."""
+    facts: RunFacts | None = None
+    """How the run is set up; None if nobody looked."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()

@@ -13,8 +13,9 @@ import functools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
@@ -24,6 +25,7 @@ from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.monitor import Monitor, MonitorReading
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.run_facts import gather_run_facts
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import RunContext
+    from lightning_flops.records import RunContext, RunFacts
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class RunProfiler(ABC):
         self._step_updates = 0
         self._in_batch_scope = False
         self._micro_batch_size: int | None = None
+        self._device: torch.device | None = None
         self._dp_size = 1
         self._reported = False
         self._meter = BatchMeter(
@@ -129,6 +132,14 @@ class RunProfiler(ABC):
     def _reading_is_due(self, step: int) -> bool:
         """Whether the run logs its own metrics at *step*."""
 
+    def _optimizers(self) -> Iterable[Any] | None:
+        """The optimizers that update the model; None if not known."""
+        return None
+
+    def _loader_workers(self) -> int | None:
+        """Fewest worker processes of the training DataLoaders; None if not known."""
+        return None
+
     # ---- the run
 
     def _start(
@@ -136,6 +147,7 @@ class RunProfiler(ABC):
     ) -> None:
         """The run begins: open the window that waits for *profile_step*."""
         self._output = output
+        self._device = device
         self._dp_size = dp_size
         self._recorder = Recorder(
             self._root,
@@ -370,7 +382,7 @@ class RunProfiler(ABC):
             if self._writes:
                 logger.warning("nothing was profiled: training ended while the first step was being counted")
             return
-        profile = build_profile(window, config=self._config)
+        profile = build_profile(replace(window, facts=self._run_facts()), config=self._config)
         self._profile = profile
         self._publish(profile)
         if self._writes:
@@ -378,6 +390,19 @@ class RunProfiler(ABC):
         logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
         if self._monitor is not None:
             self._monitor.restart()
+
+    def _run_facts(self) -> RunFacts | None:
+        try:
+            assert self._device is not None
+            return gather_run_facts(
+                self._root,
+                device=self._device,
+                optimizers=self._optimizers(),
+                loader_workers=self._loader_workers(),
+            )
+        except Exception as error:  # it asks objects of the user's; the report does without
+            logger.warning("how the run is set up could not be read: %s: %s", type(error).__name__, error)
+            return None
 
     def _note(self, sentence: str) -> None:
         """Put *sentence* into the report and, once, into the log."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.analysis import dataclass_json
+from lightning_flops.analysis.advice import Advice, advise, gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.peak_flops import peak_for
@@ -38,7 +39,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the JSON that ``Profile.to_json`` writes; another one is not read.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -114,6 +115,8 @@ class Profile:
     """Most FLOPs first."""
     uncounted: Mapping[str, UncountedOperator]
     """Operators that ran and are in no sum, over all counted steps."""
+    advice: tuple[Advice, ...]
+    """What holds the run back, the most at stake first."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
 
@@ -171,6 +174,20 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         context=window.context,
     )
     root = _root(window.modules)
+    lower_bound = counts.is_lower_bound
+    evidence = gather_evidence(
+        rates=rates,
+        timing=timing,
+        dtypes=dtypes,
+        cells=window.flops.cells,
+        modules=window.modules,
+        context=window.context,
+        facts=window.facts,
+        trace=None,
+        peak_memory_bytes=None,
+        lower_bound=lower_bound,
+        thresholds=config.thresholds,
+    )
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -203,11 +220,12 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         timing=timing,
         rates=rates,
         unavailable=unavailable,
-        lower_bound=counts.is_lower_bound,
+        lower_bound=lower_bound,
         modules=build_modules(window.modules, counts),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=flops_by_operator(window.flops.cells),
         uncounted=dict(window.flops.uncounted),
+        advice=advise(evidence, config.thresholds),
         notes=_notes(window, timed=len(timed), rates=rates),
     )
 

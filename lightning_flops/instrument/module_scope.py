@@ -180,6 +180,7 @@ def describe_modules(root: nn.Module) -> tuple[ModuleRecord, ...]:
                 trainable_params=trainable,
                 local_params=local,
                 alias_of=alias_of,
+                weight_sizes=_weight_sizes(described),
             )
         )
     return tuple(records)
@@ -191,6 +192,18 @@ def _extra_repr(module: nn.Module) -> str:
     except Exception:
         # A user's extra_repr may need what the module does not have yet.
         return ""
+
+
+def _weight_sizes(module: nn.Module) -> tuple[int, ...]:
+    """First two dimensions of each weight of *module* itself: what its products have for inputs and outputs."""
+    sizes = []
+    for parameter in module._parameters.values():
+        if parameter is None or is_lazy(parameter):
+            continue
+        shape = getattr(parameter, "ds_shape", None) or parameter.shape  # ZeRO-3 empties parameters not in use
+        if len(shape) >= 2:
+            sizes += [int(size) for size in shape[:2] if size != 1]  # one channel a group: no product over channels
+    return tuple(sizes)
 
 
 class _SubtreeSizes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_flops.analysis.profile import Profile
+from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.layout import line, paragraph, rule, title
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.step_text import (
@@ -37,6 +38,7 @@ def render_text(profile: Profile) -> str:
         throughput_lines(profile),
         operator_lines(profile),
         uncounted_lines(profile),
+        advice_lines(profile.advice),
         notes_lines(profile),
         aggregated_lines(profile),
         detailed_lines(profile) if profile.settings.detailed else [],

@@ -1,0 +1,566 @@
+"""What holds a run back, and what to try: rules over what was measured, each with its evidence and its source.
+
+``gather_evidence`` draws together what a profile knows, None where it was not measured; ``advise`` holds it against the
+thresholds. A rule whose evidence is None says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, RunContext, RunFacts
+from lightning_flops.units import percent, plain
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.step_flops import DtypeFlops
+    from lightning_flops.analysis.step_rates import Rates
+    from lightning_flops.analysis.timing import TimingProfile
+    from lightning_flops.analysis.trace_tables import TraceReport
+
+_TORCH_PROFILER = "PyTorch Profiler's recommendations"
+_PATTERN_MATCHER = "torch.profiler's pattern matcher"
+_MATMUL_GUIDE = "NVIDIA's matrix multiplication guide"
+_HTA = "Holistic Trace Analysis"
+_OWN = "this project"
+
+_TENSOR_CORES_SINCE = (7, 0)
+_TF32_SINCE = (8, 0)
+_ALIGNMENT_16_BITS = 8
+"""Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
+_OCCUPANCY_ENOUGH = 0.30
+_HALF_DTYPES = ("float16", "bfloat16")
+_MODULES_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One thing that holds the run back."""
+
+    rule: str
+    """The rule's name, which also begins the names of its thresholds."""
+    evidence: str
+    """What was measured, in a sentence."""
+    threshold: str
+    """What it was held against, in words."""
+    action: str
+    """What to try, in a sentence."""
+    source: str
+    """Where the rule comes from."""
+    stake: float | None
+    """Share of the step that is at stake; None where nobody can say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the rules look at; shares are of the step unless said, None is not measured."""
+
+    data_wait_share: float | None = None
+    exposed_communication_share: float | None = None
+    """Communication that no computation hides."""
+    overlap_ratio: float | None = None
+    """Communication that computation hides ÷ communication."""
+    gpu_utilization: float | None = None
+    """Union of the kernels ÷ the part of the traced step that did not wait for data."""
+    low_blocks_kernel_share: float | None = None
+    """Time in kernels with fewer blocks per SM than the threshold ÷ time in all kernels that compute."""
+    kernel_share: float | None = None
+    """Kernels that compute."""
+    occupancy: float | None = None
+    """Estimated achieved occupancy, 1 being full."""
+    tensor_core_ratio: float | None = None
+    """Time in kernels on tensor cores ÷ time in all kernels that compute."""
+    tensor_core_eligible_ratio: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    peak_memory_share: float | None = None
+    """Peak of the device's memory ÷ what it has."""
+    float32_share: float | None = None
+    """Model FLOPs in float32, not TF32 ÷ model FLOPs."""
+    misaligned_share: float | None = None
+    """16-bit FLOPs in modules with a weight dimension that is no multiple of 8 ÷ all FLOPs."""
+    misaligned_modules: tuple[str, ...] = ()
+    """Their names and dimensions, those with most FLOPs first."""
+    optimizer_share: float | None = None
+    single_tensor_optimizers: tuple[str, ...] | None = None
+    """Types of the optimizers that update one tensor after the other."""
+    host_idle_share: float | None = None
+    """The device waits for the host to launch work, waiting for data left out."""
+    kernel_gap_share: float | None = None
+    idle_share: float | None = None
+    """The device runs nothing, for whatever reason but data."""
+    short_kernel_ratio: float | None = None
+    """Kernels under 10 µs ÷ kernels."""
+    slowest_rank: int | None = None
+    slowest_over_median: float | None = None
+    """Computation of the slowest rank ÷ the ranks' median."""
+    mfu: float | None = None
+    """None too where it is only a lower bound."""
+    data_parallel_devices: int | None = None
+    """GPUs that torch.nn.DataParallel spreads the batch over; 0 for none."""
+    backend: str | None = None
+    """Of the process group that synchronizes gradients of modules on GPUs."""
+    pageable_copy_share: float | None = None
+    """Copies from pageable host memory to the device."""
+    loader_workers: int | None = None
+
+
+_Check = Callable[[Evidence, AdviceThresholds], Advice | None]
+
+
+def advise(evidence: Evidence, thresholds: AdviceThresholds) -> tuple[Advice, ...]:
+    """What to try, the most at stake first; empty for a run that nothing measured holds back."""
+    found = [advice for check in _RULES if (advice := check(evidence, thresholds)) is not None]
+    found.sort(key=lambda advice: -1.0 if advice.stake is None else -advice.stake)
+    found.sort(key=lambda advice: advice.stake is None)
+    low = _low_mfu(evidence, thresholds, largest=found[0] if found else None)
+    return (*found, low) if low is not None else tuple(found)
+
+
+# ---- the rules
+
+
+def _data_wait(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.data_wait_share
+    if share is None or share <= thresholds.data_wait:
+        return None
+    workers = "" if evidence.loader_workers is None else f" (now {evidence.loader_workers})"
+    return Advice(
+        rule="data_wait",
+        evidence=f"The step waits for data for {percent(share)} of its time.",
+        threshold=f"more than {percent(thresholds.data_wait)}",
+        action=f"Raise the DataLoader's num_workers{workers}, and set pin_memory and persistent_workers.",
+        source=_TORCH_PROFILER,
+        stake=share,
+    )
+
+
+def _exposed_communication(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.exposed_communication_share
+    if share is None or share <= thresholds.exposed_communication:
+        return None
+    return Advice(
+        rule="exposed_communication",
+        evidence=f"Communication that no computation hides takes {percent(share)} of the step.",
+        threshold=f"more than {percent(thresholds.exposed_communication)}",
+        action="Accumulate gradients over more micro-steps, raise the batch size, or compress gradients.",
+        source=_TORCH_PROFILER,
+        stake=share,
+    )
+
+
+def _overlap(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share, hidden = evidence.exposed_communication_share, evidence.overlap_ratio
+    if share is None or hidden is None:
+        return None
+    if hidden >= thresholds.overlap or share <= thresholds.exposed_communication:
+        return None
+    return Advice(
+        rule="overlap",
+        evidence=f"Computation hides {percent(hidden)} of the communication; {percent(share)} of the step is exposed.",
+        threshold=(
+            f"less than {percent(thresholds.overlap)} hidden, and more than "
+            f"{percent(thresholds.exposed_communication)} of the step exposed"
+        ),
+        action="Let communication begin earlier: smaller buckets (bucket_cap_mb), prefetching of shards.",
+        source=_OWN,
+        stake=share,
+    )
+
+
+def _gpu_utilization(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    used = evidence.gpu_utilization
+    if used is None or used >= thresholds.gpu_utilization:
+        return None
+    return Advice(
+        rule="gpu_utilization",
+        evidence=f"Kernels run during {percent(used)} of the time in which the step does not wait for data.",
+        threshold=f"less than {percent(thresholds.gpu_utilization)}",
+        action="Raise the batch size.",
+        source=_TORCH_PROFILER,
+        stake=evidence.idle_share if evidence.idle_share is not None else 1.0 - used,
+    )
+
+
+def _blocks_per_sm(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.low_blocks_kernel_share
+    if share is None or share <= thresholds.blocks_per_sm_share:
+        return None
+    return Advice(
+        rule="blocks_per_sm",
+        evidence=f"Kernels too small for the device hold {percent(share)} of the kernels' time.",
+        threshold=(
+            f"fewer than {plain(thresholds.blocks_per_sm)} blocks per SM, in more than "
+            f"{percent(thresholds.blocks_per_sm_share)} of the time"
+        ),
+        action="Give each kernel more to do: a larger batch, larger layers, fused operators.",
+        source=f"{_TORCH_PROFILER}; the share is of {_OWN}",
+        stake=None if evidence.kernel_share is None else share * evidence.kernel_share,
+    )
+
+
+def _occupancy(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    occupancy = evidence.occupancy
+    if occupancy is None or occupancy >= thresholds.occupancy:
+        return None
+    return Advice(
+        rule="occupancy",
+        evidence=f"Estimated achieved occupancy is {percent(occupancy)}.",
+        threshold=f"less than {percent(thresholds.occupancy)}",
+        action=(
+            "Use kernels with more warps in flight: larger tiles or batches, fused operators. Above "
+            f"{percent(_OCCUPANCY_ENOUGH)}, more gains nothing for certain."
+        ),
+        source=_TORCH_PROFILER,
+        stake=None,
+    )
+
+
+def _tensor_cores(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    eligible, used, capability = (
+        evidence.tensor_core_eligible_ratio,
+        evidence.tensor_core_ratio,
+        evidence.compute_capability,
+    )
+    if eligible is None or used is None or capability is None or capability < _TENSOR_CORES_SINCE:
+        return None
+    if used > 0 or eligible <= thresholds.tensor_core_eligible:
+        return None
+    return Advice(
+        rule="tensor_core_eligible",
+        evidence=f"No kernel runs on tensor cores, though {percent(eligible)} of the kernels' time could.",
+        threshold=f"none, where more than {percent(thresholds.tensor_core_eligible)} could",
+        action="Train in bfloat16 or with automatic mixed precision.",
+        source=_TORCH_PROFILER,
+        stake=None if evidence.kernel_share is None else eligible * evidence.kernel_share,
+    )
+
+
+def _memory(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    peak, used = evidence.peak_memory_share, evidence.gpu_utilization
+    if peak is None:
+        return None
+    if peak > thresholds.memory_high:
+        return Advice(
+            rule="memory_high",
+            evidence=f"Memory peaks at {percent(peak)} of the device's.",
+            threshold=f"more than {percent(thresholds.memory_high)}",
+            action="Checkpoint activations, or train with mixed precision, before a longer batch fails.",
+            source=_TORCH_PROFILER,
+            stake=None,
+        )
+    if used is not None and peak < thresholds.memory_low and used < thresholds.memory_low_utilization:
+        return Advice(
+            rule="memory_low",
+            evidence=f"Memory peaks at {percent(peak)} of the device's, and kernels run {percent(used)} of the time.",
+            threshold=(
+                f"less than {percent(thresholds.memory_low)} with less than "
+                f"{percent(thresholds.memory_low_utilization)} utilization"
+            ),
+            action="Double the batch size.",
+            source=_OWN,
+            stake=None,
+        )
+    return None
+
+
+def _float32(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share, capability = evidence.float32_share, evidence.compute_capability
+    if share is None or capability is None or capability < _TF32_SINCE or share <= thresholds.float32:
+        return None
+    return Advice(
+        rule="float32",
+        evidence=f"{percent(share)} of the model FLOPs are float32, with TF32 off.",
+        threshold=f"more than {percent(thresholds.float32)}, on a device of compute capability 8.0 or above",
+        action='Call torch.set_float32_matmul_precision("high").',
+        source=_PATTERN_MATCHER,
+        stake=None,
+    )
+
+
+def _misaligned(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.misaligned_share
+    if share is None or share <= thresholds.misaligned:
+        return None
+    shown = ", ".join(evidence.misaligned_modules[:_MODULES_NAMED])
+    more = len(evidence.misaligned_modules) - _MODULES_NAMED
+    return Advice(
+        rule="misaligned",
+        evidence=(
+            f"{percent(share)} of the FLOPs are 16-bit products with a dimension that is no multiple of "
+            f"{_ALIGNMENT_16_BITS}: {shown}" + (f" and {more} more." if more > 0 else ".")
+        ),
+        threshold=f"more than {percent(thresholds.misaligned)}",
+        action=f"Pad the dimension (vocabulary, hidden size) to a multiple of {_ALIGNMENT_16_BITS}.",
+        source=_MATMUL_GUIDE,
+        stake=None,
+    )
+
+
+def _optimizer(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share, single = evidence.optimizer_share, evidence.single_tensor_optimizers
+    if share is None or not single or share <= thresholds.optimizer:
+        return None
+    return Advice(
+        rule="optimizer",
+        evidence=f"{' and '.join(single)} updates tensor by tensor and takes {percent(share)} of the step.",
+        threshold=f"single-tensor updates, and more than {percent(thresholds.optimizer)}",
+        action="Construct it with fused=True, or with foreach=True.",
+        source=f"{_PATTERN_MATCHER}; the share is of {_OWN}",
+        stake=share,
+    )
+
+
+def _host_idle(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    host, gaps, idle = evidence.host_idle_share, evidence.kernel_gap_share, evidence.idle_share
+    if host is None or gaps is None or idle is None or host <= gaps or idle <= thresholds.idle:
+        return None
+    return Advice(
+        rule="idle",
+        evidence=(
+            f"The device is idle for {percent(idle)} of the step besides waiting for data: {percent(host)} until the "
+            f"host launches work, {percent(gaps)} between kernels."
+        ),
+        threshold=f"more than {percent(thresholds.idle)}, most of it the host's",
+        action="Use torch.compile or CUDA graphs, and take .item(), print and other synchronizations out of the step.",
+        source=f"{_HTA}'s kinds of idle time; the share is of {_OWN}",
+        stake=host,
+    )
+
+
+def _short_kernels(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    short, idle = evidence.short_kernel_ratio, evidence.idle_share
+    if short is None or idle is None or short <= thresholds.short_kernels or idle <= thresholds.short_kernels_idle:
+        return None
+    return Advice(
+        rule="short_kernels",
+        evidence=f"{percent(short)} of the kernels take under 10 us, and for {percent(idle)} of the step none runs.",
+        threshold=f"more than {percent(thresholds.short_kernels)}, and {percent(thresholds.short_kernels_idle)} idle",
+        action="Fuse operators: torch.compile, fused layers, a foreach or fused optimizer.",
+        source=_OWN,
+        stake=idle,
+    )
+
+
+def _straggler(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    factor = evidence.slowest_over_median
+    if factor is None or factor <= thresholds.straggler:
+        return None
+    return Advice(
+        rule="straggler",
+        evidence=f"Rank {evidence.slowest_rank} computes {plain(factor)} times as long as the median rank.",
+        threshold=f"more than {plain(thresholds.straggler)} times",
+        action="Balance the work between ranks, and look at that rank's device.",
+        source=f"{_TORCH_PROFILER}; the factor is of {_OWN}",
+        stake=1.0 - 1.0 / factor,
+    )
+
+
+def _data_parallel(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    devices = evidence.data_parallel_devices
+    if devices is None or devices < 2:
+        return None
+    return Advice(
+        rule="data_parallel",
+        evidence=f"torch.nn.DataParallel spreads the batch over {devices} GPUs from one process.",
+        threshold="DataParallel over several GPUs",
+        action="Use DistributedDataParallel, with a process for each GPU.",
+        source=_TORCH_PROFILER,
+        stake=None,
+    )
+
+
+def _backend(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    if evidence.backend is None or evidence.backend in ("nccl", "rccl"):
+        return None
+    return Advice(
+        rule="backend",
+        evidence=f"Gradients on GPUs are synchronized through {evidence.backend}.",
+        threshold="any backend but NCCL",
+        action='Initialize the process group with backend="nccl".',
+        source=_TORCH_PROFILER,
+        stake=evidence.exposed_communication_share,
+    )
+
+
+def _pageable_copies(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.pageable_copy_share
+    if share is None or share <= thresholds.pageable_copies:
+        return None
+    return Advice(
+        rule="pageable_copies",
+        evidence=f"Copies from pageable host memory to the device take {percent(share)} of the step.",
+        threshold=f"more than {percent(thresholds.pageable_copies)}",
+        action="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
+        source=_OWN,
+        stake=share,
+    )
+
+
+def _low_mfu(evidence: Evidence, thresholds: AdviceThresholds, *, largest: Advice | None) -> Advice | None:
+    mfu = evidence.mfu
+    if mfu is None or mfu >= thresholds.mfu:
+        return None
+    if largest is None:
+        action = "No loss that was measured is above its threshold: look for the modules with the lowest FLOP/s."
+    else:
+        action = f"Begin with the first of the above: {largest.evidence}"
+    return Advice(
+        rule="mfu",
+        evidence=f"MFU is {percent(mfu)}.",
+        threshold=f"less than {percent(thresholds.mfu)}",
+        action=action,
+        source=_OWN,
+        stake=None,
+    )
+
+
+_RULES: tuple[_Check, ...] = (
+    _data_wait,
+    _exposed_communication,
+    _overlap,
+    _gpu_utilization,
+    _blocks_per_sm,
+    _occupancy,
+    _tensor_cores,
+    _memory,
+    _float32,
+    _misaligned,
+    _optimizer,
+    _host_idle,
+    _short_kernels,
+    _straggler,
+    _data_parallel,
+    _backend,
+    _pageable_copies,
+)
+
+
+# ---- where the evidence comes from
+
+
+def gather_evidence(
+    *,
+    rates: Rates,
+    timing: TimingProfile | None,
+    dtypes: Sequence[DtypeFlops],
+    cells: Iterable[OperatorCell],
+    modules: Iterable[ModuleRecord],
+    context: RunContext,
+    facts: RunFacts | None,
+    trace: TraceReport | None,
+    peak_memory_bytes: int | None,
+    lower_bound: bool,
+    thresholds: AdviceThresholds,
+) -> Evidence:
+    """What a window knows that a rule can use.
+
+    Args:
+        rates: the profile's rates.
+        timing: means over the timed steps; None if none was timed.
+        dtypes: FLOPs by dtype.
+        cells: what each operator did in each module.
+        modules: the model's modules.
+        context: where the run takes place.
+        facts: how it is set up; None if nobody looked.
+        trace: the tables of the traced step; None if none was traced.
+        peak_memory_bytes: most bytes that the device's memory held; None if not known.
+        lower_bound: FLOPs are lower bounds.
+        thresholds: a kernel's blocks per SM are held against its threshold here.
+    """
+    whole = sum(one.model for one in dtypes)
+    single = sum(one.model for one in dtypes if one.dtype == "float32")
+    misaligned_share, misaligned = _misaligned_modules(cells, modules)
+    evidence = Evidence(
+        data_wait_share=rates.data_wait_ratio,
+        float32_share=ratio(part=single, whole=whole) if context.device_type == "cuda" else None,
+        misaligned_share=misaligned_share if context.device_type == "cuda" else None,
+        misaligned_modules=misaligned,
+        optimizer_share=None if timing is None else ratio(part=timing.optimizer_sec, whole=timing.global_step_sec),
+        mfu=None if lower_bound else rates.mfu,
+    )
+    if facts is not None:
+        evidence = replace(
+            evidence,
+            compute_capability=facts.compute_capability,
+            peak_memory_share=ratio(part=peak_memory_bytes, whole=facts.device_memory_bytes)
+            if facts.device_memory_bytes
+            else None,
+            single_tensor_optimizers=_single_tensor(facts.optimizers),
+            data_parallel_devices=facts.data_parallel_devices,
+            backend=facts.process_group_backend if context.device_type == "cuda" and context.world_size > 1 else None,
+            loader_workers=facts.loader_workers,
+        )
+    return evidence if trace is None else _with_trace(evidence, trace, thresholds)
+
+
+def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...] | None:
+    if optimizers is None:
+        return None
+    return tuple(dict.fromkeys(one.type_name for one in optimizers if one.implementation == "single-tensor"))
+
+
+def _misaligned_modules(
+    cells: Iterable[OperatorCell], modules: Iterable[ModuleRecord]
+) -> tuple[float | None, tuple[str, ...]]:
+    """Share of all FLOPs that are 16-bit and in modules with an odd weight dimension, and what these are."""
+    odd: Mapping[str, list[int]] = {
+        module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules
+    }
+    whole = 0
+    by_module: dict[str, int] = {}
+    for cell in cells:
+        whole += cell.flops
+        if cell.flops and cell.dtype in _HALF_DTYPES and odd.get(cell.module):
+            by_module[cell.module] = by_module.get(cell.module, 0) + cell.flops
+    ordered = sorted(by_module, key=lambda name: (-by_module[name], name))
+    named = tuple(f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name in ordered)
+    return ratio(part=sum(by_module.values()), whole=whole), named
+
+
+def _with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresholds) -> Evidence:
+    mean = trace.step_times.mean
+    wall_us = mean.wall_us
+    # Of the traced step itself: its wait for data may be another than the timed steps'.
+    waiting = ratio(part=mean.data_loader_us or 0.0, whole=wall_us) or 0.0
+    found: dict[str, float | None] = {}
+    if trace.overlap is not None:
+        exposed_us = trace.overlap.communication_us - trace.overlap.overlap_us
+        found["exposed_communication_share"] = ratio(part=exposed_us, whole=trace.overlap.wall_us)
+        found["overlap_ratio"] = trace.overlap.overlap_ratio
+    if trace.device_metrics:
+        device = max(trace.device_metrics, key=lambda one: one.utilization)
+        found["gpu_utilization"] = min(1.0, device.utilization / (1.0 - waiting)) if waiting < 1 else None
+        found["occupancy"] = None if device.occupancy_percent is None else device.occupancy_percent / 100
+    if mean.kernel_us is not None:
+        found["kernel_share"] = ratio(part=mean.kernel_us, whole=wall_us)
+    if trace.kernels:
+        found["low_blocks_kernel_share"] = _low_blocks_share(trace, thresholds)
+    if trace.kernel_summary is not None:
+        found["tensor_core_ratio"] = trace.kernel_summary.tensor_core_ratio
+        found["tensor_core_eligible_ratio"] = trace.kernel_summary.tensor_core_eligible_ratio
+        found["short_kernel_ratio"] = trace.kernel_summary.short_calls_ratio
+    if trace.idle:
+        devices = [one for one in trace.idle if one.stream is None]
+        if devices:
+            busiest = max(devices, key=lambda one: one.busy_us)
+            span_us = busiest.busy_us + busiest.idle_us
+            host = (ratio(part=busiest.host_wait_us, whole=span_us) or 0.0) - waiting
+            found["host_idle_share"] = max(0.0, host)
+            found["kernel_gap_share"] = ratio(part=busiest.kernel_gap_us, whole=span_us)
+            found["idle_share"] = max(0.0, (ratio(part=busiest.idle_us, whole=span_us) or 0.0) - waiting)
+    if trace.transfers is not None and trace.device_metrics:
+        pageable_us = sum(row.device.total_us for row in trace.transfers if "Pageable -> Device" in row.name)
+        found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
+    return replace(evidence, **found)  # type: ignore[arg-type]  # every field named here is a float or None
+
+
+def _low_blocks_share(trace: TraceReport, thresholds: AdviceThresholds) -> float | None:
+    rows = [row for row in trace.kernels or () if not row.collective and row.blocks_per_sm is not None]
+    low_us = sum(row.device.total_us for row in rows if (row.blocks_per_sm or 0.0) < thresholds.blocks_per_sm)
+    return ratio(part=low_us, whole=sum(row.device.total_us for row in rows))
+
+
+__all__ = ["Advice", "AdviceThresholds", "Evidence", "advise", "gather_evidence"]

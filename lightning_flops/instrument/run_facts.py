@@ -1,0 +1,88 @@
+"""How a run is set up, read once a window from objects that are there anyway: no synchronization, no rank asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import distributed, nn
+
+from lightning_flops.records import OptimizerFacts, RunFacts
+
+logger = logging.getLogger(__name__)
+
+
+def gather_run_facts(
+    root: nn.Module,
+    *,
+    device: torch.device,
+    optimizers: Iterable[Any] | None,
+    loader_workers: int | None,
+) -> RunFacts:
+    """The facts of this process; what cannot be read is left unknown.
+
+    Args:
+        root: the profiled model.
+        device: the one this process trains on.
+        optimizers: torch optimizers, or wrappers with an ``optimizer`` or ``param_groups``; None if not known.
+        loader_workers: fewest worker processes of the training DataLoaders; None if not known.
+    """
+    capability, memory_bytes = None, None
+    if device.type == "cuda" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(device)
+        memory_bytes = int(properties.total_memory)
+        if torch.version.hip is None:  # ROCm's numbers are no compute capabilities
+            capability = (int(properties.major), int(properties.minor))
+    return RunFacts(
+        compute_capability=capability,
+        device_memory_bytes=memory_bytes,
+        data_parallel_devices=max(
+            (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel)), default=0
+        ),
+        process_group_backend=_backend(device),
+        optimizers=None if optimizers is None else tuple(_optimizer_facts(one, device) for one in optimizers),
+        loader_workers=loader_workers,
+    )
+
+
+def _backend(device: torch.device) -> str | None:
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    # "gloo", "nccl", or by device: "cpu:gloo,cuda:nccl".
+    try:
+        by_device = distributed.get_backend_config()
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    for part in str(by_device).split(","):
+        name, _, backend = part.rpartition(":")
+        if name in ("", device.type):
+            return backend
+    return None
+
+
+def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
+    inner = optimizer
+    for _ in range(5):  # wrappers of wrappers: Lightning's around DeepSpeed's around the user's
+        if isinstance(inner, torch.optim.Optimizer) and "foreach" in inner.defaults:
+            break
+        nested = getattr(inner, "optimizer", None)
+        if nested is None:
+            break
+        inner = nested
+    return OptimizerFacts(type_name=type(inner).__name__, implementation=_implementation(inner, device))
+
+
+def _implementation(optimizer: Any, device: torch.device) -> Literal["single-tensor", "foreach", "fused"] | None:
+    defaults = getattr(optimizer, "defaults", None)
+    groups = getattr(optimizer, "param_groups", None)
+    if not isinstance(defaults, dict) or "foreach" not in defaults or not groups:
+        return None  # no optimizer of torch's: it has its own way
+    if any(group.get("fused") for group in groups):
+        return "fused"
+    if any(group.get("foreach") for group in groups):
+        return "foreach"
+    if any(group.get("foreach") is None for group in groups) and device.type == "cuda":
+        return "foreach"  # torch's own choice on a GPU
+    return "single-tensor"

@@ -1,0 +1,40 @@
+"""Advice as text: what is at stake, what was measured, what to try and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_flops.analysis.advice import Advice
+from lightning_flops.report.layout import paragraph, title
+from lightning_flops.units import percent
+
+_NOTHING = "Nothing that was measured is above its threshold."
+
+
+def advice_lines(advice: Sequence[Advice]) -> list[str]:
+    """A section of the report: the largest share of the step first."""
+    lines = [title("Advice")]
+    if not advice:
+        return [*lines, _NOTHING]
+    for index, one in enumerate(advice, start=1):
+        number = f"{index}. "
+        stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
+        lines += paragraph(f"{one.action} {one.evidence}{stake}", first=number, rest=" " * len(number))
+        lines += paragraph(
+            f"(Rule {one.rule}: {one.threshold}; {one.source}.)", first=" " * len(number), rest=" " * len(number)
+        )
+    return lines
+
+
+def render_advice_markdown(advice: Sequence[Advice]) -> str:
+    """The advice as a Markdown list, for a viewer's text page."""
+    if not advice:
+        return f"{_NOTHING}\n"
+    items = []
+    for index, one in enumerate(advice, start=1):
+        stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
+        items.append(
+            f"{index}. **{one.action}** {one.evidence}{stake} "
+            f"*(Rule {one.rule.replace('_', chr(92) + '_')}: {one.threshold}; {one.source}.)*"
+        )
+    return "\n".join(items) + "\n"
