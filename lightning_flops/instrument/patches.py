@@ -1,4 +1,4 @@
-"""Instance attributes set on somebody else's objects for a while, and taken off again."""
+"""Attributes set on somebody else's objects, modules and classes for a while, and taken off again."""
 
 from __future__ import annotations
 
@@ -37,14 +37,19 @@ class _Patch:
         # What we replaced may be another patch of ours that was undone while we were on top of it.
         while (older := getattr(previous, "__lightning_flops_patch__", None)) is not None and not older.alive:
             had, previous = older.had, older.previous
-        if had:
+        if isinstance(self.target, type):  # its namespace is written through it alone
+            if had:
+                setattr(self.target, self.name, previous)
+            else:
+                delattr(self.target, self.name)
+        elif had:
             attributes[self.name] = previous
         else:
             del attributes[self.name]
 
 
 class Patches:
-    """Replaced methods of other people's instances; ``undo`` leaves each as it was found."""
+    """Replaced methods of other people's instances and classes; ``undo`` leaves each as it was found."""
 
     def __init__(self) -> None:
         self._patches: list[_Patch] = []
@@ -54,7 +59,9 @@ class Patches:
         return bool(self._patches)
 
     def replace(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Set ``target.name`` on the instance to ``make(original)``.
+        """Set ``target.name`` on the instance, module or class to ``make(original)``.
+
+        On a class *original* is the plain function, which gets the instance as its first argument.
 
         Raises:
             AttributeError: *target* has no such attribute.

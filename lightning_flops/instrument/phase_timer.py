@@ -65,6 +65,11 @@ class PhaseTimer:
             self._open.pop()
         self._border()
 
+    def claim(self, part: str) -> None:
+        """What ran since the last border was *part*, if no part was running."""
+        if self._parts and self._parts[-1] == "other":
+            self._parts[-1] = part
+
     def pause(self, name: str) -> None:
         """From here until ``resume`` the time belongs to no step; it is listed under *name*."""
         self._pause = name

@@ -11,7 +11,7 @@ when the window is over is decided here and nowhere else::
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -151,6 +151,7 @@ class Recorder:
         self._open_parts: list[str] = []
         self._seen = PhaseFlops()
         self._mixed: set[TimePhase] = set()
+        self._unseen: set[TimePhase] = set()
         if profile_step == 0:
             self._open()
 
@@ -250,10 +251,27 @@ class Recorder:
             self._open_parts.pop()
             self._scopes.pop().close()
 
-    def _look(self, counter: Counter) -> None:
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if none is running now, was *part* too."""
+        if self._open_parts:
+            return
+        if self._state is State.TIMING and self._timer is not None:
+            self._timer.claim(part)
+        elif self.counting and self._counter is not None:
+            self._look(self._counter, outside=part)
+
+    def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
+        """These phases are not seen apart in this run: their seconds are known as one sum."""
+        self._unseen.update(phases)
+
+    def settle_for(self, steps: int) -> None:
+        """Leave at least so many steps alone after the counted one, as far as that is no more than are timed."""
+        self._settle_steps = min(max(self._settle_steps, steps), self._timing_steps)
+
+    def _look(self, counter: Counter, outside: str = "other") -> None:
         """Notice work that ran while the loop was in another part than the one its time is looked for in."""
         seen = counter.total()
-        part = self._open_parts[-1] if self._open_parts else "other"
+        part = self._open_parts[-1] if self._open_parts else outside
         for phase, before, now in (
             ("forward", self._seen.forward, seen.forward),
             ("backward", self._seen.backward + self._seen.recompute, seen.backward + seen.recompute),
@@ -426,7 +444,7 @@ class Recorder:
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=self._variable,
-            mixed_phases=mixed,
+            mixed_phases=tuple(phase for phase in _TIME_PHASES if phase in self._mixed | self._unseen),
             notes=tuple(self._notes),
         )
 
