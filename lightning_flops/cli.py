@@ -1,10 +1,12 @@
-"""Front door of the command line: ``lightning-flops trace FILE…``."""
+"""Front door of the command line: ``lightning-flops run PROGRAM…``, ``lightning-flops trace FILE…``."""
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -17,28 +19,42 @@ PROGRAM = "lightning-flops"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
-    0: done. 1: a file cannot be read, or files do not belong together; standard error names it. 2: wrong usage.
+    0: done. 1: a file cannot be read, files do not belong together, or there is no such module to run; standard error
+    says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises comes out of here.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
-    try:
-        sys.stdout.write(_trace(options))
-        sys.stdout.flush()
-    except LightningFlopsError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return 1
-    except BrokenPipeError:
-        # The reader has seen enough (`| head`); at exit Python would flush into the closed pipe and complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # DeepSpeed's launcher, and torch's old one, put this before everything they pass on: it is the program's.
+    launcher = list(itertools.takewhile(re.compile(r"--local[-_]rank=\d+").fullmatch, arguments))
+    if arguments[len(launcher) : len(launcher) + 1] == ["run"]:
+        options = _parser().parse_args(arguments[len(launcher) :])
+        return _run(options.module, [*options.program[:1], *launcher, *options.program[1:]])
+    return _print_trace(_parser().parse_args(arguments))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description="What a PyTorch training run computes and waits for.")
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run a training program unchanged, profiled",
+        usage="%(prog)s [-h] [-m] PROGRAM [ARGUMENT ...]",
+        description=(
+            'Run a Python program unchanged. Where it trains by DeepSpeed, the config\'s "flops_profiler" block is '
+            "taken over; where it trains by Lightning, every Trainer gets a FlopsProfilerCallback unless it has one "
+            "(environment variable LIGHTNING_FLOPS=1, which LIGHTNING_FLOPS=0 withstands)."
+        ),
+        allow_abbrev=False,
+    )
+    run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m")
+    run.add_argument(
+        "program",
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
+    )
     trace = commands.add_parser(
         "trace",
         help="say where the time went in trace files of torch.profiler",
@@ -59,6 +75,32 @@ def _rows(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
     return int(text)
+
+
+def _run(as_module: bool, program: Sequence[str]) -> int:
+    from lightning_flops.run_script import ProgramNotFoundError, run
+
+    try:
+        run(program[0], program[1:], as_module=as_module)
+    except ProgramNotFoundError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return error.exit_status
+    return 0
+
+
+def _print_trace(options: argparse.Namespace) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
+    try:
+        sys.stdout.write(_trace(options))
+        sys.stdout.flush()
+    except LightningFlopsError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`); at exit Python would flush into the closed pipe and complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _trace(options: argparse.Namespace) -> str:

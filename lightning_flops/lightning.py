@@ -10,10 +10,13 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.errors import ConfigError
+from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, settings_from
 from lightning_flops.lightning_fit import FitProfiler
 
 if TYPE_CHECKING:
@@ -46,8 +49,8 @@ else:
 
 logger = logging.getLogger(__name__)
 
-_RUNTIME_ATTRIBUTES = ("_fit", "log", "log_dict")
-"""Not part of the pickled callback: a running fit, and the bound methods a Trainer puts on its callbacks."""
+_RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict")
+"""Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
 
 
 class FlopsProfilerCallback(_CallbackBases):
@@ -56,6 +59,10 @@ class FlopsProfilerCallback(_CallbackBases):
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
     counted, the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``.
 
+    An argument that is None has not been given: under a DeepSpeedStrategy it has the value from the
+    ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and else the default. DeepSpeed's own profiler
+    stands down. A block that says ``"enabled": false`` switches this callback off, too.
+
     Args:
         profile_step: the step to count, by the number of steps of this fit before it. Default 1.
         module_depth: deepest module level in the report; -1 for all. Default -1.
@@ -63,16 +70,17 @@ class FlopsProfilerCallback(_CallbackBases):
         detailed: print every module in a tree. Default True.
         output_file: path or URL for the text report too. Default None.
         recompute_fwd_factor: forward passes repeated in the backward, for the *estimated* backward only. Default 0.0.
-        timing_steps: how many steps to time.
-        monitor: log throughput for as long as training runs.
+        timing_steps: how many steps to time. Default 20.
+        monitor: log throughput for as long as training runs. Default True.
         batch_size: samples in a batch, or a function of the batch; None reads it from the tensors' first dimension.
         tokens_per_sample: tokens in a sample, or a function from a batch to its number of tokens; None: no tokens/s.
         causal_attention: ``"full"`` counts the whole score matrix, ``"half"`` half of it in calls flagged causal.
+            Default ``"full"``.
         peak_flops_per_sec: dense peak of one device in FLOP/s, or a mapping from dtype name; None looks the device up.
-        tag_prefix: prefix of the scalars' and texts' tags.
+        tag_prefix: prefix of the scalars' and texts' tags. Default ``"flops_profiler"``.
 
     Raises:
-        ConfigError: a setting breaks its rule.
+        ConfigError: a setting breaks its rule; for the DeepSpeed config's block, when the fit begins.
     """
 
     def __init__(
@@ -84,40 +92,39 @@ class FlopsProfilerCallback(_CallbackBases):
         output_file: str | Path | None = None,
         recompute_fwd_factor: float | None = None,
         *,
-        timing_steps: int = 20,
-        monitor: bool = True,
+        timing_steps: int | None = None,
+        monitor: bool | None = None,
         batch_size: int | Callable[[Any], int] | None = None,
         tokens_per_sample: int | Callable[[Any], int] | None = None,
-        causal_attention: Literal["full", "half"] = "full",
+        causal_attention: Literal["full", "half"] | None = None,
         peak_flops_per_sec: float | Mapping[str, float] | None = None,
-        tag_prefix: str = "flops_profiler",
+        tag_prefix: str | None = None,
     ) -> None:
-        block = {
+        arguments = {
             "profile_step": profile_step,
             "module_depth": module_depth,
             "top_modules": top_modules,
             "detailed": detailed,
             "output_file": str(output_file) if isinstance(output_file, Path) else output_file,
             "recompute_fwd_factor": recompute_fwd_factor,
+            "timing_steps": timing_steps,
+            "monitor": monitor,
+            "batch_size": batch_size,
+            "tokens_per_sample": tokens_per_sample,
+            "causal_attention": causal_attention,
+            "peak_flops_per_sec": peak_flops_per_sec,
+            "tag_prefix": tag_prefix,
         }
-        self._set_up(
-            ProfilerConfig(
-                # None means "not given": a command line passes every default explicitly.
-                **{name: value for name, value in block.items() if value is not None},  # type: ignore[arg-type]
-                timing_steps=timing_steps,
-                monitor=monitor,
-                batch_size=batch_size,
-                tokens_per_sample=tokens_per_sample,
-                causal_attention=causal_attention,
-                peak_flops_per_sec=peak_flops_per_sec,
-                tag_prefix=tag_prefix,
-            )
-        )
+        # None means "not given": a command line passes every default explicitly.
+        self._set_up({name: value for name, value in arguments.items() if value is not None})
 
-    def _set_up(self, config: ProfilerConfig) -> None:
-        self._config = config
+    def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False) -> None:
+        self._given = dict(given)
+        self._for_any_trainer = for_any_trainer
+        self._config = ProfilerConfig(**self._given)
         self._profile: Profile | None = None
         self._fit: FitProfiler | None = None
+        self._builtin = BuiltinProfiler()
 
     @classmethod
     def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerCallback:
@@ -133,7 +140,19 @@ class FlopsProfilerCallback(_CallbackBases):
             ConfigError: the file cannot be read, is no JSON object, or a setting breaks its rule.
         """
         callback = cls.__new__(cls)
-        callback._set_up(ProfilerConfig.from_deepspeed_config(config))
+        settings = ProfilerConfig.from_deepspeed_config(config)
+        callback._set_up({field.name: getattr(settings, field.name) for field in fields(settings)})
+        return callback
+
+    @classmethod
+    def for_any_trainer(cls) -> FlopsProfilerCallback:
+        """A callback for a Trainer whose user has not asked for one by name: it stands down where there is another.
+
+        Where the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, it has the last word, on being enabled
+        too; a wrong one is a warning, and nothing is profiled.
+        """
+        callback = cls.__new__(cls)
+        callback._set_up({}, for_any_trainer=True)
         return callback
 
     @property
@@ -154,8 +173,39 @@ class FlopsProfilerCallback(_CallbackBases):
         """A callback that is not in a fit."""
         self.__dict__.update(state)
         self._fit = None
+        self._builtin = BuiltinProfiler()
 
     # ---- the training loop's events
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
+        if stage != "fit":
+            return
+        try:
+            self._config = self._settings_in(trainer)
+            if self._config.enabled and block_of(trainer) is not None:
+                self._builtin.stand_down(trainer)
+        except Exception as error:
+            self._config = replace(self._config, enabled=False)
+            if isinstance(error, ConfigError) and not self._for_any_trainer:
+                raise
+            logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
+
+    def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
+        """The settings for a fit of *trainer*."""
+        if self._for_any_trainer and any(
+            isinstance(other, FlopsProfilerCallback) and not other._for_any_trainer
+            for other in trainer.callbacks  # type: ignore[attr-defined]
+        ):
+            return ProfilerConfig(enabled=False)
+        block = block_of(trainer)
+        if block is None:
+            return ProfilerConfig(**self._given)
+        return settings_from(block, given=self._given, enabled=not self._for_any_trainer)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The strategy has made its engine."""
+        self._builtin.put_back()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A fit begins: open a new window."""
@@ -197,6 +247,7 @@ class FlopsProfilerCallback(_CallbackBases):
         self._end_fit()
 
     def _end_fit(self) -> None:
+        self._builtin.put_back()
         fit, self._fit = self._fit, None
         if fit is not None:
             fit.take_out()

@@ -1,0 +1,35 @@
+"""What Lightning calls while it makes any Trainer, of anybody: must cost nothing, load nothing and never raise."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_flops.lightning import FlopsProfilerCallback
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "LIGHTNING_FLOPS"
+"""Environment variable that turns the profiler on in every Trainer of a process and of those it starts."""
+
+
+def callbacks_factory() -> list[FlopsProfilerCallback]:
+    """Callbacks for the Trainer that is being made: one of ours if ``LIGHTNING_FLOPS=1``, none otherwise.
+
+    The callback profiles with the values of the DeepSpeed config's block where the Trainer's strategy has one, and with
+    the defaults where it has none; it stands down where the Trainer has a ``FlopsProfilerCallback`` of the user's own.
+    """
+    value = os.environ.get(SWITCH, "")
+    if value != "1":
+        if value not in ("", "0"):
+            logger.warning("%s must be 0 or 1, got %r: nothing is profiled", SWITCH, value)
+        return []
+    try:
+        from lightning_flops.lightning import FlopsProfilerCallback
+
+        return [FlopsProfilerCallback.for_any_trainer()]
+    except Exception:  # Lightning would not make the Trainer
+        logger.warning("the FLOPs profiler could not be loaded; training goes on without it", exc_info=True)
+        return []

@@ -1,0 +1,86 @@
+"""DeepSpeed under Lightning: the ``"flops_profiler"`` block of a ``DeepSpeedStrategy``, and the engine it trains by.
+
+The block is read in the callback's ``setup``, before the strategy makes its engine from it. For that moment the
+strategy's config says that DeepSpeed's own profiler is off; afterwards it says again what the user wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning_flops.config import BLOCK, ProfilerConfig
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class _StoodDown(dict[str, Any]):
+    """A block that tells DeepSpeed not to profile, and everybody else what the user wrote."""
+
+    def __init__(self, block: Mapping[str, Any]) -> None:
+        super().__init__({**block, "enabled": False})
+        self.original = block
+
+
+class BuiltinProfiler:
+    """DeepSpeed's own profiler in one Trainer: told to stand down until the engine is made."""
+
+    def __init__(self) -> None:
+        self._config: dict[str, Any] | None = None
+
+    def stand_down(self, trainer: Trainer) -> None:
+        """Switch it off in the config from which the strategy will make its engine."""
+        config = trainer.strategy.config  # type: ignore[attr-defined]
+        if not isinstance(config[BLOCK], _StoodDown):  # another callback of ours was here
+            config[BLOCK] = _StoodDown(config[BLOCK])
+        self._config = config
+
+    def put_back(self) -> None:
+        """Leave the config, which may be the user's own dict, as the user wrote it."""
+        config, self._config = self._config, None
+        if config is not None and isinstance(config.get(BLOCK), _StoodDown):
+            config[BLOCK] = config[BLOCK].original
+
+
+def is_deepspeed(trainer: Trainer) -> bool:
+    """Whether *trainer* trains by a DeepSpeedStrategy, of either import root, or a subclass of it."""
+    return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(trainer.strategy).__mro__)
+
+
+def engine_of(trainer: Trainer) -> Any:
+    """The engine that *trainer*, in a fit, trains by; None without DeepSpeed."""
+    return trainer.strategy.deepspeed_engine if is_deepspeed(trainer) else None  # type: ignore[attr-defined]
+
+
+def block_of(trainer: Trainer) -> object | None:
+    """The ``"flops_profiler"`` block of *trainer*'s DeepSpeed config as the user wrote it; None if there is none."""
+    config = getattr(trainer.strategy, "config", None) if is_deepspeed(trainer) else None
+    block = config.get(BLOCK) if isinstance(config, Mapping) else None
+    return block.original if isinstance(block, _StoodDown) else block
+
+
+def settings_from(block: object, *, given: Mapping[str, Any], enabled: bool) -> ProfilerConfig:
+    """The settings of *block*, except those *given* otherwise.
+
+    Args:
+        block: of a DeepSpeed config.
+        given: settings that were given to the callback, which win.
+        enabled: what a block means that does not say whether it is enabled.
+
+    Raises:
+        ConfigError: the block is wrong.
+    """
+    ProfilerConfig.from_block(block)  # every key of it, the ones that are overruled too
+    assert isinstance(block, Mapping)
+    overruled = [name for name, value in given.items() if name in block and block[name] != value]
+    if overruled:
+        said = ", ".join(f"{name}={given[name]!r} (the block has {block[name]!r})" for name in overruled)
+        logger.info("arguments of FlopsProfilerCallback win over the DeepSpeed config's %s block: %s", BLOCK, said)
+    config = ProfilerConfig(**{"enabled": enabled, **block, **given})
+    taken = [name for name in block if name not in given]
+    logger.info("taken from the DeepSpeed config's %s block: %s", BLOCK, ", ".join(taken) or "nothing")
+    return config
