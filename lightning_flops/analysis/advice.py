@@ -406,7 +406,7 @@ def _low_mfu(evidence: Evidence, thresholds: AdviceThresholds, *, largest: Advic
     if largest is None:
         action = "No loss that was measured is above its threshold: look for the modules with the lowest FLOP/s."
     else:
-        action = f"Begin with the first of the above: {largest.evidence}"
+        action = f"Begin with the first of the above, {largest.rule}."
     return Advice(
         rule="mfu",
         evidence=f"MFU is {percent(mfu)}.",

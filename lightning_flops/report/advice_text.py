@@ -19,7 +19,7 @@ def advice_lines(advice: Sequence[Advice]) -> list[str]:
     for index, one in enumerate(advice, start=1):
         number = f"{index}. "
         stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
-        lines += paragraph(f"{one.action} {one.evidence}{stake}", first=number, rest=" " * len(number))
+        lines += paragraph(f"{one.evidence}{stake} {one.action}", first=number, rest=" " * len(number))
         lines += paragraph(
             f"(Rule {one.rule}: {one.threshold}; {one.source}.)", first=" " * len(number), rest=" " * len(number)
         )
@@ -34,7 +34,7 @@ def render_advice_markdown(advice: Sequence[Advice]) -> str:
     for index, one in enumerate(advice, start=1):
         stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
         items.append(
-            f"{index}. **{one.action}** {one.evidence}{stake} "
+            f"{index}. {one.evidence}{stake} **{one.action}** "
             f"*(Rule {one.rule.replace('_', chr(92) + '_')}: {one.threshold}; {one.source}.)*"
         )
     return "\n".join(items) + "\n"

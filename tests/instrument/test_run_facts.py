@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+
+from lightning_flops.instrument.module_scope import describe_modules
+from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.records import OptimizerFacts
+
+CPU = torch.device("cpu")
+
+
+class OptimizerAround:
+    """A wrapper such as Lightning's or DeepSpeed's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+
+def implementation(optimizer: Any, *, device: torch.device = CPU) -> OptimizerFacts:
+    facts = gather_run_facts(nn.Linear(2, 2), device=device, optimizers=[optimizer], loader_workers=None)
+    assert facts.optimizers is not None
+    return facts.optimizers[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "expected"),
+    [
+        ({}, "cpu", "single-tensor"),
+        ({"foreach": True}, "cpu", "foreach"),
+        ({"fused": True}, "cpu", "fused"),
+        ({}, "cuda", "foreach"),
+        ({"foreach": False}, "cuda", "single-tensor"),
+    ],
+)
+def test_optimizer_updates_as_its_options_and_the_device_say(
+    options: dict[str, bool], device: str, expected: str
+) -> None:
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], **options)  # type: ignore[arg-type]
+    assert implementation(optimizer, device=torch.device(device)).implementation == expected
+
+
+def test_optimizer_is_found_inside_its_wrappers() -> None:
+    inner = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=True)
+    assert implementation(OptimizerAround(OptimizerAround(inner))) == OptimizerFacts(
+        type_name="AdamW", implementation="fused"
+    )
+
+
+def test_optimizer_of_somebody_s_own_is_not_judged() -> None:
+    assert implementation(OwnOptimizer([nn.Parameter(torch.ones(2))])).implementation is None
+
+
+def test_device_facts_of_a_cpu_are_unknown() -> None:
+    facts = gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=3)
+    assert (facts.compute_capability, facts.device_memory_bytes, facts.optimizers) == (None, None, None)
+    assert facts.loader_workers == 3
+
+
+def test_backend_is_that_of_the_device() -> None:
+    assert (
+        gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=None).process_group_backend
+        is None
+    )
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    try:
+        facts = gather_run_facts(nn.Linear(2, 2), device=CPU, optimizers=None, loader_workers=None)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert facts.process_group_backend == "gloo"
+
+
+def test_weight_sizes_are_what_a_product_has_for_inputs_and_outputs() -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 7), nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(6, 6, 3, groups=6), nn.LayerNorm(4)
+    )
+    sizes = {module.name: module.weight_sizes for module in describe_modules(model)}
+    assert sizes == {"": (), "0": (7, 5), "1": (8, 3), "2": (6,), "3": ()}
