@@ -5,9 +5,10 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 """The bucket a counted operator falls in; ``PhaseFlops`` has one field for each."""
@@ -208,6 +209,54 @@ class RunFacts:
     """Fewest worker processes of the training DataLoaders."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceColumns:
+    """Host events of one trace, a column for each property; -1 where an event has none.
+
+    The columns are arrays of the standard library: ``q`` for times, ``i`` for indexes.
+    """
+
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    """As in a trace file: ``cpu_op``, ``user_annotation`` …"""
+    threads: tuple[int, ...]
+    name: array[int]
+    """Index into ``names``."""
+    category: array[int]
+    """Index into ``categories``."""
+    thread: array[int]
+    """Index into ``threads``."""
+    start_ns: array[int]
+    duration_ns: array[int]
+    external_id: array[int]
+    sequence: array[int]
+    """Autograd's sequence number."""
+    forward_thread: array[int]
+    """Above 0 on what autograd runs for a backward: the number of the thread whose forward made the node."""
+    memory_thread: array[int]
+    """Of allocations and frees, as the next two; empty without them."""
+    memory_time_ns: array[int]
+    memory_bytes: array[int]
+    """Positive for an allocation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TracedStepRecord:
+    """One step that ran under torch.profiler: its events, in memory or in a file."""
+
+    index: int
+    """Steps of this fit before it."""
+    signature: StepSignature
+    process: int
+    """Number of the process."""
+    columns: TraceColumns | None
+    """None if a device took part: what its events say stands in the file alone."""
+    path: str | None
+    """Local trace file, plain JSON, to be deleted by whoever was given this record; None if none was written."""
+    metadata: Mapping[str, Any]
+    """What stands beside the events in a trace file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
     """One whole window, ready for analysis."""
@@ -227,6 +276,8 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False
     """Signatures kept changing: counted and timed steps are different samples of the same run."""
+    traced: TracedStepRecord | None = None
+    """None if no step was traced; the notes say why."""
     facts: RunFacts | None = None
     """How the run is set up; None if nobody looked."""
     mixed_phases: tuple[TimePhase, ...] = ()

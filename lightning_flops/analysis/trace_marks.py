@@ -1,0 +1,33 @@
+"""The names under which modules and phases stand in a trace: written while a step runs, read when it is analysed."""
+
+from __future__ import annotations
+
+_MODULE = "module: "
+_PHASE = "phase: "
+_ROOT = "(root)"
+
+PREFIXES = (_MODULE, _PHASE)
+"""What every mark's name begins with, and no operator's."""
+
+
+def module_mark(name: str) -> str:
+    """The mark around the forward of the module of this qualified name."""
+    return _MODULE + (name or _ROOT)
+
+
+def phase_mark(part: str) -> str:
+    """The mark around this part of a step."""
+    return _PHASE + part
+
+
+def marked_module(mark: str) -> str | None:
+    """The module's qualified name, ``""`` for the root; None if *mark* is none of a module."""
+    if not mark.startswith(_MODULE):
+        return None
+    name = mark[len(_MODULE) :]
+    return "" if name == _ROOT else name
+
+
+def marked_phase(mark: str) -> str | None:
+    """The part of the step; None if *mark* is none of a part."""
+    return mark[len(_PHASE) :] if mark.startswith(_PHASE) else None

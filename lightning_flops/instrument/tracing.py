@@ -1,0 +1,417 @@
+"""One step under torch.profiler, with marks around modules and phases, and what it recorded.
+
+What of torch is private here - the raw events, the fast marks, the question whether a profiler is on - stands in this
+file alone. The profiler of the user always wins: ours does not start beside one, and stops when one is set up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.autograd.profiler as autograd_profiler
+from torch import nn
+from torch.profiler import ProfilerActivity, record_function
+
+from lightning_flops.analysis.trace_marks import module_mark, phase_mark
+from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.instrument.patches import Patches
+from lightning_flops.records import StepSignature, TraceColumns, TracedStepRecord
+
+logger = logging.getLogger(__name__)
+
+METADATA_KEY = "lightning_flops"
+"""Key at the top of a trace under which stands what torch.profiler does not measure."""
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_SILENT = "6"
+"""From this level on Kineto does not announce every start and stop on stderr."""
+
+_READERS = (
+    "activity_type",
+    "correlation_id",
+    "device_resource_id",
+    "device_type",
+    "duration_ns",
+    "fwd_thread_id",
+    "name",
+    "nbytes",
+    "sequence_nr",
+    "start_ns",
+)
+"""What raw events are asked; a torch whose events do not answer has its trace read from a file."""
+
+
+class _Mark:
+    """Stands for ``_RecordFunctionFast`` in a torch that has none: ten times as slow."""
+
+    def __init__(self, name: str) -> None:
+        self._scope: Any = record_function(name)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._scope.__exit__(None, None, None)
+
+
+def _mark_type() -> Callable[[str], Any]:
+    fast: Callable[[str], Any] | None = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    return _Mark if fast is None else fast
+
+
+_new_mark = _mark_type()
+
+
+class StepTracer:
+    """Traces one step: ``warm_up`` a step ahead, ``start`` and ``stop`` around the step, ``enter``/``leave`` its parts.
+
+    Nothing of it reaches the step: not its failures, and not the profiler's, which a profiler of the user's ends.
+
+    Args:
+        root: the model whose modules are marked.
+        device: where the model computes.
+        record_shapes: record the shapes of operators' inputs.
+        profile_memory: record allocations and frees.
+        with_stack: record the Python calls.
+        keep_file: write a trace file, also where the events can be read without one.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        device: torch.device,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        keep_file: bool = False,
+    ) -> None:
+        self._root = root
+        self._device = device
+        self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._keep_file = keep_file
+        self._profiler: Any = None
+        self._prepared = False
+        self._recording = False
+        self._ours = False
+        self._undo = ExitStack()
+        self._step_mark: Any = None
+        self._phases: list[Any] = []
+        self._marks: _ModuleMarks | None = None
+        self._use: _ProcessorUse | None = None
+        self._index = 0
+        self.record: TracedStepRecord | None = None
+        """The latest step that was traced to its end."""
+        self.lost: str | None = None
+        """Why no step is traced, in a sentence; None as long as one can be."""
+
+    # ---- the schedule
+
+    def warm_up(self) -> None:
+        """The next step will be traced: put up the marks, and let a device's tracing start before it counts."""
+        if self._marks is not None or self.lost is not None:
+            return
+        try:
+            if (other := _other_profiler()) is not None:
+                self._lose(f"No step was traced: {other}, and torch runs one profiler at a time.")
+                return
+            self._put_up()
+            if self._device.type != "cpu":
+                self._prepare()
+        except Exception as error:
+            self._failed(error)
+
+    def start(self, index: int) -> None:
+        """The step begins, or the next of its batches does.
+
+        Args:
+            index: steps of this fit before it.
+        """
+        if self._recording or self.lost is not None:
+            return
+        try:
+            if self._marks is None:
+                self.warm_up()
+            elif (other := _other_profiler()) is not None:
+                self._lose(f"No step was traced: {other}, and torch runs one profiler at a time.")
+            if self.lost is not None:
+                return
+            if not self._prepared:
+                self._prepare()
+            self._index = index
+            with self._by_us():
+                self._profiler.start_trace()
+            self._recording = True
+            self._use = _ProcessorUse()
+            self._step_mark = record_function(f"ProfilerStep#{index}")
+            self._step_mark.__enter__()
+        except Exception as error:
+            self._failed(error)
+
+    def enter(self, part: str) -> None:
+        """*part* of the step begins; work of a forward that no module call owns is the root's."""
+        if self._recording:
+            mark = _new_mark(phase_mark(part))
+            mark.__enter__()
+            self._phases.append(mark)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._phases:
+            self._phases.pop().__exit__(None, None, None)
+
+    def stop(self, signature: StepSignature) -> None:
+        """The step is over: keep what was recorded.
+
+        Args:
+            signature: the step's.
+        """
+        if not self._recording:
+            return
+        try:
+            self._close_marks()
+            assert self._use is not None
+            use = self._use.so_far()
+            self._profiler.add_metadata_json(METADATA_KEY, json.dumps(use))
+            with self._by_us():
+                self._profiler.stop_trace()
+            self._recording = self._prepared = False
+            profiler, self._profiler = self._profiler, None
+            self.record = self._read(profiler, signature, {METADATA_KEY: use})
+        except Exception as error:
+            self._failed(error)
+
+    def give_up(self) -> None:
+        """Whatever is under way ends here; nothing of ours stays on torch. What was traced before stays."""
+        self._close_marks()
+        profiler, self._profiler = self._profiler, None
+        prepared, recording = self._prepared, self._recording
+        self._prepared = self._recording = False
+        if prepared or recording:
+            try:
+                with self._by_us():
+                    if not recording:
+                        profiler.start_trace()  # Kineto forgets what it prepared in no other way
+                    profiler.stop_trace()
+            except Exception:
+                logger.warning("torch.profiler could not be stopped", exc_info=True)
+        self._undo.close()
+        self._marks = None
+
+    # ---- inside
+
+    def _put_up(self) -> None:
+        marks = _ModuleMarks(self._root)
+        with ExitStack() as undo:
+            patches = Patches()
+            undo.callback(patches.undo)
+            for name in ("_prepare_profiler", "_enable_profiler"):
+                patches.replace(autograd_profiler, name, self._stand_aside)
+            undo.enter_context(module_hooks(marks.enter, marks.leave, lambda: None))
+            self._undo = undo.pop_all()
+        self._marks = marks
+
+    def _prepare(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        elif self._device.type == "xpu":
+            activities.append(ProfilerActivity.XPU)
+        # The base of torch.profiler.profile: no schedule of its own, and no count of steps that others share.
+        kind: Any = torch.profiler._KinetoProfile  # type: ignore[attr-defined]
+        self._profiler = kind(activities=activities, **self._settings)
+        with self._by_us(), _silent_kineto():
+            self._profiler.prepare_trace()
+        self._prepared = True
+
+    def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            if not self._ours:
+                self._lose("No step was traced: another profiler was set up meanwhile, and torch runs one at a time.")
+            return original(*args, **kwargs)
+
+        return begin
+
+    @contextmanager
+    def _by_us(self) -> Iterator[None]:
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def _close_marks(self) -> None:
+        while self._phases:
+            self.leave()
+        mark, self._step_mark = self._step_mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    def _lose(self, why: str) -> None:
+        self.lost = why
+        with suppress(Exception):
+            self.give_up()
+
+    def _failed(self, error: Exception) -> None:
+        logger.debug("a step could not be traced", exc_info=True)
+        self._lose(f"No step was traced: torch.profiler failed ({type(error).__name__}: {error}).")
+
+    def _read(self, profiler: Any, signature: StepSignature, metadata: Mapping[str, Any]) -> TracedStepRecord:
+        events = profiler.profiler.kineto_results.events()
+        columns = _columns(events)
+        path = _export(profiler) if self._keep_file or columns is None else None
+        return TracedStepRecord(
+            index=self._index,
+            signature=signature,
+            process=os.getpid(),
+            columns=columns,
+            path=path,
+            metadata=metadata,
+        )
+
+
+class _ModuleMarks:
+    """Marks every module's forward, on every thread, those that a backward repeats too."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._names = ModuleNames(root)
+        self._texts: dict[str, str] = {}
+        self._local = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        # These two run for every module of the step: they call little.
+        try:
+            try:
+                stack = self._local.stack
+            except AttributeError:
+                stack = self._local.stack = []
+            name = self._names.name_for(module, stack[-1][1] if stack else "")
+            if name is None:
+                return
+            text = self._texts.get(name)
+            if text is None:
+                text = self._texts[name] = module_mark(name)
+            mark = _new_mark(text)
+            mark.__enter__()
+            stack.append((module, name, mark))
+        except Exception:
+            logger.debug("a module could not be marked", exc_info=True)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            stack = self._local.stack
+            for depth in range(len(stack) - 1, -1, -1):
+                if stack[depth][0] is module:
+                    # What stands above it was left without a word, by an error that skips hooks.
+                    while len(stack) > depth:
+                        stack.pop()[2].__exit__(None, None, None)
+                    return
+        except Exception:
+            logger.debug("a module's mark could not be closed", exc_info=True)
+
+
+def _other_profiler() -> str | None:
+    """The profiler that is on, or may be switched on any moment, in words; None if there is none."""
+    autograd = torch._C._autograd
+    with suppress(AttributeError):
+        if autograd._profiler_enabled():
+            return "another profiler is running"
+    # torch.profiler.profile notes itself here from its making to the end of its block; between its warm-up and its
+    # first step nothing else tells of it.
+    tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
+    if "ProfilerStep" in getattr(tracker, "_step_dict", ()):
+        return "a torch.profiler.profile is set up in this run"
+    return None
+
+
+@contextmanager
+def _silent_kineto() -> Iterator[None]:
+    """Kineto, which reads its log level when it is first used, does not announce our trace on stderr."""
+    if _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = _SILENT
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOG_LEVEL, None)
+
+
+def _columns(events: list[Any]) -> TraceColumns | None:
+    """The events as columns; None if a device took part, or this torch's events do not tell enough."""
+    if not events or not all(hasattr(events[0], name) for name in _READERS):
+        return None
+    cpu = torch._C._autograd.DeviceType.CPU
+    if any(event.device_type() != cpu for event in events):
+        return None
+    memory = [event for event in events if event.name() == "[memory]"]
+    if memory:
+        events = [event for event in events if event.name() != "[memory]"]
+    names: dict[str, int] = {}
+    categories: dict[str, int] = {}
+    threads: dict[int, int] = {}
+    return TraceColumns(
+        name=array("i", [names.setdefault(event.name(), len(names)) for event in events]),
+        category=array("i", [categories.setdefault(event.activity_type(), len(categories)) for event in events]),
+        thread=array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in events]),
+        start_ns=array("q", [event.start_ns() for event in events]),
+        duration_ns=array("q", [event.duration_ns() for event in events]),
+        external_id=array("q", [event.correlation_id() for event in events]),
+        sequence=array("q", [event.sequence_nr() for event in events]),
+        forward_thread=array("q", [event.fwd_thread_id() for event in events]),
+        memory_thread=array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in memory]),
+        memory_time_ns=array("q", [event.start_ns() for event in memory]),
+        memory_bytes=array("q", [event.nbytes() for event in memory]),
+        names=tuple(names),
+        categories=tuple(categories),
+        threads=tuple(threads),
+    )
+
+
+def _export(profiler: Any) -> str:
+    """The trace as a file of torch's own writing in a temporary place."""
+    handle, path = tempfile.mkstemp(prefix="lightning_flops-", suffix=".pt.trace.json")
+    os.close(handle)
+    try:
+        profiler.export_chrome_trace(path)
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise
+    return path
+
+
+class _ProcessorUse:
+    """Seconds of processor time from its making on: this process's, and the whole machine's where psutil is there."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    def so_far(self) -> dict[str, float]:
+        """What went by, by the names under which a trace keeps it."""
+        return {name: now - self._start[name] for name, now in self._now().items() if name in self._start}
+
+    @staticmethod
+    def _now() -> dict[str, float]:
+        times = {"process_cpu_sec": time.process_time(), "elapsed_sec": time.perf_counter()}
+        try:
+            machine = import_module("psutil").cpu_times()
+            idle = machine.idle + getattr(machine, "iowait", 0.0)
+            # Linux has the time of guests in that of their hosts already.
+            total = sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)
+            times |= {"system_busy_sec": total - idle, "system_idle_sec": idle}
+        except Exception:  # not installed, or not on this system
+            logger.debug("no system CPU times: psutil is not there", exc_info=True)
+        return times
