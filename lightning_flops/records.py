@@ -13,7 +13,7 @@ from typing import Any, Literal
 FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 """The bucket a counted operator falls in; ``PhaseFlops`` has one field for each."""
 
-TimePhase = Literal["data_wait", "transfer", "forward", "backward", "optimizer", "other"]
+TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 
 OUTSIDE = "(outside)"
@@ -117,6 +117,8 @@ class PhaseSeconds:
     transfer: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
+    bubble: float = 0.0
+    """Sending to, receiving from and waiting for the other stages of a pipeline."""
     optimizer: float = 0.0
     other: float = 0.0
     """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
@@ -124,7 +126,15 @@ class PhaseSeconds:
     @property
     def total(self) -> float:
         """Wall time of the step."""
-        return self.data_wait + self.transfer + self.forward + self.backward + self.optimizer + self.other
+        return (
+            self.data_wait
+            + self.transfer
+            + self.forward
+            + self.backward
+            + self.bubble
+            + self.optimizer
+            + self.other
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +188,13 @@ class RunContext:
     """Ranks that see different data."""
     tp_size: int = 1
     pp_size: int = 1
+    pp_rank: int = 0
+    """This rank's stage of the pipeline, the first being 0; counts, times and parameters are those of the stage."""
     cp_size: int = 1
+    sp_size: int = 1
+    """Ranks that hold different parts of the same sequences (Ulysses)."""
+    ep_size: int = 1
+    """Ranks that hold different experts; they divide the dp_size."""
     micro_batch_size: int | None = None
     accumulate: int = 1
     strategy: str = ""

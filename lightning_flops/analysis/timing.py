@@ -46,6 +46,8 @@ class TimingProfile:
     transfer_sec: float | None
     forward_sec: float | None
     backward_sec: float | None
+    bubble_sec: float | None
+    """Exchange with the other stages of a pipeline, and the wait for them; zero where there are none."""
     optimizer_sec: float | None
     """DeepSpeed prints it as "step latency"."""
     other_sec: float | None
@@ -99,6 +101,7 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         parts=tuple(
             _part(" + ".join(together), times, mean_sec=means[together], whole_sec=global_step_sec)
             for together, times in samples.items()
+            if together != ("bubble",) or any(times)  # only pipelines have one
         ),
         global_step=_part(
             "global step", [one.total for one in seconds], mean_sec=global_step_sec, whole_sec=global_step_sec
@@ -107,6 +110,7 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         transfer_sec=seconds_of("transfer"),
         forward_sec=seconds_of("forward"),
         backward_sec=seconds_of("backward"),
+        bubble_sec=seconds_of("bubble"),
         optimizer_sec=seconds_of("optimizer"),
         other_sec=seconds_of("other"),
         forward_backward_sec=seconds_of("forward", "backward"),

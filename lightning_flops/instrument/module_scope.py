@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_flops.instrument.parameter_sizes import parameter_sizes
 from lightning_flops.records import ModuleRecord
 
 
@@ -244,27 +244,7 @@ class _SubtreeSizes:
             for parameter in current._parameters.values():
                 if parameter is not None:
                     own.add(id(parameter))
-                    self._sizes.setdefault(id(parameter), _sizes_of(parameter))
+                    self._sizes.setdefault(id(parameter), parameter_sizes(parameter))
             below = [self._below.get(child, frozenset()) for child in current._modules.values() if child is not None]
             self._below[current] = frozenset(own.union(*below))
         return self._below[module]
-
-
-def _sizes_of(parameter: torch.Tensor) -> tuple[int, bool, int]:
-    """(logical size, whether it is trained, size held in this rank's memory) of one parameter."""
-    trainable = bool(parameter.requires_grad)
-    if is_lazy(parameter):
-        return 0, trainable, 0
-    local = parameter.numel()
-    # ZeRO-3 empties a parameter while it is not in use and keeps its full size beside it, the shard in ds_tensor.
-    partitioned = getattr(parameter, "ds_numel", None)
-    if isinstance(partitioned, int):
-        shard = getattr(parameter, "ds_tensor", None)
-        return partitioned, trainable, shard.numel() if isinstance(shard, torch.Tensor) else local
-    to_local = getattr(parameter, "to_local", None)
-    if callable(to_local):
-        # A DTensor's own size is the global one. Its local tensor is read without autograd's or anybody's notice.
-        shard = getattr(parameter, "_local_tensor", None)
-        if isinstance(shard, torch.Tensor):
-            return local, trainable, shard.numel()
-    return local, trainable, local

@@ -58,7 +58,10 @@ def _summary_lines(profile: Profile) -> list[str]:
         bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
     sharded = profile.local_params is None or profile.params != profile.local_params * context.tp_size
     params_of_model = "params of model" if sharded else "params of model = params per GPU * mp_size"
-    stage = f" (this stage of {context.pp_size})" if context.pp_size > 1 else ""
+    stage = f" (stage {context.pp_rank} of {context.pp_size})" if context.pp_size > 1 else ""
+    ranks_of_sample, ranks_of_sample_words = context.tp_size, "mp_size"
+    if context.sp_size > 1:
+        ranks_of_sample, ranks_of_sample_words = context.tp_size * context.sp_size, "mp_size * sp_size"
     micro_steps = f"({plain(profile.micro_steps)} micro-step{'' if profile.micro_steps == 1 else 's'})"
 
     def rate(value: float | None, *words: str) -> str:
@@ -79,13 +82,13 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("model parallel size", plain(context.tp_size)),
         line("batch size per GPU", _batch_size(profile)),
         line("params per GPU", si(profile.local_params)),
-        line(params_of_model, si(profile.params)),
-        line("trainable params of model", si(profile.trainable_params)),
+        line(params_of_model, f"{si(profile.params)}{stage}"),
+        line("trainable params of model", f"{si(profile.trainable_params)}{stage}"),
         line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
         line("fwd flops per GPU", count(si(flops.forward))),
         line(
-            "fwd flops of model = fwd flops per GPU * mp_size",
-            _marked(f"{si(flops.forward * context.tp_size)}{stage}", *_bound(profile)),
+            f"fwd flops of model = fwd flops per GPU * {ranks_of_sample_words}",
+            _marked(f"{si(flops.forward * ranks_of_sample)}{stage}", *_bound(profile)),
         ),
         line("fwd latency", duration(timing.forward_sec if timing else None)),
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
@@ -140,6 +143,8 @@ def _where_lines(profile: Profile) -> list[str]:
             ("tp", context.tp_size),
             ("pp", context.pp_size),
             ("cp", context.cp_size),
+            ("sp", context.sp_size),
+            ("ep", context.ep_size),
         )
         if size != 1
     ]

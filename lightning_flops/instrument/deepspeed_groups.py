@@ -1,0 +1,94 @@
+"""How many ranks share the work of a DeepSpeed run, as its process groups say; asks no rank, imports no DeepSpeed.
+
+DeepSpeed keeps its groups in a module of its own, and takes a client's model-parallel unit ("mpu": Megatron's, the grid
+of a pipeline, its own module of sequence-parallel groups, …) whose methods have had different names over the years.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_EXPERT_GROUP_PREFIX = "ep_size_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSizes:
+    """Ranks along each way to share the work: ``world_size`` = dp × tp × pp × sp; experts divide dp once more."""
+
+    dp_size: int = 1
+    """Ranks that see different data."""
+    tp_size: int = 1
+    pp_size: int = 1
+    sp_size: int = 1
+    """Ranks that hold different parts of the same sequences (Ulysses)."""
+    ep_size: int = 1
+    """Ranks that hold different experts, of the layer that spreads its experts most."""
+
+
+def parallel_sizes(engine: Any) -> ParallelSizes:
+    """Sizes of *engine*'s groups.
+
+    DeepSpeed's own ``dp_world_size`` is not asked: with a unit for sequence parallelism it is None, and without one it
+    counts ranks that share a sequence.
+    """
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world_size = torch.distributed.get_world_size() if distributed else 1
+    mpu = getattr(engine, "mpu", None)
+    tp_size = tensor_parallel_size(mpu)
+    pp_size = _first_size(mpu, "get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size")
+    sp_size = int(getattr(engine, "sequence_parallel_size", 1) or 1)
+    return ParallelSizes(
+        dp_size=max(1, world_size // (tp_size * pp_size * sp_size)),
+        tp_size=tp_size,
+        pp_size=pp_size,
+        sp_size=sp_size,
+        ep_size=max(map(expert_parallel_size, _parameters(engine)), default=1),
+    )
+
+
+def tensor_parallel_size(mpu: Any) -> int:
+    """Ranks that hold different parts of the same weights, as the model-parallel unit *mpu* says; 1 without one."""
+    if hasattr(mpu, "initialize_sequence_parallel"):
+        return 1  # DeepSpeed's sequence-parallel groups, which answer to "model parallel" too
+    return _first_size(
+        mpu,
+        "get_tensor_model_parallel_world_size",
+        "get_slice_parallel_world_size",
+        "get_model_parallel_world_size",
+    )
+
+
+def tensor_parallel_size_of_process() -> int:
+    """The same as the last engine of this process had it; 1 where DeepSpeed is not in use."""
+    return tensor_parallel_size(getattr(sys.modules.get("deepspeed.utils.groups"), "mpu", None))
+
+
+def expert_parallel_size(parameter: torch.Tensor) -> int:
+    """Ranks that hold other experts in the place of *parameter*; 1 where it is no expert's.
+
+    DeepSpeed marks the parameters of experts, and writes the size into the name of their group.
+    """
+    if getattr(parameter, "allreduce", True):
+        return 1
+    name = getattr(parameter, "group_name", None)
+    digits = name.removeprefix(_EXPERT_GROUP_PREFIX) if isinstance(name, str) else ""
+    return max(1, int(digits)) if digits.isdecimal() else 1
+
+
+def _first_size(mpu: Any, *names: str) -> int:
+    """What the first of the methods that *mpu* has answers; 1 if it has none."""
+    for name in names:
+        method: Callable[[], int] | None = getattr(mpu, name, None)
+        if method is not None:
+            return int(method())
+    return 1
+
+
+def _parameters(engine: Any) -> Iterable[torch.Tensor]:
+    module = getattr(engine, "module", None)
+    return module.parameters() if isinstance(module, torch.nn.Module) else ()

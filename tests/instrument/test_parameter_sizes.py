@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops.instrument.module_scope import describe_modules
+from lightning_flops.instrument.parameter_sizes import parameter_sizes
+
+
+def _parameter(*shape: int, **marks: Any) -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros(shape))
+    for name, value in marks.items():
+        setattr(parameter, name, value)
+    return parameter
+
+
+@pytest.fixture
+def two_tensor_parallel_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What DeepSpeed keeps once an engine was given a model-parallel unit of two ranks."""
+    groups: Any = ModuleType("deepspeed.utils.groups")
+    groups.mpu = SimpleNamespace(get_tensor_model_parallel_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "deepspeed.utils.groups", groups)
+
+
+def test_an_experts_parameter_counts_once_for_each_rank_that_has_other_experts() -> None:
+    assert parameter_sizes(_parameter(3, 4, allreduce=False, group_name="ep_size_8")) == (12 * 8, True, 12)
+
+
+@pytest.mark.parametrize("marks", [{"allreduce": True, "group_name": "ep_size_8"}, {"allreduce": False}, {}])
+def test_a_parameter_that_is_not_marked_as_an_experts_counts_once(marks: dict[str, Any]) -> None:
+    assert parameter_sizes(_parameter(3, 4, **marks)) == (12, True, 12)
+
+
+@pytest.mark.usefixtures("two_tensor_parallel_ranks")
+def test_a_tensor_parallel_shard_counts_once_for_each_rank_and_a_replica_once_in_all() -> None:
+    assert parameter_sizes(_parameter(3, 4, tensor_model_parallel=True)) == (24, True, 12)
+    assert parameter_sizes(_parameter(3, 4, tensor_model_parallel=False)) == (12, True, 12)
+
+
+@pytest.mark.usefixtures("two_tensor_parallel_ranks")
+def test_an_uneven_shard_counts_with_the_whole_shape_that_deepspeed_kept() -> None:
+    meta = {"logical_shape": (5, 4)}  # this rank has 3 of its 5 rows
+    shard = _parameter(3, 4, tensor_model_parallel=True, ds_autotp_universal_checkpoint_meta=meta)
+    assert parameter_sizes(shard) == (20, True, 12)
+
+
+@pytest.mark.usefixtures("two_tensor_parallel_ranks")
+def test_a_tensor_parallel_experts_shard_counts_for_both_groups() -> None:
+    shard = _parameter(3, 4, tensor_model_parallel=True, allreduce=False, group_name="ep_size_4")
+    assert parameter_sizes(shard) == (12 * 2 * 4, True, 12)
+
+
+def test_a_later_stages_copy_of_a_tied_weight_is_held_and_not_counted_again() -> None:
+    assert parameter_sizes(_parameter(3, 4, ds_pipe_replicated=True)) == (0, True, 12)
+    assert parameter_sizes(_parameter(3, 4, ds_pipe_replicated=False)) == (12, True, 12)
+
+
+def test_a_layer_of_experts_counts_with_all_ranks_experts_and_one_gate() -> None:
+    layer = nn.ModuleDict({"gate": nn.Linear(8, 4, bias=False), "experts": nn.ModuleList([nn.Linear(8, 8)])})
+    for parameter in layer["experts"].parameters():
+        parameter.allreduce = False  # type: ignore[attr-defined]
+        parameter.group_name = "ep_size_4"  # type: ignore[attr-defined]
+    root, *_ = describe_modules(layer)
+    assert (root.params, root.trainable_params, root.local_params) == (32 + 4 * 72, 32 + 4 * 72, 32 + 72)
