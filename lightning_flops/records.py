@@ -126,15 +126,7 @@ class PhaseSeconds:
     @property
     def total(self) -> float:
         """Wall time of the step."""
-        return (
-            self.data_wait
-            + self.transfer
-            + self.forward
-            + self.backward
-            + self.bubble
-            + self.optimizer
-            + self.other
-        )
+        return self.data_wait + self.transfer + self.forward + self.backward + self.bubble + self.optimizer + self.other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
