@@ -9,7 +9,7 @@ import numbers
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -128,25 +128,62 @@ def _are_thresholds(value: object) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSchedule:
+    """Which steps after the timed ones are traced, in the terms of ``torch.profiler.schedule``."""
+
+    wait: int = 0
+    """Steps left alone before each cycle."""
+    warmup: int = 1
+    """Steps that run under the profiler and are thrown away."""
+    active: int = 1
+    """Steps that are kept."""
+    repeat: int = 1
+    """Cycles of the three."""
+
+
+_LEAST_STEPS = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
+assert list(_LEAST_STEPS) == [field.name for field in fields(TraceSchedule)], "every part of a cycle has its least"
+
+
+def _is_trace_schedule(value: Any) -> bool:
+    if isinstance(value, TraceSchedule):
+        value = asdict(value)
+    return isinstance(value, Mapping) and all(
+        name in _LEAST_STEPS and _is_integer(steps) and steps >= _LEAST_STEPS[name] for name, steps in value.items()
+    )
+
+
+def _is_step_or_steps(value: Any) -> bool:
+    steps = value if isinstance(value, (list, tuple)) else [value]
+    return bool(steps) and all(_is_integer(step) and step >= 0 for step in steps)
+
+
 def _integer_from(lowest: int) -> _Rule:
     return _Rule(f"an integer >= {lowest}", lambda value: _is_integer(value) and value >= lowest)
 
 
 _BOOLEAN = _Rule("true or false", lambda value: isinstance(value, bool))
+_PATH_OR_NONE = _Rule(
+    "a path or URL as text, or None",
+    lambda value: value is None or (isinstance(value, str) and value.strip() != ""),
+)
 _COUNT_OR_FUNCTION = _Rule("an integer > 0, a function of the batch, or None", _is_count_or_function)
 
 _RULES: Mapping[str, _Rule] = {
     "enabled": _BOOLEAN,
-    "profile_step": _integer_from(0),
+    "profile_step": _Rule("an integer >= 0, or a list of such", _is_step_or_steps),
     "module_depth": _integer_from(-1),
     "top_modules": _integer_from(1),
     "detailed": _BOOLEAN,
-    "output_file": _Rule(
-        "a path or URL as text, or None",
-        lambda value: value is None or (isinstance(value, str) and value.strip() != ""),
-    ),
+    "output_file": _PATH_OR_NONE,
     "recompute_fwd_factor": _Rule("a number >= 0", lambda value: _is_number(value) and value >= 0),
     "timing_steps": _integer_from(1),
+    "trace": _BOOLEAN,
+    "trace_dir": _PATH_OR_NONE,
+    "record_shapes": _BOOLEAN,
+    "profile_memory": _BOOLEAN,
+    "with_stack": _BOOLEAN,
     "monitor": _BOOLEAN,
     "batch_size": _COUNT_OR_FUNCTION,
     "tokens_per_sample": _COUNT_OR_FUNCTION,
@@ -157,6 +194,12 @@ _RULES: Mapping[str, _Rule] = {
     "advice_thresholds": _Rule(
         f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0, or None",
         lambda value: value is None or _are_thresholds(value),
+    ),
+    "every": _Rule("an integer >= 1, or None", lambda value: value is None or (_is_integer(value) and value >= 1)),
+    "timer_only": _BOOLEAN,
+    "trace_schedule": _Rule(
+        "a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers, or None",
+        lambda value: value is None or _is_trace_schedule(value),
     ),
     "tag_prefix": _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix),
 }
@@ -172,8 +215,8 @@ class ProfilerConfig:
 
     enabled: bool = True
     """Profile at all. A DeepSpeed block that does not say so is not enabled."""
-    profile_step: int = 1
-    """Profile the global step that starts after this many steps of the fit."""
+    profile_step: int | tuple[int, ...] = 1
+    """Profile the global step that starts after this many steps of the fit; a list opens one window after the other."""
     module_depth: int = -1
     """Deepest module level that the report shows; -1 shows all."""
     top_modules: int = 1
@@ -186,6 +229,16 @@ class ProfilerConfig:
     """Forward passes repeated during the backward, for the estimated backward only; the measured one needs no hint."""
     timing_steps: int = 20
     """How many steps to time after the counted one."""
+    trace: bool = True
+    """Run one step under torch.profiler after the timed ones: device time by module, operators, kernels."""
+    trace_dir: str | None = None
+    """Path or URL of the folder where the traced step's trace file is kept, one of each rank; None keeps none."""
+    record_shapes: bool = False
+    """Record the shapes of operators' inputs in the traced step."""
+    profile_memory: bool = False
+    """Record allocations and frees in the traced step."""
+    with_stack: bool = False
+    """Record the Python calls of the traced step; this slows it down a lot."""
     monitor: bool = True
     """Log throughput and MFU for as long as training runs."""
     batch_size: int | Callable[[Any], int] | None = None
@@ -198,6 +251,12 @@ class ProfilerConfig:
     """Dense peak of one device in FLOP/s, one for all dtypes or by dtype name; None looks the device up."""
     advice_thresholds: Mapping[str, float] | None = None
     """From where on something is worth a word of advice, by the names of ``AdviceThresholds``; None: its defaults."""
+    every: int | None = None
+    """Profile again each time so many steps have gone by since the last step that ``profile_step`` names."""
+    timer_only: bool = False
+    """Only the monitor: no step is counted, timed in its parts, or traced."""
+    trace_schedule: TraceSchedule = TraceSchedule()
+    """Which steps after the timed ones are traced; a mapping will do."""
     tag_prefix: str = BLOCK
     """What the tags of scalars and texts begin with."""
 
@@ -209,6 +268,10 @@ class ProfilerConfig:
                 raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {value!r}")
             if _is_integer(value):
                 object.__setattr__(self, name, int(value))  # Python's own: JSON has no other
+        if not isinstance(self.profile_step, int):
+            object.__setattr__(self, "profile_step", tuple(sorted({int(step) for step in self.profile_step})))
+        if not isinstance(self.trace_schedule, TraceSchedule):
+            object.__setattr__(self, "trace_schedule", TraceSchedule(**(self.trace_schedule or {})))
         object.__setattr__(self, "recompute_fwd_factor", float(self.recompute_fwd_factor))
         if isinstance(self.peak_flops_per_sec, Mapping):
             # A copy: the caller's mapping may change later.
@@ -224,6 +287,20 @@ class ProfilerConfig:
     def thresholds(self) -> AdviceThresholds:
         """The thresholds of advice in force."""
         return AdviceThresholds(**(self.advice_thresholds or {}))
+
+    def next_profile_step(self, *, steps_done: int) -> int | None:
+        """The next step to profile, by the number of steps of the fit before it, when so many are done.
+
+        Returns:
+            None if no window opens any more.
+        """
+        if self.timer_only:
+            return None
+        steps = (self.profile_step,) if isinstance(self.profile_step, int) else self.profile_step
+        listed = next((step for step in steps if step >= steps_done), None)
+        if listed is not None or self.every is None:
+            return listed
+        return steps[-1] + -(-(steps_done - steps[-1]) // self.every) * self.every  # rounded up
 
     @classmethod
     def from_block(cls, block: object) -> ProfilerConfig:

@@ -78,10 +78,11 @@ class FitProfiler(RunProfiler):
     def _begin(self) -> None:
         trainer = self._trainer
         self._context = run_context(trainer)
-        profile_step = self._config.profile_step
+        profile_step = self._config.next_profile_step(steps_done=0)
+        assert profile_step is not None
         if (last := last_step_of_development_run(trainer)) is not None and profile_step > last:
+            logger.info("fast_dev_run: profile_step is %d in place of %d", last, profile_step)
             profile_step = last
-            logger.info("fast_dev_run: profile_step is %d in place of %d", profile_step, self._config.profile_step)
         epoch_loop = trainer.fit_loop.epoch_loop
         self._optimizer_steps = self._step_counter()
         self._last_global_step = self._optimizer_steps()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig
+from lightning_flops.config import TraceSchedule
 
 
 def refusal(**settings: Any) -> str:
@@ -45,7 +46,10 @@ def test_a_message_names_setting_rule_and_value() -> None:
     ("name", "wrong"),
     [
         ("enabled", ["yes", 1, 0, None]),
-        ("profile_step", [-1, True, 1.0, "2", None]),
+        ("profile_step", [-1, True, 1.0, "2", None, [], [1, -1], [1, 2.0], {1}]),
+        ("every", [0, -1, True, 1.0, "2"]),
+        ("timer_only", [1, None, "yes"]),
+        ("trace_schedule", [{"active": 0}, {"repeat": 0}, {"wait": -1}, {"warm": 1}, {"wait": 1.0}, 3, [1, 1]]),
         ("module_depth", [-2, False, 0.5]),
         ("top_modules", [0, -1, True, 1.0, "1"]),
         ("detailed", ["true", 1, None]),
@@ -87,6 +91,36 @@ def test_a_value_that_breaks_the_rule_is_refused(name: str, wrong: list[Any]) ->
 def test_a_value_within_the_rule_is_kept(name: str, right: list[Any]) -> None:
     for value in right:
         assert getattr(ProfilerConfig(**{name: value}), name) == value
+
+
+def test_steps_of_a_list_are_put_in_order_each_once() -> None:
+    config = ProfilerConfig.from_block({"enabled": True, "profile_step": [50, 1, np.int64(9), 50]})
+    assert config.profile_step == (1, 9, 50)
+    assert [type(step) for step in config.profile_step] == [int, int, int]
+
+
+def test_a_trace_schedule_may_be_a_mapping_that_names_what_differs() -> None:
+    config = ProfilerConfig.from_block({"enabled": True, "trace_schedule": {"wait": 2, "active": 3}})
+    assert config.trace_schedule == TraceSchedule(wait=2, warmup=1, active=3, repeat=1)
+    assert ProfilerConfig(trace_schedule=None) == ProfilerConfig()  # type: ignore[arg-type]
+
+
+def test_windows_open_at_every_listed_step_and_then_at_regular_intervals() -> None:
+    def opened(config: ProfilerConfig, *, window_steps: int) -> list[int]:
+        steps, done = [], 0
+        while (step := config.next_profile_step(steps_done=done)) is not None and step < 100:
+            steps.append(step)
+            done = step + window_steps
+        return steps
+
+    assert opened(ProfilerConfig(profile_step=7), window_steps=3) == [7]
+    assert opened(ProfilerConfig(profile_step=(0, 10, 90)), window_steps=3) == [0, 10, 90]
+    assert opened(ProfilerConfig(profile_step=5, every=30), window_steps=30) == [5, 35, 65, 95]
+    assert opened(ProfilerConfig(profile_step=(1, 20), every=40), window_steps=3) == [1, 20, 60]
+    # A step that falls into a window is passed over.
+    assert opened(ProfilerConfig(profile_step=(1, 5, 20)), window_steps=10) == [1, 20]
+    assert opened(ProfilerConfig(profile_step=5, every=30), window_steps=31) == [5, 65]
+    assert opened(ProfilerConfig(timer_only=True), window_steps=1) == []
 
 
 def test_numbers_of_a_sweep_in_numpys_types_are_kept_as_pythons_own() -> None:
