@@ -71,6 +71,11 @@ class FlopsProfilerCallback(_CallbackBases):
         output_file: path or URL for the text report too. Default None.
         recompute_fwd_factor: forward passes repeated in the backward, for the *estimated* backward only. Default 0.0.
         timing_steps: how many steps to time. Default 20.
+        trace: run one more step under torch.profiler, for the time of each module, operator and kernel. Default True.
+        trace_dir: folder, a path or URL, where the trace of that step is kept for Perfetto. Default None.
+        record_shapes: record the shapes of operators' inputs in that step. Default False.
+        profile_memory: record allocations and frees in that step. Default False.
+        with_stack: record the Python calls of that step. Default False.
         monitor: log throughput for as long as training runs. Default True.
         batch_size: samples in a batch, or a function of the batch; None reads it from the tensors' first dimension.
         tokens_per_sample: tokens in a sample, or a function from a batch to its number of tokens; None: no tokens/s.
@@ -93,6 +98,11 @@ class FlopsProfilerCallback(_CallbackBases):
         recompute_fwd_factor: float | None = None,
         *,
         timing_steps: int | None = None,
+        trace: bool | None = None,
+        trace_dir: str | Path | None = None,
+        record_shapes: bool | None = None,
+        profile_memory: bool | None = None,
+        with_stack: bool | None = None,
         monitor: bool | None = None,
         batch_size: int | Callable[[Any], int] | None = None,
         tokens_per_sample: int | Callable[[Any], int] | None = None,
@@ -108,6 +118,11 @@ class FlopsProfilerCallback(_CallbackBases):
             "output_file": str(output_file) if isinstance(output_file, Path) else output_file,
             "recompute_fwd_factor": recompute_fwd_factor,
             "timing_steps": timing_steps,
+            "trace": trace,
+            "trace_dir": str(trace_dir) if isinstance(trace_dir, Path) else trace_dir,
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
             "monitor": monitor,
             "batch_size": batch_size,
             "tokens_per_sample": tokens_per_sample,

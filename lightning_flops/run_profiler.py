@@ -26,6 +26,7 @@ from lightning_flops.instrument.monitor import Monitor, MonitorReading
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.instrument.tracing import StepTracer
 
 if TYPE_CHECKING:
     import torch
@@ -156,8 +157,20 @@ class RunProfiler(ABC):
             settle_steps=settle_steps,
             clock=clock_for(device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
+            tracer=self._tracer(device) if self._config.trace else None,
         )
         self._tap_window()
+
+    def _tracer(self, device: torch.device) -> StepTracer:
+        config = self._config
+        return StepTracer(
+            self._root,
+            device=device,
+            record_shapes=config.record_shapes,
+            profile_memory=config.profile_memory,
+            with_stack=config.with_stack,
+            keep_file=config.trace_dir is not None,
+        )
 
     @property
     def out(self) -> bool:
@@ -299,7 +312,7 @@ class RunProfiler(ABC):
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         shapes = self._shapes
         samples = self._meter.samples(batch, shapes)
-        counted = recorder.counting
+        counted, traced = recorder.counting, recorder.tracing
         if recorder.state is not State.CLOSED:
             tokens = self._meter.tokens(batch, samples)
             recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
@@ -307,7 +320,7 @@ class RunProfiler(ABC):
             self._micro_batch_size = samples
         self._step_shapes.append(shapes)
         if self._monitor is not None:
-            self._watch(self._monitor, samples=samples, ends_step=ends_step, counted=counted)
+            self._watch(self._monitor, samples=samples, ends_step=ends_step, slowed=counted or traced)
         if ends_step:
             self._step_shapes.clear()
             self._step_updates = 0
@@ -326,15 +339,15 @@ class RunProfiler(ABC):
             if self._monitor is None:
                 self.take_out()
 
-    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, counted: bool) -> None:
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, slowed: bool) -> None:
         recorder = self._recorder
         assert recorder is not None
         alike = not ends_step or (
             tuple(self._step_shapes) == recorder.counted_shapes and self._step_updates == recorder.counted_updates
         )
         monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
-        if counted:
-            monitor.restart()  # counting costs time, so what went by until here is no throughput
+        if slowed:
+            monitor.restart()  # counting and tracing cost time, so what went by until here is no throughput
         if not ends_step:
             return
         step = self._x_axis()
@@ -416,6 +429,8 @@ class RunProfiler(ABC):
         """Leave nothing of ours on the framework's objects or on torch."""
         self._out = True
         try:
+            if self._recorder is not None:
+                self._recorder.abandon()
             self._window.undo()
             self._whole_run.undo()
             self._take_out_taps()

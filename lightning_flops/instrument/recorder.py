@@ -3,9 +3,9 @@
 A front door translates its framework's events into calls on a ``Recorder``; which step is counted, which are timed and
 when the window is over is decided here and nowhere else::
 
-    waiting ── N steps ──> counting ──> settling ──> timing ──> closed
-                                                       │
-                              signatures keep changing └──> counting more ──> closed
+    waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> warming ──> tracing ──> closed
+                                                       │                         │
+                              signatures keep changing └──> counting more ───────┘
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from lightning_flops.records import (
     StepRecord,
     StepSignature,
     TimePhase,
+    TracedStepRecord,
     WindowRecord,
 )
 
@@ -43,6 +44,9 @@ LIMIT_FACTOR = 10
 
 _FEW_MATCHES = 10
 """Signatures "keep changing" when fewer than one timed step in this many has the counted step's."""
+
+_TRACE_TRIES = 3
+"""So many steps are traced at most until one has the counted step's signature."""
 
 
 class Counter(Protocol):
@@ -67,6 +71,36 @@ class Counter(Protocol):
         """What was counted so far."""
 
 
+class Tracer(Protocol):
+    """What the recorder needs of something that traces one step; it never raises."""
+
+    @property
+    def record(self) -> TracedStepRecord | None:
+        """The latest step that was traced to its end."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why no step is traced, in a sentence; None as long as one can be."""
+
+    def warm_up(self) -> None:
+        """The next step will be traced."""
+
+    def start(self, index: int) -> None:
+        """The step begins, or the next of its batches does."""
+
+    def enter(self, part: str) -> None:
+        """*part* of the step begins."""
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+
+    def stop(self, signature: StepSignature) -> None:
+        """The step is over: keep what was recorded."""
+
+    def give_up(self) -> None:
+        """Whatever is under way ends here; nothing stays on torch."""
+
+
 class State(Enum):
     """Where in the window the run is."""
 
@@ -75,6 +109,8 @@ class State(Enum):
     SETTLING = "settling"
     TIMING = "timing"
     COUNTING_MORE = "counting more"
+    WARMING = "warming"
+    TRACING = "tracing"
     CLOSED = "closed"
 
 
@@ -111,6 +147,7 @@ class Recorder:
         settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
         clock: stamps the parts of a step; None where the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
+        tracer: traces one step after the timed ones; None: no step is traced.
     """
 
     def __init__(
@@ -122,8 +159,11 @@ class Recorder:
         settle_steps: int,
         clock: Clock[Any] | None,
         new_counter: Callable[[nn.Module], Counter],
+        tracer: Tracer | None = None,
     ) -> None:
         self._root = root
+        self._tracer = tracer
+        self._trace_tries = 0
         self._profile_step = profile_step
         self._timing_steps = timing_steps
         self._settle_steps = min(settle_steps, timing_steps)
@@ -148,6 +188,7 @@ class Recorder:
         self._shapes_deceive = False
         self._began = False
         self._ended: _Step | None = None
+        self._complete = False
         self._open_parts: list[str] = []
         self._seen = PhaseFlops()
         self._mixed: set[TimePhase] = set()
@@ -173,7 +214,12 @@ class Recorder:
     @property
     def marking(self) -> bool:
         """The running step's phases must be marked."""
-        return self.counting or self._state is State.TIMING
+        return self.counting or self._state in (State.TIMING, State.WARMING, State.TRACING)
+
+    @property
+    def tracing(self) -> bool:
+        """The running step is traced, or the next one will be: its time means nothing."""
+        return self._state in (State.WARMING, State.TRACING)
 
     @property
     def reached(self) -> bool:
@@ -207,8 +253,13 @@ class Recorder:
     def batch_scope(self) -> Iterator[None]:
         """Run one whole batch inside this, from the wait for it on; it counts when the running step is a counted one.
 
-        A counted step is over when its last batch's scope is left: what runs after ``end_batch`` is still its own.
+        A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` is still
+        its own.
         """
+        if self._tracer is not None and self.tracing:
+            with self._traced_batch(self._tracer):
+                yield
+            return
         if not self.counting or self._counter is None:
             yield
             return
@@ -219,6 +270,19 @@ class Recorder:
         if ended is not None:
             self._end_counted_step(ended)
 
+    @contextmanager
+    def _traced_batch(self, tracer: Tracer) -> Iterator[None]:
+        if self._state is State.WARMING:
+            tracer.warm_up()
+        else:
+            tracer.start(self._steps_done)
+        if tracer.lost is not None:
+            self._close_tracing(tracer)
+        yield
+        ended, self._ended = self._ended, None
+        if ended is not None and self._state is State.TRACING:
+            self._end_traced_step(tracer, ended)
+
     def enter(self, part: TimePhase | str) -> None:
         """*part* of the step begins, inside whatever part is running.
 
@@ -226,6 +290,8 @@ class Recorder:
         """
         if self._state is State.TIMING and self._timer is not None:
             self._timer.enter(part)
+        elif self._state is State.TRACING and self._tracer is not None:
+            self._tracer.enter(part)
         elif self.counting and self._counter is not None:
             self._look(self._counter)
             self._open_parts.append(part)
@@ -246,6 +312,8 @@ class Recorder:
         """The part entered last ends."""
         if self._state is State.TIMING and self._timer is not None:
             self._timer.leave()
+        elif self._state is State.TRACING and self._tracer is not None:
+            self._tracer.leave()
         elif self._scopes and self._counter is not None:
             self._look(self._counter)
             self._open_parts.pop()
@@ -312,7 +380,7 @@ class Recorder:
     def _end_step(self) -> None:
         step, self._step = self._step, _Step()
         state = self._state
-        if self.counting:
+        if self.counting or state is State.TRACING:
             self._ended = step  # the batch's scope is not left yet
             return
         if state is State.SETTLING:
@@ -321,6 +389,8 @@ class Recorder:
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
+        elif state is State.WARMING:
+            self._state = State.TRACING
         self._steps_done += 1
         if state is State.WAITING and self._steps_done >= self._profile_step:
             self._open()
@@ -343,12 +413,12 @@ class Recorder:
         self._steps_done += 1
         if self._state is State.COUNTING_MORE:
             if len(self._counted) >= len(self._timed):
-                self._state = State.CLOSED
+                self._trace_or_close()
             return
         self._counted_shapes = tuple(step.batches)
         self._modules = describe_modules(self._root)
         if self._timer is None:
-            self._state = State.CLOSED
+            self._trace_or_close()
         elif self._settle_steps == 0:
             self._start_timing()
         else:
@@ -362,16 +432,37 @@ class Recorder:
         self._matches += record.signature == counted
         self._shapes_deceive |= record.signature != counted and record.signature.batches == counted.batches
         if self._matches >= self._timing_steps:
-            self._state = State.CLOSED
+            self._trace_or_close()
             return
         watched = len(self._timed)
         if watched == max(self._timing_steps, _FEW_MATCHES) and self._matches * _FEW_MATCHES < watched:
             self._variable = True
             self._timed = self._timed[-self._timing_steps :]
-            enough = len(self._counted) >= len(self._timed)
-            self._state = State.CLOSED if enough else State.COUNTING_MORE
+            if len(self._counted) >= len(self._timed):
+                self._trace_or_close()
+            else:
+                self._state = State.COUNTING_MORE
         elif watched >= LIMIT_FACTOR * self._timing_steps:
-            self._state = State.CLOSED
+            self._trace_or_close()
+
+    def _trace_or_close(self) -> None:
+        """Counts and times are complete."""
+        self._complete = True
+        self._state = State.CLOSED if self._tracer is None else State.WARMING
+
+    def _end_traced_step(self, tracer: Tracer, step: _Step) -> None:
+        self._steps_done += 1
+        self._trace_tries += 1
+        tracer.stop(step.signature())
+        alike = self._variable or step.signature() == self._counted[0].signature
+        if alike or tracer.lost is not None or self._trace_tries >= _TRACE_TRIES:
+            self._close_tracing(tracer)
+
+    def _close_tracing(self, tracer: Tracer) -> None:
+        self._state = State.CLOSED
+        tracer.give_up()
+        if tracer.lost is not None:
+            self.note(tracer.lost)
 
     def _record(self, step: _Step) -> StepRecord:
         return StepRecord(
@@ -384,6 +475,14 @@ class Recorder:
 
     # ---- the result
 
+    def abandon(self) -> None:
+        """Take everything of this window's off torch, wherever it stands; nothing more is measured."""
+        self._state = State.CLOSED
+        while self._scopes:
+            self._scopes.pop().close()
+        if self._tracer is not None:
+            self._tracer.give_up()
+
     def close(self, *, context: RunContext, report_step: int) -> WindowRecord | None:
         """End the window, whatever state it is in, and say what it measured.
 
@@ -394,10 +493,10 @@ class Recorder:
         Returns:
             None if no step was counted to its end.
         """
-        closed_early = self._state is not State.CLOSED
-        self._state = State.CLOSED
-        while self._scopes:
-            self._scopes.pop().close()
+        closed_early = not self._complete
+        if self.tracing:
+            self.note("Training ended before a step could be traced.")
+        self.abandon()
         if self._counter is None or not self._counted:
             return None
         counted = self._counted
@@ -444,6 +543,7 @@ class Recorder:
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=self._variable,
+            traced=None if self._tracer is None else self._tracer.record,
             mixed_phases=tuple(phase for phase in _TIME_PHASES if phase in self._mixed | self._unseen),
             notes=tuple(self._notes),
         )
