@@ -44,6 +44,7 @@ class BatchMeter:
         batch_size: samples in each batch, or a function of the batch; None looks at the tensors.
         tokens_per_sample: tokens in each sample, or a function from the batch to its tokens; None: no tokens are told.
         note: gets a sentence for the report when something could not be told; the run goes on.
+        declared: the batch size that the run's own settings name; it stands in where the tensors do not tell one.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class BatchMeter:
         batch_size: int | Callable[[Any], int] | None,
         tokens_per_sample: int | Callable[[Any], int] | None,
         note: Callable[[str], None],
+        declared: Callable[[], int] | None = None,
     ) -> None:
         self._batch_size = batch_size
         self._tokens_per_sample = tokens_per_sample
         self._note = note
+        self._declared = declared
         self._last: tuple[Shapes, int | None] | None = None
 
     def samples(self, batch: Any, shapes: Shapes) -> int | None:
@@ -67,6 +70,8 @@ class BatchMeter:
         if self._last is not None and self._last[0] == shapes:  # asked after every batch of a run: mostly the same
             return self._last[1]
         samples = samples_in(shapes)
+        if samples is None and self._declared is not None:
+            samples = int(self._declared())
         self._last = (shapes, samples)
         if samples is None:
             self._note(

@@ -13,8 +13,8 @@ class MonitorReading:
 
     seconds: float
     """Wall time, less what was excluded."""
-    data_wait_sec: float
-    """Host time inside the data loader."""
+    data_wait_sec: float | None
+    """Host time inside the data loader; None if no wait was seen."""
     batches: int
     steps: int
     samples: int | None
@@ -43,7 +43,7 @@ class Monitor:
         self._start = start
         self._excluded_sec = 0.0
         self._excluded_since = start  # means something while there is a reason only
-        self._data_wait_sec = 0.0
+        self._data_wait_sec: float | None = None
         self._fetch_since: float | None = None
         self._batches = 0
         self._steps = 0
@@ -58,7 +58,7 @@ class Monitor:
         """The data loader has delivered."""
         if self._fetch_since is not None:
             if not self._reasons:
-                self._data_wait_sec += self._now() - self._fetch_since
+                self._data_wait_sec = (self._data_wait_sec or 0.0) + self._now() - self._fetch_since
             self._fetch_since = None
 
     def exclude(self, reason: str) -> None:

@@ -53,7 +53,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
 def monitor_scalars(
     *,
     seconds: float,
-    data_wait_sec: float,
+    data_wait_sec: float | None,
     batches: int,
     steps: int,
     samples: int | None,
@@ -65,7 +65,7 @@ def monitor_scalars(
 
     Args:
         seconds: wall time that went by, on this rank.
-        data_wait_sec: of it, inside the data loader.
+        data_wait_sec: of it, inside the data loader; None if that was not seen.
         batches: batches of this rank.
         steps: global steps.
         samples: samples of this rank; None if not known.
