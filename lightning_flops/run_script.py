@@ -75,7 +75,7 @@ def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> No
 def _file_to_run(path: str) -> tuple[ModuleType, CodeType]:
     """The program in the file, directory or zip file at *path*."""
     if pkgutil.get_importer(path) is not None:
-        spec = importlib.machinery.PathFinder.find_spec(_MAIN, [path])
+        spec = importlib.machinery.PathFinder.find_spec(_MAIN, [os.path.abspath(path)])
         if spec is None:
             raise ProgramNotFoundError(f"can't find {_MAIN!r} module in {path!r}")
         _set_first_path(os.path.abspath(path), always=True)
