@@ -48,11 +48,32 @@ class _Patch:
             del attributes[self.name]
 
 
+class _Value:
+    """One attribute of one instance that holds another value for a while."""
+
+    def __init__(self, target: Any, name: str, value: Any) -> None:
+        self.target = target
+        self.name = name
+        self.value = value
+        self.had = name in vars(target)
+        self.previous = vars(target).get(name)
+        setattr(target, name, value)
+
+    def undo(self) -> None:
+        attributes = vars(self.target)
+        if attributes.get(self.name) is not self.value:
+            return  # somebody has set it since
+        if self.had:
+            attributes[self.name] = self.previous
+        else:
+            del attributes[self.name]
+
+
 class Patches:
     """Replaced methods of other people's instances and classes; ``undo`` leaves each as it was found."""
 
     def __init__(self) -> None:
-        self._patches: list[_Patch] = []
+        self._patches: list[_Patch | _Value] = []
 
     def __bool__(self) -> bool:
         """Whether anything is replaced."""
@@ -67,6 +88,10 @@ class Patches:
             AttributeError: *target* has no such attribute.
         """
         self._patches.append(_Patch(target, name, make))
+
+    def set(self, target: Any, name: str, value: Any) -> None:
+        """Set ``target.name`` on the instance to *value*, which nobody calls: a table, a setting."""
+        self._patches.append(_Value(target, name, value))
 
     def undo(self) -> None:
         """Take every replacement off, the last one first."""

@@ -91,3 +91,25 @@ def test_two_of_ours_on_one_method_leave_nothing_in_either_order(first_undone: i
 def test_a_missing_method_is_an_error_of_ours() -> None:
     with pytest.raises(AttributeError, match="walk"):
         Patches().replace(Loop(), "walk", spying([]))
+
+
+class WithTable:
+    table = ("the class's",)
+
+
+def test_a_value_set_for_a_while_leaves_the_instance_as_it_was() -> None:
+    bare, own, patches = WithTable(), WithTable(), Patches()
+    own.table = ("its own",)
+    for instance in (bare, own):
+        patches.set(instance, "table", ("ours",))
+    assert bare.table == own.table == ("ours",)
+    patches.undo()
+    assert vars(bare) == {} and vars(own) == {"table": ("its own",)}
+
+
+def test_a_value_that_somebody_has_set_since_stays() -> None:
+    instance, patches = WithTable(), Patches()
+    patches.set(instance, "table", ("ours",))
+    instance.table = ("theirs",)
+    patches.undo()
+    assert instance.table == ("theirs",)
