@@ -137,8 +137,8 @@ def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
     return elsewhere[0] if elsewhere else None
 
 
-def inside_function_forward(calls: int = 0) -> bool:
-    """Whether the running code is, within its module's forward, inside the forward of an ``autograd.Function``.
+def function_in_forward(calls: int = 0) -> Any:
+    """The ``autograd.Function`` in whose forward the running code is, within its module's forward; None where in none.
 
     Such code runs with grad disabled although a backward will follow: custom functions, compiled regions, and the
     first pass of reentrant checkpointing.
@@ -150,16 +150,25 @@ def inside_function_forward(calls: int = 0) -> bool:
     while frame is not None:
         code = frame.f_code
         if code is _APPLY_CODE:
-            return True
+            return frame.f_locals.get("cls", torch.autograd.Function)
         if code is _CALL_CODE and not isinstance(frame.f_locals.get("self"), torch.fx.GraphModule):
             # Compilers call what they traced as a graph module, inside the function that runs it.
             if calls == 0:
-                return False
+                return None
             calls -= 1
         elif code is _ENGINE_CODE:
-            return False  # what is further out is the code that called backward()
+            return None  # what is further out is the code that called backward()
         frame = frame.f_back
-    return False
+    return None
+
+
+def inside_function_forward(calls: int = 0) -> bool:
+    """Whether the running code is, within its module's forward, inside the forward of an ``autograd.Function``.
+
+    Args:
+        calls: as for ``function_in_forward``.
+    """
+    return function_in_forward(calls) is not None
 
 
 def called_by_engine() -> bool:

@@ -16,6 +16,7 @@ from lightning_flops.instrument.autograd_state import (
     find_backward_call,
     graph_task_id,
     inside_function_forward,
+    node_sequence,
     sequence_number,
 )
 from lightning_flops.instrument.operators import Operator
@@ -110,6 +111,22 @@ class BackwardScope:
             return maker
         self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
         return self._unknown
+
+    def table_of_node(self, state: ThreadState) -> Table | None:
+        """Where the costs of the running autograd node go, when ``state.segment_table`` says so; else None."""
+        task_id = graph_task_id()
+        if task_id != state.task_id:
+            self.switch_task(state, task_id)
+        node = current_node()
+        if node is None or not state.in_backward or state.stack[-1].task == task_id or is_grad_enabled():
+            return None
+        sequence = node_sequence(node)
+        if not state.segment_start <= sequence < state.segment_end:
+            if sequence >= ACCUMULATES_GRADIENT or state.task is None:
+                return None
+            maker, state.segment_start, state.segment_end = state.task.segment(sequence)
+            state.segment_table = state.table_of(self._module(maker), "backward")
+        return state.segment_table
 
     def table(self, state: ThreadState, operator: Operator) -> Table:
         """Where the costs of an operator that runs inside a backward go."""

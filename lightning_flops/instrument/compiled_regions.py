@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 
 from lightning_flops.instrument.autograd_state import calling_modules
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.records import OperatorCell, UncountedOperator
+from lightning_flops.records import UncountedOperator
 
 
 class CompiledRegions:
@@ -61,31 +61,6 @@ class CompiledRegions:
         count = sum(calls.get(name, 0) for name in names)
         listed = UncountedOperator(calls=count, modules=tuple(names), output_elements=0, heavy=True)
         return {"inductor.cuda_graph": listed}
-
-    def notes(self, cells: Iterable[OperatorCell]) -> list[str]:
-        """Sentences about what the counts of compiled modules may hide.
-
-        A product has at most two gradients, each as large as itself, and attention has four for its two. A compiled
-        backward that runs more than twice its forward repeats part of the forward, as activation checkpointing asks
-        for; compiled code does not say which part.
-
-        Args:
-            cells: what was counted.
-        """
-        compiled = {self._names.name_for(module, "") for module in self._compiled}
-        forward: dict[str, int] = {}
-        backward: dict[str, int] = {}
-        for cell in cells:
-            sums = {"forward": forward, "backward": backward}.get(cell.phase)
-            if sums is not None and cell.module in compiled:
-                sums[cell.module] = sums.get(cell.module, 0) + cell.flops
-        return [
-            f"The compiled backward of {name or 'the root'} runs more than twice the FLOPs of its forward: it repeats "
-            "part of the forward, and compiled code does not tell which. That part is counted as backward here, not as "
-            "recompute, so model FLOPs and MFU are too high by it; hardware FLOPs and HFU are right."
-            for name, flops in sorted(backward.items())
-            if flops > 2 * forward.get(name, 0)
-        ]
 
 
 def _cuda_graphs_are_recorded() -> bool:

@@ -16,7 +16,7 @@ from torch import is_grad_enabled
 from torch.nn.parameter import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.autograd_state import graph_task_id, inside_function_forward, sequence_number
+from lightning_flops.instrument.autograd_state import function_in_forward, graph_task_id, sequence_number
 from lightning_flops.instrument.backward_scope import BackwardScope
 from lightning_flops.instrument.compiled_regions import CompiledRegions
 from lightning_flops.instrument.compiler_sight import hide
@@ -81,6 +81,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counts_fake = False
         """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
+        self.on_function: Callable[[Any], None] = _ignore
+        """Is told of autograd functions whose forward was seen to run products."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -208,7 +210,10 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     cell.without_backward += flops
             else:
                 top = state.stack[-1]
-                if top.repeats_forward or (top.wants_backward and inside_function_forward()):
+                function = function_in_forward() if top.wants_backward else None
+                if function is not None:
+                    self.on_function(function)
+                if top.repeats_forward or function is not None:
                     cell.hidden_grad_flops += flops
                 else:
                     cell.without_backward += flops
@@ -308,12 +313,20 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             self._failed("a compiled kernel", error)
 
+    def flops_of(self, work: int | Work) -> int:
+        """FLOPs that are booked on the running phase for what a formula answers."""
+        return work if isinstance(work, int) else self._split(CountedCell(None), work)
+
     def _state(self) -> ThreadState:
         try:
             state: ThreadState = self._local.state
         except AttributeError:
             state = self._new_state()
         return state
+
+
+def _ignore(function: Any) -> None:
+    """Nobody asks for it."""
 
 
 def _on_cuda(args: tuple[Any, ...]) -> bool:

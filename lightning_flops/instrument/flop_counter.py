@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import is_grad_enabled, nn
@@ -26,6 +25,7 @@ from lightning_flops.instrument.autograd_state import (
     sequence_number,
 )
 from lightning_flops.instrument.backward_scope import BackwardScope
+from lightning_flops.instrument.compiled_backward import CompiledBackwards
 from lightning_flops.instrument.compiled_regions import CompiledRegions, autograd_is_compiled
 from lightning_flops.instrument.counting_mode import CountingMode
 from lightning_flops.instrument.dispatch_stack import is_pushed, push, remove
@@ -85,6 +85,13 @@ class FlopCounter:
             halve_causal=causal_attention == "half",
             failed=self._failed,
         )
+        self._compiled_backwards = CompiledBackwards(
+            state=self._state,
+            table=self._backward.table_of_node,
+            flops_of=self._mode.flops_of,
+            note=self._note,
+        )
+        self._mode.on_function = self._compiled_backwards.watch
         self._entered = 0
         self._undo = ExitStack()
 
@@ -129,6 +136,7 @@ class FlopCounter:
         undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
         undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
         undo.enter_context(watch_functions(self._mode))
+        undo.callback(self._compiled_backwards.close)
         undo.enter_context(_silenced_hook_warning())
 
     @contextmanager
@@ -170,8 +178,7 @@ class FlopCounter:
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
         threads = self._thread_states()
-        record = merge_records(threads, self._notes, self._compiled.hidden)
-        return replace(record, notes=(*record.notes, *self._compiled.notes(record.cells)))
+        return merge_records(threads, self._notes, self._compiled.hidden)
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""

@@ -398,31 +398,6 @@ def test_a_kernel_that_compiled_code_hides_is_listed_with_its_module_and_left_as
         assert not any(type(value).__module__.startswith("lightning_flops") for value in vars(module).values())
 
 
-def test_a_compiled_checkpoint_says_that_its_repetition_counts_as_backward() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 11), nn.Sigmoid())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = checkpoint(self.block, x, use_reentrant=False)
-            return out
-
-    torch._dynamo.reset()
-    model = torch.compile(Checkpointed(), backend="aot_eager")
-    x = torch.randn(3, 5)
-    model(x).sum().backward()
-    assert isinstance(model, nn.Module)
-    with FlopCounter(model) as counter:
-        model(x).sum().backward()
-    counts = FlopCounts(counter.record())
-    forward = 2 * 3 * (5 * 7 + 7 * 11)
-    gradients = 2 * 3 * (5 * 7 + 2 * 7 * 11)
-    assert counts.forward == forward
-    assert counts.backward + counts.recompute == gradients + forward
-    assert any("repeats part of the forward" in note for note in counts.notes)
-
-
 def test_an_estimate_is_called_one_and_names_its_source() -> None:
     with FlopCounter(None) as counter:
         torch.fft.fft(torch.randn(8, dtype=torch.complex64))
