@@ -14,21 +14,37 @@ if TYPE_CHECKING:
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
     from lightning_flops.lightning import FlopsProfilerCallback as FlopsProfilerCallback
+    from lightning_flops.pytorch import FlopsProfiler as FlopsProfiler
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
+    from lightning_flops.pytorch import get_model_profile as get_model_profile
     from lightning_flops.pytorch import register_flop_formula as register_flop_formula
+    from lightning_flops.report.deepspeed_units import bytes_to_string as bytes_to_string
+    from lightning_flops.report.deepspeed_units import duration_to_string as duration_to_string
+    from lightning_flops.report.deepspeed_units import flops_to_string as flops_to_string
+    from lightning_flops.report.deepspeed_units import macs_to_string as macs_to_string
+    from lightning_flops.report.deepspeed_units import number_to_string as number_to_string
+    from lightning_flops.report.deepspeed_units import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "ConfigError": "errors",
+    "FlopsProfiler": "pytorch",
     "FlopsProfilerCallback": "lightning",
     "LightningFlopsError": "errors",
     "Profile": "analysis.profile",
     "ProfilerConfig": "config",
+    "bytes_to_string": "report.deepspeed_units",
     "count_flops": "pytorch",
     "count_offline": "pytorch",
+    "duration_to_string": "report.deepspeed_units",
+    "flops_to_string": "report.deepspeed_units",
+    "get_model_profile": "pytorch",
+    "macs_to_string": "report.deepspeed_units",
+    "number_to_string": "report.deepspeed_units",
+    "params_to_string": "report.deepspeed_units",
     "register_flop_formula": "pytorch",
     "render_text": "report.text",
 }
@@ -36,13 +52,21 @@ _MODULES = {
 
 __all__ = [
     "ConfigError",
+    "FlopsProfiler",
     "FlopsProfilerCallback",
     "LightningFlopsError",
     "Profile",
     "ProfilerConfig",
     "__version__",
+    "bytes_to_string",
     "count_flops",
     "count_offline",
+    "duration_to_string",
+    "flops_to_string",
+    "get_model_profile",
+    "macs_to_string",
+    "number_to_string",
+    "params_to_string",
     "register_flop_formula",
     "render_text",
 ]

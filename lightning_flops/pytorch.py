@@ -1,4 +1,4 @@
-"""For any PyTorch loop: count what a block of code spends."""
+"""For any PyTorch loop: count what a block of code spends, or profile a model's forwards the way DeepSpeed does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.formulas import register_flop_formula
 from lightning_flops.instrument.offline import count_on_fake_tensors
+from lightning_flops.standalone import FlopsProfiler, get_model_profile
 
-__all__ = ["FlopCounts", "count_flops", "count_offline", "register_flop_formula"]
+__all__ = [
+    "FlopCounts",
+    "FlopsProfiler",
+    "count_flops",
+    "count_offline",
+    "get_model_profile",
+    "register_flop_formula",
+]
 
 
 @contextmanager

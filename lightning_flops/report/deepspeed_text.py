@@ -1,0 +1,294 @@
+"""The profile of a model's forwards in the layout of DeepSpeed's Flops Profiler: labels, order, widths and units.
+
+Where DeepSpeed's profiler prints nothing, lines of ours come after its own: the measured backward, what could not be
+counted, notes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from lightning_flops.analysis.forward_profile import ForwardModule, ForwardProfile
+from lightning_flops.analysis.module_tree import parent_name
+from lightning_flops.analysis.rates import per_second
+from lightning_flops.report.deepspeed_units import (
+    duration_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
+from lightning_flops.report.layout import line, paragraph
+from lightning_flops.units import plain
+
+_TITLE_WIDTH = 78
+_SECTION_WIDTH = 86
+_STEP = "  "
+_MODULES_NAMED = 3
+
+_NOTATIONS = (
+    "dp_size (data parallel size: ranks that see different data), mp_size (model parallel size),",
+    "params (number of parameters), MACs (multiply-adds of matmul-like operators),",
+    "flops (floating-point operations, two a MAC), FLOPS (floating-point operations per second),",
+    "fwd latency (forward pass), bwd latency (backward pass),",
+    "step latency (optimizer step), iter latency (fwd, bwd and step latency together)",
+)
+_TREE_NOTE = (
+    "Note: What a module computes itself, outside the modules inside it, makes the difference between its MACs (or "
+    "latency) and the sum of theirs. MACs are those of products, convolutions, attention and recurrent layers."
+)
+_LATENCY_NOTE = (
+    "Latencies here were taken module by module in one forward, the fwd latency above in another that nothing "
+    "listened to."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardReportSettings:
+    """What of a forward profile is printed, under DeepSpeed's names."""
+
+    profile_step: int = 1
+    """The step that the summary names."""
+    module_depth: int = -1
+    """Deepest level of modules shown, the model's own being 0; -1 shows all."""
+    top_modules: int = 1
+    """Classes of modules listed at each depth."""
+    detailed: bool = True
+    """Whether the tree of modules is printed."""
+    recompute_fwd_factor: float = 0.0
+    """Forwards that a backward repeats, in the estimated lines."""
+
+
+def render_forward_text(profile: ForwardProfile, settings: ForwardReportSettings) -> str:
+    """The report, beginning with an empty line and ending in a line break."""
+    sections = [
+        ["", _title("Flops Profiler", _TITLE_WIDTH), *_summary_lines(profile, settings)],
+        ["", _title("Aggregated Profile per GPU", _SECTION_WIDTH), *_aggregated_lines(profile, settings)],
+        _detailed_lines(profile, settings) if settings.detailed else [],
+        _remarks(profile),
+        ["-" * _TITLE_WIDTH],
+    ]
+    return _encodable("".join(f"{text}\n" for section in sections for text in section))
+
+
+def render_aggregated_text(profile: ForwardProfile, settings: ForwardReportSettings) -> str:
+    """The aggregated profile alone."""
+    return _encodable("".join(f"{text}\n" for text in _aggregated_lines(profile, settings)))
+
+
+def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
+    engine, root, module = profile.engine, profile.root, profile.root.module
+    forward = module.total.forward
+    at_least = ["lower bound"] if profile.lower_bound else []
+    mp_size = 1 if engine is None else engine.tp_size
+    sharded = module.params != module.local_params * mp_size
+    params_of_model = "params of model" if sharded else "params of model = params per GPU * mp_size"
+    lines = [f"Profile Summary at step {settings.profile_step}:", "Notations:", *_NOTATIONS, ""]
+    if engine is not None:
+        lines += [
+            line("world size", str(engine.world_size)),
+            line("data parallel size", str(engine.dp_size)),
+            line("model parallel size", str(engine.tp_size)),
+            line("batch size per GPU", str(engine.micro_batch_size)),
+        ]
+    lines += [
+        line("params per GPU", params_to_string(module.local_params)),
+        line(params_of_model, params_to_string(module.params)),
+        line("fwd MACs per GPU", _marked(macs_to_string(root.macs), at_least)),
+        line("fwd flops per GPU", _marked(number_to_string(forward), at_least)),
+        line(
+            "fwd flops of model = fwd flops per GPU * mp_size", _marked(number_to_string(forward * mp_size), at_least)
+        ),
+        line("fwd latency", _latency(profile, profile.forward_sec)),
+        line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", _rate(profile, forward, profile.forward_sec)),
+        *_backward_lines(profile),
+        *_engine_rate_lines(profile, settings),
+    ]
+    return lines
+
+
+def _backward_lines(profile: ForwardProfile) -> Iterator[str]:
+    """What DeepSpeed's profiler cannot know: the backward, if one was counted."""
+    at_least = ["lower bound"] if profile.lower_bound else []
+    for label, flops in (
+        ("bwd flops per GPU", profile.flops.backward),
+        ("recomputed flops per GPU", profile.flops.recompute),
+    ):
+        if flops:
+            yield line(label, _marked(number_to_string(flops), ["measured", *at_least]))
+
+
+def _engine_rate_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
+    engine = profile.engine
+    if engine is None or engine.backward_sec is None or engine.optimizer_sec is None:
+        return []
+    forward, seconds = profile.flops.forward, profile.forward_sec
+    factor = 2 + settings.recompute_fwd_factor
+    both = None if seconds is None else seconds + engine.backward_sec
+    iteration = None if both is None else both + engine.optimizer_sec
+    samples = per_second(amount=engine.micro_batch_size * engine.dp_size, seconds=iteration)
+    return [
+        line("bwd latency", duration_to_string(engine.backward_sec)),
+        line(
+            f"bwd FLOPS per GPU = {factor:g} * fwd flops per GPU / bwd latency",
+            _marked(flops_to_string(per_second(amount=factor * forward, seconds=engine.backward_sec)), ["estimated"]),
+        ),
+        line(
+            f"fwd+bwd FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / (fwd+bwd latency)",
+            _rate(profile, (factor + 1) * forward, both, "estimated"),
+        ),
+        line("step latency", duration_to_string(engine.optimizer_sec)),
+        line("iter latency", _latency(profile, iteration)),
+        line(
+            f"FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / iter latency",
+            _rate(profile, (factor + 1) * forward, iteration, "estimated"),
+        ),
+        line("samples/second", "n/a" if samples is None else _marked(f"{samples:.2f}", _timed_words(profile, "lower"))),
+    ]
+
+
+def _aggregated_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
+    columns: tuple[tuple[str, Callable[[ForwardModule], float], Callable[[float], str]], ...] = (
+        ("params", lambda entry: 0 if entry.module.alias_of is not None else entry.module.params, params_to_string),
+        ("MACs", lambda entry: entry.macs, macs_to_string),
+        ("fwd latency", lambda entry: entry.seconds or 0.0, duration_to_string),
+    )
+    top = settings.top_modules
+    lines = [f"Top {top} modules in terms of params, MACs or fwd latency at different model depths:"]
+    for depth in range(_depth_shown(profile, settings) + 1):
+        entries = [entry for entry in profile.modules if entry.module.depth == depth]
+        lines.append(f"depth {depth}:")
+        for label, weight, text in columns:
+            sums: defaultdict[str, float] = defaultdict(int)
+            for entry in entries:
+                sums[entry.module.type_name] += weight(entry)
+            # Sorting keeps the model's order where two classes weigh the same.
+            heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
+            known = label != "fwd latency" or profile.root.seconds is not None
+            lines.append(f"    {label:<11} - { {name: text(size) if known else 'n/a' for name, size in heaviest} }")
+    return lines
+
+
+def _detailed_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
+    return [
+        "",
+        _title("Detailed Profile per GPU", _SECTION_WIDTH),
+        "Each module profile is listed after its name in the following order:",
+        "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd "
+        "latency, fwd FLOPS",
+        "",
+        _TREE_NOTE if profile.whole_sec is None else f"{_TREE_NOTE} {_LATENCY_NOTE}",
+        "",
+        *_Tree(profile, _depth_shown(profile, settings)).lines(),
+    ]
+
+
+class _Tree:
+    """Writes the modules the way torch prints a model, each with its figures before its own settings."""
+
+    def __init__(self, profile: ForwardProfile, depth_shown: int) -> None:
+        self._root = profile.root
+        self._depth_shown = depth_shown
+        self._children: defaultdict[str, list[ForwardModule]] = defaultdict(list)
+        for entry in profile.modules[1:]:
+            self._children[parent_name(entry.module.name)].append(entry)
+
+    def lines(self) -> Iterator[str]:
+        return self._lines(self._root, "")
+
+    def _lines(self, entry: ForwardModule, indent: str) -> Iterator[str]:
+        module, children = entry.module, self._children[entry.module.name]
+        name = f"({module.short_name}): " if module.name else ""
+        text = ", ".join(filter(None, [self._figures(entry), module.extra_repr]))
+        opening = f"{indent}{name}{module.type_name}("
+        if not children and "\n" not in text:
+            yield f"{opening}{text})"
+            return
+        inside = indent + _STEP
+        yield opening
+        yield from (f"{inside}{part}" for part in text.split("\n"))
+        if children and module.depth >= self._depth_shown:
+            yield f"{inside}... {self._size(module.name)} modules inside, deeper than module_depth"
+        else:
+            for child in children:
+                yield from self._lines(child, inside)
+        yield f"{indent})"
+
+    def _figures(self, entry: ForwardModule) -> str:
+        root = self._root
+        return ", ".join(
+            [
+                f"{params_to_string(entry.module.params)} = {_share(entry.module.params, root.module.params)} Params",
+                f"{macs_to_string(entry.macs)} = {_share(entry.macs, root.macs)} MACs",
+                f"{duration_to_string(entry.seconds)} = {_share(entry.seconds, root.seconds)} latency",
+                "0 FLOPS" if entry.seconds == 0 else flops_to_string(entry.flops_per_sec),
+            ]
+        )
+
+    def _size(self, name: str) -> int:
+        """Modules below the one of this name."""
+        return sum(1 + self._size(child.module.name) for child in self._children[name])
+
+
+def _remarks(profile: ForwardProfile) -> list[str]:
+    """What the counts leave out, and notes; nothing where there is nothing to say."""
+    lines: list[str] = []
+    if profile.outside.total:
+        lines.append(f"Flops outside the model: {number_to_string(profile.outside.total).rstrip()}")
+    for name, operator in sorted(profile.uncounted.items()):
+        lines += paragraph(
+            f"Not counted: {name}, {plain(operator.calls)} call{'' if operator.calls == 1 else 's'} in "
+            f"{_some_of(operator.modules)}{'; it looks like matmul work' if operator.heavy else ''}.",
+            rest=_STEP,
+        )
+    for note in profile.notes:
+        lines += paragraph(f"Note: {note}", rest=_STEP)
+    return ["", *lines] if lines else []
+
+
+def _some_of(names: Iterable[str]) -> str:
+    shown = [name or "the root" for name in names]
+    more = len(shown) - _MODULES_NAMED
+    return ", ".join(shown[:_MODULES_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _depth_shown(profile: ForwardProfile, settings: ForwardReportSettings) -> int:
+    deepest = max(entry.module.depth for entry in profile.modules)
+    return deepest if settings.module_depth < 0 else min(settings.module_depth, deepest)
+
+
+def _latency(profile: ForwardProfile, seconds: float | None) -> str:
+    return _marked(duration_to_string(seconds), [] if seconds is None else _timed_words(profile, "upper"))
+
+
+def _rate(profile: ForwardProfile, flops: float, seconds: float | None, *words: str) -> str:
+    rate = per_second(amount=flops, seconds=seconds)
+    if rate is None:
+        return flops_to_string(None)
+    bound = ["lower bound"] if profile.lower_bound or profile.timed_while_counted else []
+    return _marked(flops_to_string(rate), [*words, *bound])
+
+
+def _timed_words(profile: ForwardProfile, side: str) -> list[str]:
+    return [f"{side} bound"] if profile.timed_while_counted else []
+
+
+def _marked(text: str, words: list[str]) -> str:
+    return f"{text.rstrip()} ({', '.join(words)})" if words else text
+
+
+def _share(part: float | None, whole: float | None) -> str:
+    if part is None or whole is None:
+        return "n/a"
+    return f"{round(100 * part / whole, 2) if whole else 0:g}%"
+
+
+def _title(text: str, width: int) -> str:
+    return f" {text} ".center(width, "-")
+
+
+def _encodable(text: str) -> str:
+    # A module may describe itself in characters that no file can hold.
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,403 @@
+"""DeepSpeed's standalone Flops Profiler by name, arguments and printed layout, with the counts of this package.
+
+A forward is counted, and a forward is timed; where they are not the same one the times are true.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_flops.analysis.forward_profile import (
+    EngineRecord,
+    ForwardMeasurement,
+    ForwardProfile,
+    build_forward_profile,
+)
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.clocks import Clock, clock_for
+from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.module_scope import describe_modules, named_modules
+from lightning_flops.instrument.module_timer import ModuleTimer
+from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
+from lightning_flops.report.deepspeed_units import (
+    duration_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
+from lightning_flops.sinks.file import write_text_file
+
+__all__ = ["FlopsProfiler", "get_model_profile"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Window:
+    """What is heard between a start and a stop. Nothing of it is on torch after ``close``, or after a raised forward.
+
+    Args:
+        model: what is listened to.
+        counter: counts; None: the forwards are timed only.
+        clock: times.
+    """
+
+    def __init__(self, model: nn.Module, counter: FlopCounter | None, clock: Clock[Any] | None) -> None:
+        self.counter = counter
+        self.timer = ModuleTimer(model, clock, abandon=self._abandon)
+        self._undo = ExitStack()
+
+    def open(self) -> None:
+        with ExitStack() as undo:
+            if self.counter is not None:
+                undo.enter_context(self.counter)
+            undo.enter_context(self.timer)  # within the counter, and its hooks the last ones
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        self._undo.close()
+
+    @contextmanager
+    def in_root(self) -> Iterator[None]:
+        """Inside, what no module does is the model's own."""
+        with ExitStack() as undo:
+            if self.counter is not None:
+                undo.enter_context(self.counter.in_root())
+            undo.enter_context(self.timer.in_root())
+            yield
+
+    def _abandon(self) -> None:
+        self.close()
+        logger.warning("the model's forward raised: profiling stopped, and what was counted so far is kept")
+
+
+class FlopsProfiler:
+    """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
+
+    Everything that the model's modules run in between is counted, in train and in eval mode, and added up; FLOPs of
+    another model or of a loss function are not the model's. The model stays as it is. If a forward raises, the
+    profiler stops there and takes itself off torch, as it does when it is no longer referenced.
+
+    Args:
+        model: the model.
+        ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
+        recompute_fwd_factor: forwards that a backward repeats, for the estimated lines of the report.
+        clock: stamps the borders between modules; None takes the one of the model's device.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ds_engine: Any = None,
+        recompute_fwd_factor: float = 0.0,
+        *,
+        clock: Clock[Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.ds_engine = ds_engine
+        self.recompute_fwd_factor = recompute_fwd_factor
+        self.started = False
+        """Between ``start_profile`` and ``end_profile``."""
+        self._clock = clock
+        self._ignored_types: Collection[type[nn.Module]] = ()
+        self._counted: _Window | None = None
+        self._timed: _Window | None = None
+        self._whole_sec: float | None = None
+        self._running: weakref.finalize[Any, Any] | None = None
+
+    def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
+        """Starts anew: forwards are counted and timed from here on.
+
+        Args:
+            ignore_list: classes of modules that are not profiled by themselves; their work is that of the module
+                around them.
+            count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
+                to ``stop_profile``, and keeps what was counted before: for a second, like forward.
+        """
+        self.stop_profile()
+        self.started = True
+        self._ignored_types = tuple(ignore_list or ())
+        if count or self._counted is None:
+            self._open(FlopCounter(self.model))
+        else:
+            self._open(None)
+
+    def stop_profile(self) -> None:
+        """Stops; what was measured can still be read."""
+        if self._running is not None:
+            self._running()
+            self._running = None
+
+    def reset_profile(self) -> None:
+        """Forgets what was measured; a profiler that runs goes on from zero."""
+        running = self._running is not None
+        self.stop_profile()
+        self._counted = self._timed = self._whole_sec = None
+        if running:
+            self._open(FlopCounter(self.model))
+
+    def end_profile(self) -> None:
+        """Stops for good; the figures can still be read until the next start."""
+        self.stop_profile()
+        self.started = False
+
+    def get_total_flops(self, as_string: bool = False) -> int | str:
+        """Forward FLOPs of the model, a multiply-add being two; with *as_string* as ``"6.28 G"``."""
+        flops = self._profile().flops.forward
+        return number_to_string(flops) if as_string else flops
+
+    def get_total_macs(self, as_string: bool = False) -> int | str:
+        """Multiply-adds of the model's forward, half its FLOPs; with *as_string* as ``"3.14 GMACs"``."""
+        macs = self._profile().root.macs
+        return macs_to_string(macs) if as_string else macs
+
+    def get_total_duration(self, as_string: bool = False) -> float | str | None:
+        """Seconds of the model's forward; None, or ``"n/a"``, on a device whose time cannot be read."""
+        seconds = self._profile().forward_sec
+        return duration_to_string(seconds) if as_string else seconds
+
+    def get_total_params(self, as_string: bool = False) -> int | str:
+        """Parameters of the model: ties once, shards with their full size; with *as_string* as ``"336.23 M"``."""
+        params = describe_modules(self.model)[0].params
+        return params_to_string(params) if as_string else params
+
+    def print_model_profile(
+        self,
+        profile_step: int = 1,
+        module_depth: int = -1,
+        top_modules: int = 1,
+        detailed: bool = True,
+        output_file: str | None = None,
+    ) -> None:
+        """Prints the report.
+
+        Args:
+            profile_step: the step that the report names.
+            module_depth: deepest level of modules shown, the model's own being 0; -1 shows all.
+            top_modules: classes of modules listed at each depth.
+            detailed: whether the tree of modules is printed.
+            output_file: path or URL written instead of the standard output. If it cannot be written, a warning says
+                why and the report is printed.
+        """
+        settings = ForwardReportSettings(
+            profile_step=profile_step,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+            recompute_fwd_factor=self.recompute_fwd_factor,
+        )
+        text = render_forward_text(self._profile(), settings)
+        if output_file:
+            try:
+                write_text_file(output_file, text)
+                return
+            except OSError as error:
+                logger.warning("%s; the profile is printed instead", error)
+        sys.stdout.write(text)
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Prints which classes of modules weigh most at each depth.
+
+        Args:
+            module_depth: deepest level shown, the model's own being 0; -1 shows all.
+            top_modules: classes listed at each depth.
+        """
+        settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
+        sys.stdout.write(render_aggregated_text(self._profile(), settings))
+
+    def _open(self, counter: FlopCounter | None) -> None:
+        window = _Window(self.model, counter, self._clock or _clock_of(self.model))
+        window.open()
+        if counter is not None:
+            self._counted = window
+        self._timed, self._whole_sec = window, None
+        self._running = weakref.finalize(self, window.close)
+        self._running.atexit = False
+
+    def _in_root(self) -> AbstractContextManager[None]:
+        """Inside, what no module does is the model's own."""
+        return nullcontext() if self._timed is None else self._timed.in_root()
+
+    def _time_whole(self, call: Callable[[], Any]) -> None:
+        """Times one *call*, as it is when nothing listens."""
+        clock = self._clock or _clock_of(self.model)
+        if clock is not None:
+            start = clock.stamp()
+            call()
+            end = clock.stamp()
+            clock.settle()
+            self._whole_sec = clock.seconds_between(start, end)
+
+    def _profile(self) -> ForwardProfile:
+        counted, timed = self._counted, self._timed
+        if counted is None or counted.counter is None or timed is None:
+            raise LightningFlopsError("nothing was profiled: start_profile() comes first")
+        return build_forward_profile(
+            records=describe_modules(self.model),
+            measurement=ForwardMeasurement(
+                flops=counted.counter.record(),
+                own_sec=timed.timer.seconds(),
+                counted_calls=counted.timer.outermost_calls,
+                timed_calls=timed.timer.outermost_calls,
+                timed_while_counted=timed is counted,
+                whole_sec=self._whole_sec,
+            ),
+            ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
+            engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
+        )
+
+
+def get_model_profile(
+    model: nn.Module,
+    input_shape: tuple[int, ...] | None = None,
+    args: Sequence[Any] | None = (),
+    kwargs: Mapping[str, Any] | None = None,
+    print_profile: bool = True,
+    detailed: bool = True,
+    module_depth: int = -1,
+    top_modules: int = 1,
+    warm_up: int = 1,
+    as_string: bool = True,
+    output_file: str | None = None,
+    ignore_modules: Collection[type[nn.Module]] | None = None,
+    mode: Literal["forward", "generate"] = "forward",
+    *,
+    clock: Clock[Any] | None = None,
+) -> tuple[int | str, int | str, int | str]:
+    """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
+
+    After *warm_up* forwards one is counted, one timed module by module, and one as a whole. The model is left in the
+    mode it came in, the random state as it was, also when a forward raises.
+
+    Args:
+        model: the model.
+        input_shape: shape of the one tensor that the model takes, of ones in the dtype of its parameters.
+        args: positional arguments, if there is no *input_shape*.
+        kwargs: keyword arguments.
+        print_profile: whether the report is printed.
+        detailed: whether it has the tree of modules.
+        module_depth: deepest level of modules shown, the model's own being 0; -1 shows all.
+        top_modules: classes of modules listed at each depth.
+        warm_up: forwards before the one that is counted.
+        as_string: ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
+        output_file: path or URL of the report; None prints it.
+        ignore_modules: classes of modules whose work is listed as that of the module around them.
+        mode: ``"generate"`` calls ``model.generate``, all of which is then the model's forward.
+        clock: stamps the borders between modules; None takes the one of the model's device.
+
+    Returns:
+        FLOPs, MACs and parameters.
+
+    Raises:
+        TypeError: *model* is no module, or *input_shape* no tuple.
+        ValueError: the model would be called without arguments, or *mode* is neither.
+    """
+    call = _call_of(model, input_shape, args, kwargs, mode)
+    profiler = FlopsProfiler(model, clock=clock)
+    try:
+        with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
+            for _ in range(warm_up):
+                call()
+            for count in (True, False):
+                profiler.start_profile(ignore_modules, count=count)
+                with profiler._in_root() if mode == "generate" else nullcontext():
+                    call()
+                profiler.stop_profile()
+            profiler._time_whole(call)
+    finally:
+        profiler.end_profile()
+    if print_profile:
+        profiler.print_model_profile(
+            profile_step=warm_up,
+            module_depth=module_depth,
+            top_modules=top_modules,
+            detailed=detailed,
+            output_file=output_file,
+        )
+    return (
+        profiler.get_total_flops(as_string),
+        profiler.get_total_macs(as_string),
+        profiler.get_total_params(as_string),
+    )
+
+
+def _call_of(
+    model: nn.Module,
+    input_shape: tuple[int, ...] | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    mode: str,
+) -> Callable[[], Any]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if mode not in ("forward", "generate"):
+        raise ValueError(f'mode must be "forward" or "generate", got {mode!r}')
+    positional, named = tuple(args or ()), dict(kwargs or {})
+    if input_shape is not None:
+        if not isinstance(input_shape, tuple) or not input_shape:
+            raise TypeError(f"input_shape must be a tuple of at least one size, got {input_shape!r}")
+        like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
+        positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
+    if not positional and not named:
+        raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
+    function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
+    return lambda: function(*positional, **named)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode; afterwards every module is in the mode it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    if any(training for _, training in before):
+        model.eval()
+    try:
+        yield
+    finally:
+        # Not the flags alone: a module may do more than set them, and has to undo what it did in eval().
+        if before[0][1] and not model.training:
+            model.train()
+        for module, training in before:
+            if module.training != training:
+                module.training = training
+
+
+def _devices(model: nn.Module) -> set[torch.device]:
+    return {tensor.device for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    return [device for device in _devices(model) if device.type == "cuda"]
+
+
+def _clock_of(model: nn.Module) -> Clock[Any] | None:
+    """The clock of the device that the model is on; None if it is on several whose time is not the host's."""
+    asynchronous = [device for device in _devices(model) if device.type != "cpu"]
+    if not asynchronous and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # A model without state may get its inputs there; events tell the time of work on the host as well.
+        return clock_for(torch.device("cuda"))
+    return clock_for(asynchronous[0] if asynchronous else torch.device("cpu")) if len(asynchronous) < 2 else None
+
+
+def _engine_record(engine: Any) -> EngineRecord:
+    """What the DeepSpeed *engine* knows of the run."""
+    seconds: dict[str, float | None] = {"bwd": None, "step": None}
+    # The engine's timers hold all micro-steps of a step, the profile those between its start and stop.
+    if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
+        seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
+    dp_size = engine.dp_world_size
+    return EngineRecord(
+        world_size=engine.world_size,
+        # With sequence parallelism the engine has no data parallel group of its own.
+        dp_size=engine.seq_dp_world_size if dp_size is None else dp_size,
+        tp_size=engine.mp_world_size,
+        micro_batch_size=engine.train_micro_batch_size_per_gpu(),
+        backward_sec=seconds["bwd"],
+        optimizer_sec=seconds["step"],
+    )
