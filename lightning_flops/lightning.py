@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
-from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, settings_from
+from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice, settings_from
 from lightning_flops.lightning_fit import FitProfiler
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class FlopsProfilerCallback(_CallbackBases):
             logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
-        """The settings for a fit of *trainer*."""
+        """The settings for a fit of *trainer*, and words about where they come from."""
         if self._for_any_trainer and any(
             isinstance(other, FlopsProfilerCallback) and not other._for_any_trainer
             for other in trainer.callbacks  # type: ignore[attr-defined]
@@ -215,8 +215,18 @@ class FlopsProfilerCallback(_CallbackBases):
             return ProfilerConfig(enabled=False)
         block = block_of(trainer)
         if block is None:
-            return ProfilerConfig(**self._given)
-        return settings_from(block, given=self._given, enabled=not self._for_any_trainer)
+            config = ProfilerConfig(**self._given)
+        else:
+            config = settings_from(block, given=self._given, enabled=not self._for_any_trainer)
+        if not trainer.is_global_zero:
+            return config
+        if not config.enabled:
+            # Somebody who wrote the callback into the program expects a profile.
+            level = logging.WARNING if block is not None and not self._for_any_trainer else logging.INFO
+            logger.log(level, "flops_profiler.enabled is false: this fit is not profiled")
+        elif isinstance(block, Mapping):
+            log_choice(block, given=self._given)
+        return config
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The strategy has made its engine."""
@@ -226,7 +236,6 @@ class FlopsProfilerCallback(_CallbackBases):
         """A fit begins: open a new window."""
         self._end_fit()
         if not self._config.enabled:
-            logger.info("flops_profiler.enabled is false: this fit is not profiled")
             return
         self._profile = None
         self._fit = FitProfiler.start(trainer, pl_module, config=self._config, publish=self._publish)

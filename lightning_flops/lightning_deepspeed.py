@@ -76,11 +76,14 @@ def settings_from(block: object, *, given: Mapping[str, Any], enabled: bool) -> 
     """
     ProfilerConfig.from_block(block)  # every key of it, the ones that are overruled too
     assert isinstance(block, Mapping)
+    return ProfilerConfig(**{"enabled": enabled, **block, **given})
+
+
+def log_choice(block: Mapping[str, Any], *, given: Mapping[str, Any]) -> None:
+    """Say in the log which settings are the *block*'s and which of them gave way to those *given*."""
     overruled = [name for name, value in given.items() if name in block and block[name] != value]
     if overruled:
         said = ", ".join(f"{name}={given[name]!r} (the block has {block[name]!r})" for name in overruled)
         logger.info("arguments of FlopsProfilerCallback win over the DeepSpeed config's %s block: %s", BLOCK, said)
-    config = ProfilerConfig(**{"enabled": enabled, **block, **given})
-    taken = [name for name in block if name not in given]
-    logger.info("taken from the DeepSpeed config's %s block: %s", BLOCK, ", ".join(taken) or "nothing")
-    return config
+    taken = ", ".join(name for name in block if name not in given)
+    logger.info("taken from the DeepSpeed config's %s block: %s", BLOCK, taken or "nothing")
