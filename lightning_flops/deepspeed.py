@@ -1,0 +1,213 @@
+"""Front door for DeepSpeed: the ``"flops_profiler"`` block of its config, working, and ``attach`` for one engine.
+
+``install()`` takes the block over: DeepSpeed's own profiler stands down, and every engine whose block is enabled gets
+a profiler of ours when it has been made. What it replaces are two names below ``deepspeed.runtime``; both lie under
+config parsing and under every way of importing ``deepspeed.initialize``, so the user's code stays as it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepspeed.runtime import config as deepspeed_config
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.hybrid_engine import DeepSpeedHybridEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from lightning_flops.config import BLOCK, ProfilerConfig
+from lightning_flops.deepspeed_engine import EngineProfiler
+from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.instrument.patches import Patches
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+
+__all__ = ["Handle", "attach", "install", "uninstall"]
+
+logger = logging.getLogger(__name__)
+
+_ENGINES = (PipelineEngine, DeepSpeedHybridEngine, DeepSpeedEngine)
+"""Every class of engine that ``deepspeed.initialize`` makes; the first two call the third's ``__init__``."""
+
+
+class Handle:
+    """A profiler on one engine, and what it has measured."""
+
+    def __init__(self, config: ProfilerConfig) -> None:
+        self._config = config
+        self._profile: Profile | None = None
+        self._builtin = Patches()
+        # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the profiler.
+        self._profiler: Callable[[], EngineProfiler | None] = lambda: None
+
+    @property
+    def config(self) -> ProfilerConfig:
+        """The settings in force."""
+        return self._config
+
+    @property
+    def profile(self) -> Profile | None:
+        """What the window measured; None until it has closed."""
+        return self._profile
+
+    def detach(self) -> None:
+        """Report what there is if the window is open, and leave nothing on the engine; the profile stays."""
+        profiler = self._profiler()
+        if profiler is not None and not profiler.out:
+            profiler.end()
+
+    def _publish(self, profile: Profile) -> None:
+        self._profile = profile
+
+
+_handles: weakref.WeakKeyDictionary[Any, Handle] = weakref.WeakKeyDictionary()
+_installed = Patches()
+_blocks: weakref.WeakKeyDictionary[Any, ProfilerConfig] = weakref.WeakKeyDictionary()
+"""Settings by the object in which DeepSpeed keeps what it read of the block."""
+
+
+def install(*, keep_builtin: bool = False) -> None:
+    """Take over the ``"flops_profiler"`` block of every engine that is made from here on.
+
+    Engines whose config has no such block, or one that is not enabled, stay untouched. A block that breaks a rule makes
+    ``deepspeed.initialize`` raise ``ConfigError``. A second call changes nothing.
+
+    Args:
+        keep_builtin: leave DeepSpeed's own profiler on beside ours, to compare them.
+    """
+    if _installed:
+        return
+    _installed.replace(
+        deepspeed_config,
+        "DeepSpeedFlopsProfilerConfig",
+        functools.partial(_reading_the_block, keep_builtin=keep_builtin),
+    )
+    for engine_class in _ENGINES:
+        _installed.replace(engine_class, "__init__", _attaching_at_the_end)
+
+
+def uninstall() -> None:
+    """Give the block back to DeepSpeed; engines that are profiled already stay so until they are detached."""
+    _installed.undo()
+
+
+def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None) -> Handle:
+    """Profile *engine* from here on; its steps are counted from the one that begins now or next.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned.
+        config: the settings: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one.
+            None takes the block of the engine's own config, or the defaults if it has none.
+
+    Returns:
+        The engine's handle: the same one when it is asked for again.
+
+    Raises:
+        ConfigError: a setting breaks its rule, or the engine is profiled already with other settings.
+        LightningFlopsError: *engine* is no engine, or has no module.
+    """
+    if not isinstance(engine, DeepSpeedEngine):
+        raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
+    if vars(engine).get("_modules", {}).get("module") is None:
+        raise LightningFlopsError("attach needs an engine with a module; this one has none, or was not made to its end")
+    handle = _handles.get(engine)
+    running = handle is not None and _is_running(handle)
+    if handle is not None and config is None:
+        return handle
+    settings = _settings(engine, config)
+    if handle is not None and handle.config == settings and (running or handle.profile is not None):
+        return handle
+    if running:
+        raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
+    handle = Handle(settings)
+    _handles[engine] = handle
+    if not settings.enabled:
+        logger.info("flops_profiler.enabled is false: the engine is not profiled")
+        return handle
+    _start(engine, handle)
+    return handle
+
+
+def _start(engine: Any, handle: Handle) -> None:
+    if not _at_exit_is_known:
+        atexit.register(_end_all)
+        _at_exit_is_known.append(True)
+    handle._profiler = weakref.ref(EngineProfiler.start(engine, config=handle.config, publish=handle._publish))
+
+
+_at_exit_is_known: list[bool] = []
+
+
+def _end_all() -> None:
+    """The program ends: profilers whose window is still open report what they have."""
+    for handle in list(_handles.values()):
+        handle.detach()
+
+
+def _is_running(handle: Handle) -> bool:
+    profiler = handle._profiler()
+    return profiler is not None and not profiler.out
+
+
+def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Path | None) -> ProfilerConfig:
+    if isinstance(config, ProfilerConfig):
+        return config
+    if config is None:
+        known = _blocks.get(engine._config.flops_profiler_config)
+        if known is not None:
+            return known
+        block = engine._config._param_dict.get(BLOCK)
+        return ProfilerConfig() if block is None else ProfilerConfig.from_block(block)
+    if isinstance(config, Mapping) and BLOCK not in config:
+        return ProfilerConfig.from_block({"enabled": True, **config})
+    return ProfilerConfig.from_deepspeed_config(config)
+
+
+def _reading_the_block(original: Callable[[Any], Any], *, keep_builtin: bool) -> Callable[[Any], Any]:
+    """What reads the block in place of DeepSpeed's class, below every form in which a config can be given."""
+
+    def read(param_dict: Any) -> Any:
+        settings = ProfilerConfig.from_block(param_dict.get(BLOCK, {}))
+        if settings.enabled and not keep_builtin:
+            param_dict = {**param_dict, BLOCK: {**param_dict[BLOCK], "enabled": False}}
+        result = original(param_dict)
+        _blocks[result] = settings
+        return result
+
+    return read
+
+
+def _attaching_at_the_end(original: Callable[..., None]) -> Callable[..., None]:
+    """An engine's ``__init__`` after which the engine is profiled, if its block says so."""
+
+    def make(engine: Any, *args: Any, **kwargs: Any) -> None:
+        outermost = engine not in _being_made
+        _being_made.add(engine)
+        try:
+            original(engine, *args, **kwargs)
+        finally:
+            if outermost:
+                _being_made.discard(engine)
+        if outermost:
+            _attach_by_block(engine)
+
+    return make
+
+
+_being_made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _attach_by_block(engine: Any) -> None:
+    settings = _blocks.get(engine._config.flops_profiler_config)
+    if settings is None or not settings.enabled or engine in _handles:
+        return
+    try:
+        attach(engine)
+    except Exception as error:  # training goes on without us
+        logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)

@@ -1,0 +1,436 @@
+"""One DeepSpeed engine under the profiler: where it is tapped, and what of its calls belongs to a step.
+
+A step runs from the end of one ``engine.step`` at the accumulation border to the end of the next. Its parts are
+``engine.forward`` and what runs between it and the backward that follows (the loss), the backward, and
+``engine.step`` at the border; a wait for a torch DataLoader is seen too, whatever else runs is ``other``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as torch_dataloader
+
+from lightning_flops.deepspeed_run import EngineOutput, engine_device, run_context, settle_steps
+from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
+from lightning_flops.run_profiler import RunProfiler, guarded
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.patches import Patches
+    from lightning_flops.records import RunContext
+
+logger = logging.getLogger(__name__)
+
+_EVALUATION = "validation"
+
+_STEPS_BETWEEN_READINGS = 10
+"""How often throughput is written where ``steps_per_print`` does not say it; it is DeepSpeed's default for that."""
+
+
+class EngineProfiler(RunProfiler):
+    """The profiler on one engine, on one rank. Made by ``start``; inert after ``take_out``."""
+
+    def __init__(self, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
+        super().__init__(engine.module, config=config, publish=publish, writes=int(engine.global_rank) == 0)
+        self._engine = engine
+        self._meter = BatchMeter(
+            batch_size=config.batch_size,
+            tokens_per_sample=config.tokens_per_sample,
+            note=self._note,
+            declared=engine.train_micro_batch_size_per_gpu,
+        )
+        self._thread = threading.get_ident()
+        self._scope: AbstractContextManager[Any] | None = None
+        self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
+        # The first step is whole if no micro-step of it has run yet.
+        self._whole_step = int(engine.micro_steps) % int(engine.gradient_accumulation_steps()) == 0
+        self._at_border = True
+        self._trains_in_eval_mode = False
+        self._evaluating = False
+        self._forward_depth = 0
+        self._backward_depth = 0
+        self._loss_may_follow = False
+        self._micro_step_is_over = False
+        self._fetches = 0
+        self._fetching = False
+
+    @classmethod
+    def start(cls, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> EngineProfiler:
+        """Tap *engine* from here on.
+
+        Args:
+            engine: a ``DeepSpeedEngine``, ready to train.
+            config: the settings.
+            publish: gets the profile when the window has closed.
+        """
+        profiler = cls(engine, config=config, publish=publish)
+        profiler._begin()
+        return profiler
+
+    @guarded
+    def _begin(self) -> None:
+        engine = self._engine
+        self._start(
+            profile_step=self._config.next_profile_step(steps_done=0),
+            settle_steps=settle_steps(engine),
+            device=engine_device(engine),
+            output=EngineOutput(engine, self._config),
+            dp_size=self._run_context().dp_size,
+        )
+        self._tap_engine(self._whole_run)
+
+    # ---- taps
+
+    def _tap_engine(self, taps: Patches) -> None:
+        """Put the taps that stay for the whole run: they tell steps and evaluation."""
+        engine = self._engine
+        taps.replace(engine, "forward", self._around_forward)
+        taps.replace(engine, "step", self._around_step)
+        taps.replace(engine, "train", self._around_train)
+        taps.replace(engine, "eval", self._around_eval)
+        taps.replace(engine, "save_checkpoint", self._outside_of_steps("checkpoint"))
+        taps.replace(engine, "destroy", self._around_destroy)
+        if callable(getattr(type(engine), "_backward_epilogue", None)):
+            taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
+
+    def _tap_parts(self, taps: Patches) -> None:
+        taps.replace(self._engine, "backward", self._around_backward)
+        # What loss.backward() calls, and engine.backward() in the end.
+        taps.replace(torch.autograd, "backward", self._around_backward)
+        taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
+        taps.replace(DataLoader, "__iter__", self._around_loader_start)
+
+    def _take_out_taps(self) -> None:
+        self._leave_scope()
+
+    def _around_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            marked = self._forward_begins(args, kwargs)
+            self._forward_depth += 1
+            try:
+                result = forward(*args, **kwargs)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            finally:
+                self._forward_depth -= 1
+            if marked:
+                self._forward_ends()
+            return result
+
+        return run
+
+    def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self._backward_begins():
+                return backward(*args, **kwargs)
+            self._backward_depth += 1
+            try:
+                result = backward(*args, **kwargs)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            finally:
+                self._backward_depth -= 1
+            self._leave()
+            return result
+
+        return run
+
+    def _around_backward_epilogue(self, epilogue: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = epilogue(*args, **kwargs)
+            self._gradients_are_there()
+            return result
+
+        return run
+
+    def _around_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            marked = self._step_begins()
+            before = self._engine.global_steps
+            try:
+                result = step(*args, **kwargs)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            if marked:
+                self._leave()
+            self._micro_step_ends(ends_step=self._engine.global_steps != before)
+            return result
+
+        return run
+
+    def _around_train(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        def run(mode: bool = True) -> Any:
+            self._mode_changes(mode)
+            return train(mode)
+
+        return run
+
+    def _around_eval(self, evaluate: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            self._mode_changes(False)
+            return evaluate()
+
+        return run
+
+    def _around_destroy(self, destroy: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.end()
+            return destroy(*args, **kwargs)
+
+        return run
+
+    def _around_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(iterator: Any) -> Any:
+            if not self._fetch_starts(iterator):
+                return fetch(iterator)
+            try:
+                batch = fetch(iterator)
+                self._fetches += 1
+                return batch
+            finally:
+                self._fetching = False
+                self._leave()
+
+        return run
+
+    def _around_loader_start(self, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(loader: Any) -> Any:
+            if not self._on_our_thread():
+                return start(loader)
+            self._enter("epoch restart")
+            try:
+                return start(loader)
+            finally:
+                self._leave()
+
+        return run
+
+    # ---- what the taps tell
+
+    def _on_our_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    @guarded
+    def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A forward of the engine begins; True if it is a part of a step."""
+        if self._forward_depth or not self._on_our_thread():
+            return False
+        if self._at_border and self._is_evaluation():
+            self._evaluation_begins()
+            return False
+        self._evaluation_ends()
+        if self._micro_step_is_over:
+            self._micro_step_ends(ends_step=False)
+        self._at_border = False
+        assert self._recorder is not None
+        if self._scope is None and self._recorder.counting and self._whole_step:
+            # The very first step has no step before it at whose end it could have begun.
+            self._note(
+                "The counted step is the first one, which begins with the engine's first forward: what ran before it, "
+                "a teacher's forward for one, is not counted."
+            )
+            self._scope = self._enter_batch_scope()
+        if self._batch is None:
+            batch = batch_of(args, kwargs)
+            self._batch = batch if self._keeps_batch else ()
+            self._shapes = tensor_shapes(batch)
+        else:
+            self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
+        self._loss_may_follow = False
+        self._enter("forward")
+        return True
+
+    @guarded
+    def _forward_ends(self) -> None:
+        self._leave()
+        self._loss_may_follow = True
+
+    @guarded
+    def _backward_begins(self) -> bool:
+        """A backward begins; True if it is a part of a step, and not inside another backward."""
+        if self._backward_depth or not self._on_our_thread():
+            return False
+        if self._evaluating:
+            self._note(
+                "A backward ran in what was taken for an evaluation, because the model was in evaluation mode: "
+                "the forwards before it are in no figure."
+            )
+            self._evaluation_ends()
+        if self._loss_may_follow:
+            assert self._recorder is not None
+            self._recorder.claim("forward")
+            self._loss_may_follow = False
+        self._enter("backward")
+        return True
+
+    @guarded
+    def _gradients_are_there(self) -> None:
+        """A backward is done. Where calls of ``engine.step`` do not tell the micro-steps apart, it ends one."""
+        engine = self._engine
+        managed = getattr(type(engine), "managed_gradient_accumulation", None)
+        self._micro_step_is_over = (
+            bool(engine.inside_no_sync_ctxt)
+            or engine._is_gradient_accumulation_boundary is not None
+            or (managed is not None and not managed(engine))
+        )
+
+    @guarded
+    def _step_begins(self) -> bool:
+        """``engine.step`` begins; True if it is going to update."""
+        self._loss_may_follow = False
+        self._evaluation_ends()
+        engine = self._engine
+        managed = getattr(type(engine), "managed_gradient_accumulation", None)
+        # An engine that leaves the border to its user says that it is there while its step runs only.
+        updates = (managed is not None and not managed(engine)) or bool(engine.is_gradient_accumulation_boundary())
+        if updates:
+            self._enter("optimizer")
+        return updates
+
+    @guarded
+    def _micro_step_ends(self, *, ends_step: bool) -> None:
+        self._micro_step_is_over = False
+        recorder = self._recorder
+        assert recorder is not None
+        if self._batch is None and not ends_step:
+            return  # no forward, no border: nothing has run
+        if self._whole_step and not (recorder.counting and self._scope is None):
+            if ends_step and recorder.marking:
+                self._look_at_fetches()
+            if self._batch is None:  # an update without a forward of the engine before it
+                self._batch, self._shapes = (), ()
+            self._batch_ends(self._batch, updates=int(ends_step), ends_step=ends_step)
+            self._compare_batch_size()
+            self._leave_scope()
+            self._after_batch()
+        self._batch = None
+        if ends_step:
+            self._whole_step = True
+            self._at_border = True
+            self._fetches = 0
+            self._trains_in_eval_mode = not self._engine.module.training
+        if self._whole_step and recorder.marking and not self._out:
+            self._scope = self._enter_batch_scope()
+
+    def _compare_batch_size(self) -> None:
+        """Say so where the counted batch is not of the size that the engine's config names."""
+        recorder, found = self._recorder, self._micro_batch_size
+        assert recorder is not None
+        declared = int(self._engine.train_micro_batch_size_per_gpu())
+        if recorder.counting and found is not None and found != declared and self._config.batch_size is None:
+            self._note(
+                f"train_micro_batch_size_per_gpu is {declared}, and the tensors of a forward are of {found} samples: "
+                f"samples are counted by the tensors, unless batch_size is set."
+            )
+
+    def _look_at_fetches(self) -> None:
+        """Say which waits this step did not show: a transfer never, the wait for a loader where there was none."""
+        recorder = self._recorder
+        assert recorder is not None
+        recorder.cannot_tell_apart(("transfer", "other"))
+        if self._fetches <= len(self._step_shapes):  # fewer than one for each micro-step
+            recorder.cannot_tell_apart(("data_wait", "transfer", "other"))
+            self._note(
+                "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the "
+                "training thread: it is in other."
+            )
+
+    @guarded
+    def _fetch_starts(self, iterator: Any) -> bool:
+        if self._fetching or not self._on_our_thread():
+            return False
+        assert self._recorder is not None
+        self._loss_may_follow = False
+        if self._recorder.counting:
+            ahead = (getattr(iterator, "_num_workers", 0) or 0) * (getattr(iterator, "_prefetch_factor", 0) or 0)
+            self._recorder.settle_for(math.ceil(ahead / int(self._engine.gradient_accumulation_steps())))
+        self._enter("data_wait")
+        self._fetching = True
+        return True
+
+    # ---- evaluation
+
+    def _is_evaluation(self) -> bool:
+        """Whether a forward at a step's border is an evaluation's, and no step's.
+
+        It is if the model is in evaluation mode, and either no gradient is wanted or the last step was trained in
+        training mode. Once a training forward has begun a step, whatever runs belongs to the step.
+        """
+        if self._engine.module.training:
+            return False
+        return not torch.is_grad_enabled() or not self._trains_in_eval_mode
+
+    @guarded
+    def _mode_changes(self, training: bool) -> None:
+        if training:
+            self._evaluation_ends()
+        elif self._at_border and not self._trains_in_eval_mode and self._on_our_thread():
+            self._evaluation_begins()
+
+    def _evaluation_begins(self) -> None:
+        if not self._evaluating:
+            self._evaluating = True
+            self._training_stops(_EVALUATION)
+            self._enter(_EVALUATION)
+
+    def _evaluation_ends(self) -> None:
+        if self._evaluating:
+            self._evaluating = False
+            self._leave()
+            self._training_goes_on(_EVALUATION)
+
+    # ---- the end
+
+    def _leave_scope(self) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            self._leave_batch_scope(scope)
+
+    @guarded
+    def _interrupted(self, error: BaseException) -> None:
+        """The user's step raised: report what there is, and leave nothing behind."""
+        self._leave_scope()
+        self.finish(interrupted_by=error)
+        if self._writes:
+            logger.warning(
+                "the engine raised %s: the FLOPs profiler has reported what it had and taken itself out",
+                type(error).__name__,
+            )
+        self.take_out()
+
+    def end(self) -> None:
+        """The run is over: report what there is, and leave nothing behind."""
+        self._leave_scope()
+        self.finish()
+        self.take_out()
+
+    # ---- what the run says
+
+    def _run_context(self) -> RunContext:
+        return replace(run_context(self._engine), micro_batch_size=self._micro_batch_size)
+
+    def _x_axis(self) -> int:
+        return int(self._engine.global_steps)
+
+    def _reading_is_due(self, step: int) -> bool:
+        return step % int(self._engine.steps_per_print() or _STEPS_BETWEEN_READINGS) == 0
+
+
+def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a forward was given, in its shortest form: one argument, positional ones, named ones, or both kinds."""
+    if not kwargs:
+        return args[0] if len(args) == 1 else args
+    return kwargs if not args else (args, kwargs)

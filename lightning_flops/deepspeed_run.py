@@ -1,0 +1,120 @@
+"""What a DeepSpeed engine tells about its run, and where the run's reports go. Nothing here asks another rank."""
+
+from __future__ import annotations
+
+import logging
+import math
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_flops.instrument.deepspeed_groups import parallel_sizes
+from lightning_flops.records import RunContext
+from lightning_flops.report.markdown import render_markdown
+from lightning_flops.report.scalars import monitor_scalars, profile_scalars
+from lightning_flops.report.text import render_text
+from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
+from lightning_flops.sinks.file import free_path, write_text_file
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.monitor import MonitorReading
+
+logger = logging.getLogger(__name__)
+
+
+def run_context(engine: Any) -> RunContext:
+    """Where *engine* trains, as far as a rank can tell without asking the others."""
+    import deepspeed
+
+    device = engine_device(engine)
+    sizes = parallel_sizes(engine)
+    return RunContext(
+        framework="deepspeed",
+        framework_version=str(deepspeed.__version__),
+        torch_version=torch.__version__,
+        device_type=device.type,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        precision=_precision(engine),
+        rank=int(engine.global_rank),
+        world_size=int(engine.world_size),
+        dp_size=sizes.dp_size,
+        tp_size=sizes.tp_size,
+        pp_size=sizes.pp_size,
+        sp_size=sizes.sp_size,
+        ep_size=sizes.ep_size,
+        pp_rank=int(getattr(engine, "stage_id", 0)),
+        accumulate=int(engine.gradient_accumulation_steps()),
+        strategy=f"ZeRO-{int(engine.zero_optimization_stage())}",
+    )
+
+
+def engine_device(engine: Any) -> torch.device:
+    """The device that this rank of *engine* trains on."""
+    return torch.device(engine.device)
+
+
+def settle_steps(engine: Any) -> int:
+    """Steps until the batches that the engine's own loader fetched ahead are used up; two at least."""
+    loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)
+    ahead = (getattr(loader, "num_workers", 0) or 0) * (getattr(loader, "prefetch_factor", 0) or 0)
+    return max(2, math.ceil(ahead / int(engine.gradient_accumulation_steps())))
+
+
+def _precision(engine: Any) -> str:
+    if engine.fp16_enabled():
+        return "fp16"
+    if engine.bfloat16_enabled():
+        return "bf16"
+    return "fp32"
+
+
+class EngineOutput:
+    """The places where the reports of one engine go, on the rank that writes them.
+
+    The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the *step* of the report is in its text.
+    """
+
+    def __init__(self, engine: Any, config: ProfilerConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._monitors = DeepSpeedMonitorSink(engine.monitor)
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Give the report to everything that shows it; what one of them refuses, the others still get."""
+        config, samples = self._config, int(self._engine.global_samples)
+        text = render_text(profile)
+        self._monitors.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=samples)
+        self._monitors.write_text(f"{config.tag_prefix}/profile", render_markdown(profile), step=samples)
+        if config.output_file is not None:
+            _write_file(config.output_file, text)
+        else:
+            # As the built-in profiler does: who keeps the block looks for the report in the job's output.
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        _write_file(free_path(f"{self._monitors.folder() or '.'}/profile.json"), profile.to_json())
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Give the monitor's *reading* to the monitors; *model_flops_peak_sec* is None where the steps differ."""
+        scalars = monitor_scalars(
+            seconds=reading.seconds,
+            data_wait_sec=reading.data_wait_sec,
+            batches=reading.batches,
+            steps=reading.steps,
+            samples=reading.samples,
+            dp_size=dp_size,
+            model_flops_peak_sec=model_flops_peak_sec,
+        )
+        self._monitors.write_scalars(scalars, step=int(self._engine.global_samples))
+
+
+def _write_file(path: str, text: str) -> None:
+    try:
+        write_text_file(path, text)
+    except OSError as error:
+        logger.warning("the FLOPs report was not written: %s", error)

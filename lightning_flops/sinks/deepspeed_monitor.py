@@ -1,0 +1,89 @@
+"""A sink that is the monitors of a DeepSpeed engine: TensorBoard, WandB, CSV, Comet, as its config enables them."""
+
+from __future__ import annotations
+
+import html
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class DeepSpeedMonitorSink:
+    """Gives scalars to every monitor, and texts to those that can show one.
+
+    DeepSpeed is not imported: a monitor is what has ``write_events``. TensorBoard gets a text as Markdown, WandB as
+    HTML, CSV as a file beside its tables. A monitor that raises costs one warning, however often it does, and keeps
+    nothing from the others.
+
+    Args:
+        master: ``engine.monitor``, which keeps one monitor in each of its attributes, on rank 0.
+    """
+
+    def __init__(self, master: Any) -> None:
+        self._monitors = tuple(
+            monitor for monitor in vars(master).values() if callable(getattr(monitor, "write_events", None))
+        )
+        self._failed: set[int] = set()
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        """Write all *scalars* as events at *step*, in one call per monitor."""
+        events = [(tag, value, step) for tag, value in scalars.items()]
+        for index in range(len(self._monitors)):
+            self._guarded(index, lambda monitor: monitor.write_events(list(events)))
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        """Show *text*, which is Markdown, wherever a text can be shown.
+
+        Returns:
+            Whether any monitor took it.
+        """
+        taken = False
+        for index in range(len(self._monitors)):
+            taken |= self._guarded(index, lambda monitor: _add_text(monitor, tag, text, step)) is True
+        return taken
+
+    def folder(self) -> str | None:
+        """The local folder of the first monitor that has one."""
+        for monitor in self._monitors:
+            folder = getattr(getattr(monitor, "summary_writer", None), "log_dir", None)
+            folder = folder or getattr(monitor, "log_dir", None)
+            if isinstance(folder, str) and folder:
+                return folder
+        return None
+
+    def _guarded(self, index: int, write: Callable[[Any], Any]) -> Any:
+        monitor = self._monitors[index]
+        try:
+            return write(monitor)
+        except Exception as error:  # somebody's service, in the middle of training: whatever it raises stays here
+            if index not in self._failed:
+                self._failed.add(index)
+                logger.warning(
+                    "%s did not take the FLOPs report, the other monitors did not notice: %s: %s",
+                    type(monitor).__name__,
+                    type(error).__name__,
+                    error,
+                )
+            return None
+
+
+def _add_text(monitor: Any, tag: str, text: str, step: int) -> bool:
+    writer = getattr(monitor, "summary_writer", None)
+    if callable(getattr(writer, "add_text", None)):
+        assert writer is not None
+        writer.add_text(tag, text, step)
+        writer.flush()
+        return True
+    wandb = sys.modules.get("wandb")  # its monitor has imported it
+    if wandb is not None and type(monitor).__name__ == "WandbMonitor":
+        monitor.log({tag: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
+        return True
+    folder = getattr(monitor, "log_dir", None)
+    if isinstance(folder, str) and folder:
+        Path(folder, f"{tag.replace('/', '_').replace(' ', '_')}_{step}.md").write_text(text, encoding="utf-8")
+        return True
+    return False
