@@ -162,11 +162,12 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if state.paused:
             return
         table = self._backward.table(state, operator) if state.in_backward else state.table
-        if operator.counted and not state.functions:
+        stood_for = bool(state.functions) and self._stands_for(state)
+        if operator.counted and not stood_for:
             cell = self._work(state, table, operator, args, kwargs, out)
         else:
             cell = table.cell(operator)
-        if operator.listed and not state.functions:
+        if operator.listed and not stood_for:
             self._list(state, operator.name, table.module, args, out)
         cell.calls += 1
         written = bytes_of(out)
@@ -269,8 +270,10 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
         try:
-            self._state().functions.append(entry)
-            self._state().replan()
+            state = self._state()
+            operator = self._operator_of(entry)
+            state.functions.append((operator, self._table_now(state, operator).phase))
+            state.replan()
         except Exception as error:
             self._failed("an autograd function", error)
 
@@ -278,23 +281,39 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A registered autograd function or kernel is done."""
         try:
             state = self._state()
-            if entry not in state.functions:
+            operator = self._operator_of(entry)
+            if all(running is not operator for running, _ in state.functions):
                 return
-            while state.functions.pop() is not entry:
+            while state.functions.pop()[0] is not operator:
                 pass
             state.replan()
-            if state.functions or state.paused or not ok or not is_pushed(self):
+            if state.paused or not ok or not is_pushed(self) or (state.functions and self._stands_for(state)):
                 return
-            task = graph_task_id()
-            if task != state.task_id:
-                self._backward.switch_task(state, task)
-            operator = self._functions.get(id(entry))
-            if operator is None:
-                operator = self._functions[id(entry)] = Operator(entry, entry)
-            table = self._backward.table(state, operator) if state.in_backward else state.table
+            table = self._table_now(state, operator)
             self._work(state, table, operator, args, kwargs, out).calls += 1
         except Exception as error:
             self._failed("an autograd function", error)
+
+    def _stands_for(self, state: ThreadState) -> bool:
+        """Whether the innermost running function's formula stands for what runs now.
+
+        Not where a checkpoint repeats a forward, because the function's backward asked for a tensor.
+        """
+        operator, phase = state.functions[-1]
+        return bool(self._table_now(state, operator).phase == phase)
+
+    def _operator_of(self, entry: Entry) -> Operator:
+        operator = self._functions.get(id(entry))
+        if operator is None:
+            operator = self._functions[id(entry)] = Operator(entry, entry)
+        return operator
+
+    def _table_now(self, state: ThreadState, operator: Operator) -> Table:
+        """Where the costs of an operator, or of a function, would go that ran now."""
+        task = graph_task_id()
+        if task != state.task_id:
+            self._backward.switch_task(state, task)
+        return self._backward.table(state, operator) if state.in_backward else state.table
 
     def list_kernel(self, name: str) -> None:
         """A kernel that the dispatcher does not know of runs: it is listed where it runs."""
@@ -302,13 +321,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             state = self._state()
             if state.paused or not is_pushed(self):
                 return
-            task = graph_task_id()
-            if task != state.task_id:
-                self._backward.switch_task(state, task)
-            if state.in_backward:
-                module = self._backward.table(state, self._kernel).module
-            else:
-                module = self._table_of_region(state, state.table).module
+            table = self._table_now(state, self._kernel)
+            module = table.module if state.in_backward else self._table_of_region(state, table).module
             self._list(state, f"inductor.{name}", module, (), None, heavy=True)
         except Exception as error:
             self._failed("a compiled kernel", error)

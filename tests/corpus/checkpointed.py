@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
     set_checkpoint_early_stop,
 )
 
+from lightning_flops import register_flop_formula
 from lightning_flops.records import PhaseFlops
 
 from .case import Example, Expected, Family, Network
@@ -470,3 +471,57 @@ def custom_function_in_a_reentrant_block() -> Network:
 def custom_function_in_a_block_that_is_not_reentrant() -> Network:
     """The same where a saved tensor asks for the repetition."""
     return custom_function_in_a_block(reentrant=False)
+
+
+class CountedProduct(torch.autograd.Function):
+    """A product whose own formulas say what its forward and its backward cost."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """x W."""
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Both gradients; the first saved tensor that is asked for has the checkpoint repeat its block."""
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight.T, x.T @ gradients[0]
+
+
+register_flop_formula(
+    CountedProduct,
+    lambda args, kwargs, out: 2 * out.numel() * args[0].shape[1],
+    backward=lambda args, kwargs, out: 2 * 2 * args[0].numel() * out[0].shape[1],
+)
+
+
+@FAMILY.network
+def block_that_ends_in_a_function_with_formulas() -> Network:
+    """The function saves its factors once it has run, so the repetition, inside its backward, runs all of the block."""
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(inputs, hidden)
+            self.weight = nn.Parameter(torch.randn(hidden, outputs))
+
+        def block(self, x: Tensor) -> Tensor:
+            result: Tensor = CountedProduct.apply(torch.tanh(self.first(x)), self.weight)  # type: ignore[no-untyped-call]
+            return result
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.block, x, use_reentrant=False)
+            return result
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    return Network(
+        build=lambda: Example(model=Model(), args=(torch.randn(batch, inputs),)),
+        expected=Expected(
+            forward=first + second,
+            backward=first + 2 * second,
+            recompute=first + second,
+            by_module={"first": PhaseFlops(forward=first, backward=first, recompute=first)},
+        ),
+    )
