@@ -266,6 +266,42 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseMemory:
+    """Memory of one phase of the counted step, in bytes; the largest over its micro-steps."""
+
+    name: str
+    current_bytes: int | None
+    """Held when the phase ended."""
+    peak_bytes: int | None
+    """Most that was held in it; None unless the phase set a new peak of the whole run."""
+    reserved_bytes: int | None
+    """What a caching allocator had taken from the device when the phase ended; None where there is none."""
+    reserved_peak_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRecord:
+    """Memory of this rank in the counted step, and what it is for, in bytes."""
+
+    kind: Literal["allocated", "resident"]
+    """By tensors on the device, or by the whole process on the host."""
+    phases: tuple[PhaseMemory, ...]
+    run_peak_bytes: int | None
+    """Most that was ever held: since the process began, or since the user reset the device's peak."""
+    run_reserved_peak_bytes: int | None
+    parameter_bytes: int
+    """Of this rank's shards."""
+    buffer_bytes: int
+    gradient_bytes: int | None
+    """Largest after a backward; None where gradients are not kept on the parameters."""
+    optimizer_bytes: int | None
+    """States, and copies of parameters that the optimizer keeps for itself; None if not known."""
+    kept_by_forward_bytes: int | None
+    """Held more at the end of a forward than at its start: activations kept for the backward, and the outputs. None on
+    the host, whose resident memory does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
     """One whole window, ready for analysis."""
 
@@ -286,9 +322,35 @@ class WindowRecord:
     """Signatures kept changing: counted and timed steps are different samples of the same run."""
     traced: TracedStepRecord | None = None
     """None if no step was traced; the notes say why."""
+    memory: MemoryRecord | None = None
+    """None if nobody looked."""
     facts: RunFacts | None = None
     """How the run is set up; None if nobody looked."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()
     """What is missing or degraded, in sentences for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extremes:
+    """Sum, least and greatest of several values."""
+
+    total: float
+    least: float
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTotals:
+    """What the batches of a whole run took on one rank; those that were slowed down by counting are left out."""
+
+    batches: int
+    seconds: Extremes | None
+    """Wall time from the end of one batch to the end of the next, less what is excluded; None without batches."""
+    reader_sec: Extremes | None
+    """Host seconds of each batch inside the data loader; None if no wait was seen."""
+    samples: int | None
+    """None if the size of a batch was not known."""
+    samples_per_sec: Extremes | None
+    """Samples of each batch / its seconds; None if they are not known."""

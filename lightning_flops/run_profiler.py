@@ -22,6 +22,7 @@ from lightning_flops.analysis.profile import build_profile
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.monitor import Monitor, MonitorReading
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import Recorder, State
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import RunContext, RunFacts
+    from lightning_flops.records import MemoryRecord, RunContext, RunFacts
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class RunProfiler(ABC):
         self._in_batch_scope = False
         self._micro_batch_size: int | None = None
         self._device: torch.device | None = None
+        self._memory: MemoryWatch | None = None
         self._dp_size = 1
         self._reported = False
         self._meter = BatchMeter(
@@ -149,6 +151,7 @@ class RunProfiler(ABC):
         """The run begins: open the window that waits for *profile_step*."""
         self._output = output
         self._device = device
+        self._memory = MemoryWatch(self._root, read=memory_reader(device), on_device=device.type == "cuda")
         self._dp_size = dp_size
         self._recorder = Recorder(
             self._root,
@@ -210,12 +213,16 @@ class RunProfiler(ABC):
     def _enter(self, part: str) -> None:
         assert self._recorder is not None
         if self._recorder.marking:
+            if self._memory is not None and self._recorder.counting:
+                self._memory.enter(part)
             self._recorder.enter(part)
 
     @guarded
     def _leave(self) -> None:
         assert self._recorder is not None
         if self._recorder.marking:
+            if self._memory is not None and self._recorder.counting:
+                self._memory.leave()
             self._recorder.leave()
 
     def _inside_part(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -395,7 +402,8 @@ class RunProfiler(ABC):
             if self._writes:
                 logger.warning("nothing was profiled: training ended while the first step was being counted")
             return
-        profile = build_profile(replace(window, facts=self._run_facts()), config=self._config)
+        window = replace(window, facts=self._run_facts(), memory=self._memory_record())
+        profile = build_profile(window, config=self._config)
         self._profile = profile
         self._publish(profile)
         if self._writes:
@@ -403,6 +411,13 @@ class RunProfiler(ABC):
         logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
         if self._monitor is not None:
             self._monitor.restart()
+
+    def _memory_record(self) -> MemoryRecord | None:
+        try:
+            return None if self._memory is None else self._memory.record(optimizers=self._optimizers())
+        except Exception as error:  # it asks objects of the user's; the report does without
+            logger.warning("what the memory is for could not be read: %s: %s", type(error).__name__, error)
+            return None
 
     def _run_facts(self) -> RunFacts | None:
         try:

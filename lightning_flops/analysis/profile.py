@@ -32,6 +32,7 @@ from lightning_flops.analysis.timing import TimingProfile, build_timing, is_time
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
+    MemoryRecord,
     ModuleRecord,
     PhaseFlops,
     RunContext,
@@ -115,6 +116,8 @@ class Profile:
     """Most FLOPs first."""
     uncounted: Mapping[str, UncountedOperator]
     """Operators that ran and are in no sum, over all counted steps."""
+    memory: MemoryRecord | None
+    """Of this rank in the counted step; None if nobody looked."""
     advice: tuple[Advice, ...]
     """What holds the run back, the most at stake first."""
     notes: tuple[str, ...]
@@ -184,7 +187,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         context=window.context,
         facts=window.facts,
         trace=None,
-        peak_memory_bytes=None,
+        peak_memory_bytes=_device_peak_bytes(window.memory),
         lower_bound=lower_bound,
         thresholds=config.thresholds,
     )
@@ -225,6 +228,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=flops_by_operator(window.flops.cells),
         uncounted=dict(window.flops.uncounted),
+        memory=window.memory,
         advice=advise(evidence, config.thresholds),
         notes=_notes(window, timed=len(timed), rates=rates),
     )
@@ -232,6 +236,11 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
 
 def _root(modules: Sequence[ModuleRecord]) -> ModuleRecord | None:
     return next((module for module in modules if module.name == ""), None)
+
+
+def _device_peak_bytes(memory: MemoryRecord | None) -> int | None:
+    """Most that tensors took of the device; what the allocator holds in reserve it gives back when memory is short."""
+    return memory.run_peak_bytes if memory is not None and memory.kind == "allocated" else None
 
 
 def _mean_amount(amounts: Sequence[int | None]) -> float | None:

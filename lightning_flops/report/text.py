@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.layout import line, paragraph, rule, title
+from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.step_text import (
     flops_lines,
@@ -36,6 +37,7 @@ def render_text(profile: Profile) -> str:
         flops_lines(profile),
         time_lines(profile),
         throughput_lines(profile),
+        memory_lines(profile.memory),
         operator_lines(profile),
         uncounted_lines(profile),
         advice_lines(profile.advice),

@@ -8,9 +8,11 @@ from dataclasses import replace
 from lightning_flops.records import (
     FlopPhase,
     FlopRecord,
+    MemoryRecord,
     ModuleRecord,
     OperatorCell,
     PhaseFlops,
+    PhaseMemory,
     PhaseSeconds,
     RunContext,
     StepRecord,
@@ -99,6 +101,25 @@ def mlp_window() -> WindowRecord:
         profile_step=3,
         report_step=7,
         context=CPU,
+        memory=MemoryRecord(
+            kind="resident",
+            phases=(
+                PhaseMemory(
+                    name="forward",
+                    current_bytes=800_000_000,
+                    peak_bytes=None,
+                    reserved_bytes=None,
+                    reserved_peak_bytes=None,
+                ),
+            ),
+            run_peak_bytes=900_000_000,
+            run_reserved_peak_bytes=None,
+            parameter_bytes=12_010_000,
+            buffer_bytes=0,
+            gradient_bytes=None,
+            optimizer_bytes=None,
+            kept_by_forward_bytes=None,
+        ),
         modules=(
             ModuleRecord(
                 name="", type_name="Net", params=3_002_500, trainable_params=3_002_500, local_params=3_002_500
@@ -182,6 +203,17 @@ def _block(prefix: str, *, params: int) -> Sequence[ModuleRecord]:
 BLOCKS = 12
 TOKENS = 4 * 500
 """Tokens of one micro-batch: 4 sequences of 500."""
+
+
+def _phase_memory(name: str, *, current: int, peak: int | None) -> PhaseMemory:
+    """Megabytes; 500 more of each are reserved."""
+    return PhaseMemory(
+        name=name,
+        current_bytes=current * 10**6,
+        peak_bytes=None if peak is None else peak * 10**6,
+        reserved_bytes=(current + 500) * 10**6,
+        reserved_peak_bytes=None if peak is None else (peak + 500) * 10**6,
+    )
 
 
 def transformer_window() -> WindowRecord:
@@ -281,6 +313,21 @@ def transformer_window() -> WindowRecord:
         profile_step=10,
         report_step=33,
         context=replace(A100, micro_batch_size=4, accumulate=2),
+        memory=MemoryRecord(
+            kind="allocated",
+            phases=(
+                _phase_memory("forward", current=5_200, peak=None),
+                _phase_memory("backward", current=3_000, peak=5_500),
+                _phase_memory("optimizer", current=2_500, peak=None),
+            ),
+            run_peak_bytes=5_500_000_000,
+            run_reserved_peak_bytes=6_000_000_000,
+            parameter_bytes=616_000_000,
+            buffer_bytes=0,
+            gradient_bytes=616_000_000,
+            optimizer_bytes=1_232_000_000,
+            kept_by_forward_bytes=2_700_000_000,
+        ),
         modules=tuple(modules),
         flops=FlopRecord(cells=tuple(cells), module_calls=calls),
         counted_steps=(step(10, samples=8, tokens=4000, micro_steps=2, shapes="4x500"),),

@@ -1,0 +1,245 @@
+"""Memory by phase of the counted step, and what it is for: read at the borders, never reset, never synchronized.
+
+On CUDA the caching allocator's own books are read: they are the host's, so they hold as of the launch, which is when
+memory is taken and given back. Peaks are those the allocator has kept since the process began or the user reset them;
+resetting them here would change what the user reads later. So a phase has a peak only if it set a new one. On other
+devices the process's resident memory stands for it, whose peak the system keeps too roughly to give it to a phase.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lightning_flops.records import MemoryRecord, PhaseMemory
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
+
+_PHASES = ("forward", "backward", "optimizer")
+"""The parts of a step that a report shows."""
+
+
+class MemoryReading(NamedTuple):
+    """What is held now, and the most that ever was, in bytes; None where nobody keeps that book."""
+
+    current: int | None
+    peak: int | None
+    reserved: int | None = None
+    reserved_peak: int | None = None
+
+
+@dataclass(slots=True)
+class _Phase:
+    current: int | None = None
+    reserved: int | None = None
+    peak: int | None = None
+    reserved_peak: int | None = None
+
+
+class MemoryWatch:
+    """Follows the parts of one step.
+
+    Args:
+        root: the model.
+        read: what is held now; ``memory_reader`` makes one for a device.
+        on_device: *read* keeps the books of a device's allocator; its differences are exact then.
+    """
+
+    def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
+        self._root = root
+        self._read = read
+        self._on_device = on_device
+        self._open: list[tuple[str, MemoryReading]] = []
+        self._last: MemoryReading | None = None
+        self._phases: dict[str, _Phase] = {}
+        self._kept: int | None = None
+        self._gradients = 0
+
+    def enter(self, part: str) -> None:
+        """*part* begins, inside whatever part is running."""
+        self._open.append((part, self._border()))
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if not self._open:
+            return
+        now = self._border()
+        part, before = self._open.pop()
+        if part not in _PHASES:
+            return
+        phase = self._phases.setdefault(part, _Phase())
+        phase.current = _larger(phase.current, now.current)
+        phase.reserved = _larger(phase.reserved, now.reserved)
+        if part == "forward" and self._on_device and now.current is not None and before.current is not None:
+            self._kept = _larger(self._kept, now.current - before.current)
+        if part == "backward":
+            self._gradients = max(self._gradients, _bytes(one.grad for one in self._root.parameters()))
+
+    def _border(self) -> MemoryReading:
+        """Read, and give a peak that was set since the last border to the part that was running."""
+        now, last = self._read(), self._last
+        self._last = now
+        if self._on_device and last is not None and self._open and self._open[-1][0] in _PHASES:
+            phase = self._phases.setdefault(self._open[-1][0], _Phase())
+            if _rose(last.peak, now.peak):
+                phase.peak = _larger(phase.peak, now.peak)
+            if _rose(last.reserved_peak, now.reserved_peak):
+                phase.reserved_peak = _larger(phase.reserved_peak, now.reserved_peak)
+        return now
+
+    def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
+        """What was seen, with the bytes of the model's and the optimizers' own tensors as they are now.
+
+        Args:
+            optimizers: torch optimizers or wrappers of such; None if not known.
+
+        Returns:
+            None if no part was followed.
+        """
+        if self._last is None:
+            return None
+        now = self._read()
+        return MemoryRecord(
+            kind="allocated" if self._on_device else "resident",
+            phases=tuple(
+                PhaseMemory(
+                    name=name,
+                    current_bytes=phase.current,
+                    peak_bytes=phase.peak,
+                    reserved_bytes=phase.reserved,
+                    reserved_peak_bytes=phase.reserved_peak,
+                )
+                for name in _PHASES
+                if (phase := self._phases.get(name)) is not None
+            ),
+            run_peak_bytes=now.peak,
+            run_reserved_peak_bytes=now.reserved_peak,
+            parameter_bytes=_bytes(self._root.parameters()),
+            buffer_bytes=_bytes(self._root.buffers()),
+            gradient_bytes=self._gradients or None,
+            optimizer_bytes=None if optimizers is None else _optimizer_bytes(self._root, optimizers),
+            kept_by_forward_bytes=self._kept,
+        )
+
+
+def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
+    """What reads the memory that training on *device* takes of this process."""
+    if device.type == "cuda":
+        return lambda: _of_allocator(torch.cuda.memory_stats_as_nested_dict(device))
+    resident = _resident_reader()
+
+    def of_process() -> MemoryReading:
+        now = resident()
+        return MemoryReading(current=now, peak=_larger(_resident_peak(), now))  # the system's peak may lag behind
+
+    return of_process
+
+
+def _of_allocator(stats: Mapping[str, Any]) -> MemoryReading:
+    def of(book: str, what: str) -> int | None:
+        value = stats.get(book, {}).get("all", {}).get(what)
+        return value if isinstance(value, int) else None
+
+    return MemoryReading(
+        current=of("allocated_bytes", "current"),
+        peak=of("allocated_bytes", "peak"),
+        reserved=of("reserved_bytes", "current"),
+        reserved_peak=of("reserved_bytes", "peak"),
+    )
+
+
+def _resident_reader() -> Callable[[], int | None]:
+    try:
+        import psutil
+    except ImportError:
+
+        def from_proc() -> int | None:
+            try:
+                page = os.sysconf("SC_PAGE_SIZE")
+                with open("/proc/self/statm", encoding="ascii") as file:
+                    return int(file.read().split()[1]) * page
+            except (OSError, ValueError, IndexError, AttributeError):
+                return None  # no Linux, and no psutil
+
+        return from_proc
+    process = psutil.Process()
+    return lambda: int(process.memory_info().rss)
+
+
+def _resident_peak() -> int | None:
+    if resource is None:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)
+
+
+def _rose(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now > before
+
+
+# ---- bytes of tensors
+
+
+def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of this rank's part of *tensors*, each one once."""
+    seen: set[int] = set()
+    total = 0
+    for tensor in tensors:
+        if tensor is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            total += _local_bytes(tensor)
+    return total
+
+
+def _local_bytes(tensor: torch.Tensor) -> int:
+    # ZeRO-3 keeps a parameter's shard in ds_tensor, DTensor its own in _local_tensor.
+    for name in ("ds_tensor", "_local_tensor"):
+        shard = getattr(tensor, name, None)
+        if isinstance(shard, torch.Tensor):
+            tensor = shard
+    try:
+        return int(tensor.numel()) * int(tensor.element_size())
+    except (RuntimeError, ValueError):  # a lazy parameter has no size yet
+        return 0
+
+
+def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
+    """Bytes of the optimizers' states, and of their own copies of parameters; None if one of them cannot be read."""
+    own = {id(parameter) for parameter in root.parameters()}
+    tensors: list[torch.Tensor] = []
+    for optimizer in optimizers:
+        inner = optimizer
+        while (nested := getattr(inner, "optimizer", None)) is not None and nested is not inner:
+            inner = nested
+        state, groups = getattr(inner, "state", None), getattr(inner, "param_groups", None)
+        if not isinstance(state, Mapping) or groups is None:
+            return None
+        tensors += _tensors_in(list(state.values()))
+        tensors += [one for group in groups for one in group["params"] if id(one) not in own]
+    return _bytes(tensors)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors_in(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors_in(inner)
