@@ -334,8 +334,9 @@ class WindowRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extremes:
-    """Sum, least and greatest of several values."""
+    """How many values there are, their sum, the least and the greatest."""
 
+    number: int
     total: float
     least: float
     greatest: float

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.throughput import Spread, ThroughputSummary, build_throughput
+from lightning_flops.errors import ProfileFormatError
+from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.records import BatchTotals, Extremes
+from tests.fake_clock import FakeNow
+
+Batch = tuple[float, float, int | None]
+
+
+def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
+    """A run of batches, each of so many seconds of waiting and working, and so many samples."""
+    now = FakeNow()
+    monitor = Monitor(now)
+    for wait, work, samples in batches:
+        monitor.fetch_begins()
+        now.sleep(wait)
+        monitor.fetch_ends()
+        now.sleep(work)
+        monitor.batch(samples=samples, ends_step=True, counted_signature=True)
+    return build_throughput(monitor.totals(), dp_size=ranks)
+
+
+def test_averages_are_totals_over_totals() -> None:
+    summary = run([(0.5, 0.5, 8), (0.5, 1.5, 8), (2.0, 3.0, 4)])
+    assert summary is not None
+    assert summary.batches == 3
+    assert summary.reader_ratio == 3.0 / 8.0
+    assert summary.reader_cost_sec == Spread(average=1.0, maximum=2.0, minimum=0.5)
+    assert summary.batch_cost_sec == Spread(average=8.0 / 3.0, maximum=5.0, minimum=1.0)
+    # 20 samples in 8 s; the batches by themselves: 8, 4 and 0.8.
+    assert summary.ips == Spread(average=2.5, maximum=8.0, minimum=0.8)
+    assert summary.ips_unit == "samples/s"
+
+
+def test_samples_of_all_ranks_that_see_different_data_count_together() -> None:
+    summary = run([(0.0, 2.0, 8)], ranks=4)
+    assert summary is not None
+    assert summary.ips == Spread(average=16.0, maximum=16.0, minimum=16.0)
+
+
+def test_without_known_samples_the_rate_is_of_batches() -> None:
+    summary = run([(0.0, 1.0, 8), (0.0, 4.0, None)])
+    assert summary is not None
+    assert summary.ips_unit == "batches/s"
+    assert summary.ips == Spread(average=0.4, maximum=1.0, minimum=0.25)
+
+
+def test_without_batches_there_is_nothing_to_sum_up() -> None:
+    assert run([]) is None
+
+
+def test_a_wait_that_was_not_seen_is_not_zero() -> None:
+    second = Extremes(number=2, total=3.0, least=1.0, greatest=2.0)
+    summary = build_throughput(
+        BatchTotals(batches=2, seconds=second, reader_sec=None, samples=None, samples_per_sec=None), dp_size=1
+    )
+    assert summary is not None
+    assert (summary.reader_ratio, summary.reader_cost_sec) == (None, None)
+    assert summary.batch_cost_sec.average == 1.5
+
+
+SECONDS = st.floats(min_value=0.0, max_value=1e4)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.none() | st.integers(0, 10**6)), min_size=1), st.integers(1, 64))
+def test_an_average_lies_between_the_extremes(batches: list[Batch], ranks: int) -> None:
+    summary = run(batches, ranks=ranks)
+    assert summary is not None
+    for spread in (summary.reader_cost_sec, summary.batch_cost_sec, summary.ips):
+        assert spread is None or spread.minimum <= spread.average <= spread.maximum
+    assert summary.reader_ratio is None or 0.0 <= summary.reader_ratio <= 1.0 + 1e-12
+
+
+def test_a_summary_survives_its_json() -> None:
+    summary = run([(0.5, 0.5, 8), (0.25, 1.5, None)])
+    assert summary is not None
+    assert ThroughputSummary.from_json(summary.to_json()) == summary
+    with pytest.raises(ProfileFormatError):
+        ThroughputSummary.from_json("{}")
