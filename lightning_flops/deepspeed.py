@@ -22,6 +22,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.deepspeed_engine import EngineProfiler
+from lightning_flops.deepspeed_pipeline import PipelineProfiler
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
 
@@ -42,7 +43,6 @@ class Handle:
     def __init__(self, config: ProfilerConfig) -> None:
         self._config = config
         self._profile: Profile | None = None
-        self._builtin = Patches()
         # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the profiler.
         self._profiler: Callable[[], EngineProfiler | None] = lambda: None
 
@@ -89,7 +89,9 @@ def install(*, keep_builtin: bool = False) -> None:
         functools.partial(_reading_the_block, keep_builtin=keep_builtin),
     )
     for engine_class in _ENGINES:
-        _installed.replace(engine_class, "__init__", _attaching_at_the_end)
+        _installed.replace(
+            engine_class, "__init__", functools.partial(_attaching_at_the_end, keep_builtin=keep_builtin)
+        )
 
 
 def uninstall() -> None:
@@ -97,13 +99,19 @@ def uninstall() -> None:
     _installed.undo()
 
 
-def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None) -> Handle:
+def attach(
+    engine: DeepSpeedEngine,
+    config: ProfilerConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    keep_builtin: bool = False,
+) -> Handle:
     """Profile *engine* from here on; its steps are counted from the one that begins now or next.
 
     Args:
         engine: what ``deepspeed.initialize`` returned.
         config: the settings: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one.
             None takes the block of the engine's own config, or the defaults if it has none.
+        keep_builtin: leave DeepSpeed's own profiler on, if the engine's config has it enabled.
 
     Returns:
         The engine's handle: the same one when it is asked for again.
@@ -130,15 +138,17 @@ def attach(engine: DeepSpeedEngine, config: ProfilerConfig | Mapping[str, Any] |
     if not settings.enabled:
         logger.info("flops_profiler.enabled is false: the engine is not profiled")
         return handle
-    _start(engine, handle)
+    _start(engine, handle, keep_builtin=keep_builtin)
     return handle
 
 
-def _start(engine: Any, handle: Handle) -> None:
+def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
     if not _at_exit_is_known:
         atexit.register(_end_all)
         _at_exit_is_known.append(True)
-    handle._profiler = weakref.ref(EngineProfiler.start(engine, config=handle.config, publish=handle._publish))
+    kind = PipelineProfiler if isinstance(engine, PipelineEngine) else EngineProfiler
+    profiler = kind.start(engine, config=handle.config, publish=handle._publish, keep_builtin=keep_builtin)
+    handle._profiler = weakref.ref(profiler)
 
 
 _at_exit_is_known: list[bool] = []
@@ -183,7 +193,7 @@ def _reading_the_block(original: Callable[[Any], Any], *, keep_builtin: bool) ->
     return read
 
 
-def _attaching_at_the_end(original: Callable[..., None]) -> Callable[..., None]:
+def _attaching_at_the_end(original: Callable[..., None], *, keep_builtin: bool) -> Callable[..., None]:
     """An engine's ``__init__`` after which the engine is profiled, if its block says so."""
 
     def make(engine: Any, *args: Any, **kwargs: Any) -> None:
@@ -195,7 +205,7 @@ def _attaching_at_the_end(original: Callable[..., None]) -> Callable[..., None]:
             if outermost:
                 _being_made.discard(engine)
         if outermost:
-            _attach_by_block(engine)
+            _attach_by_block(engine, keep_builtin=keep_builtin)
 
     return make
 
@@ -203,11 +213,11 @@ def _attaching_at_the_end(original: Callable[..., None]) -> Callable[..., None]:
 _being_made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _attach_by_block(engine: Any) -> None:
+def _attach_by_block(engine: Any, *, keep_builtin: bool) -> None:
     settings = _blocks.get(engine._config.flops_profiler_config)
     if settings is None or not settings.enabled or engine in _handles:
         return
     try:
-        attach(engine)
+        attach(engine, keep_builtin=keep_builtin)
     except Exception as error:  # training goes on without us
         logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import RunContext
+    from lightning_flops.run_profiler import RunOutput
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class EngineProfiler(RunProfiler):
             note=self._note,
             declared=engine.train_micro_batch_size_per_gpu,
         )
-        self._thread = threading.get_ident()
+        self._thread: int | None = None
         self._scope: AbstractContextManager[Any] | None = None
         self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
         # The first step is whole if no micro-step of it has run yet.
@@ -63,19 +64,32 @@ class EngineProfiler(RunProfiler):
         self._micro_step_is_over = False
         self._fetches = 0
         self._fetching = False
+        self._builtin: Any = None
 
     @classmethod
-    def start(cls, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> EngineProfiler:
+    def start(
+        cls, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None], keep_builtin: bool = False
+    ) -> EngineProfiler:
         """Tap *engine* from here on.
 
         Args:
             engine: a ``DeepSpeedEngine``, ready to train.
             config: the settings.
             publish: gets the profile when the window has closed.
+            keep_builtin: leave DeepSpeed's own profiler on, if the engine was made with it.
         """
         profiler = cls(engine, config=config, publish=publish)
         profiler._begin()
+        if not keep_builtin:
+            profiler._stand_builtin_down()
         return profiler
+
+    @guarded
+    def _stand_builtin_down(self) -> None:
+        """Switch DeepSpeed's own profiler off until we are out; the log lines that it forces can no more be stopped."""
+        builtin = self._engine._config.flops_profiler_config
+        if builtin.enabled:
+            builtin.enabled, self._builtin = False, builtin
 
     @guarded
     def _begin(self) -> None:
@@ -84,10 +98,13 @@ class EngineProfiler(RunProfiler):
             profile_step=self._config.next_profile_step(steps_done=0),
             settle_steps=settle_steps(engine),
             device=engine_device(engine),
-            output=EngineOutput(engine, self._config),
+            output=self._make_output(),
             dp_size=self._run_context().dp_size,
         )
         self._tap_engine(self._whole_run)
+
+    def _make_output(self) -> RunOutput:
+        return EngineOutput(self._engine, self._config)
 
     # ---- taps
 
@@ -112,6 +129,8 @@ class EngineProfiler(RunProfiler):
 
     def _take_out_taps(self) -> None:
         self._leave_scope()
+        if self._builtin is not None:
+            self._builtin.enabled, self._builtin = True, None
 
     def _around_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -198,11 +217,15 @@ class EngineProfiler(RunProfiler):
                 return fetch(iterator)
             try:
                 batch = fetch(iterator)
-                self._fetches += 1
-                return batch
-            finally:
-                self._fetching = False
-                self._leave()
+            except StopIteration:
+                self._fetch_ends()
+                raise
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            self._fetches += 1
+            self._fetch_ends()
+            return batch
 
         return run
 
@@ -221,13 +244,15 @@ class EngineProfiler(RunProfiler):
     # ---- what the taps tell
 
     def _on_our_thread(self) -> bool:
-        return threading.get_ident() == self._thread
+        """Whether this is the thread that trains; the engine's first forward says which one that is."""
+        return self._thread in (None, threading.get_ident())
 
     @guarded
     def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A forward of the engine begins; True if it is a part of a step."""
         if self._forward_depth or not self._on_our_thread():
             return False
+        self._thread = threading.get_ident()
         if self._at_border and self._is_evaluation():
             self._evaluation_begins()
             return False
@@ -361,6 +386,11 @@ class EngineProfiler(RunProfiler):
         self._fetching = True
         return True
 
+    @guarded
+    def _fetch_ends(self) -> None:
+        self._fetching = False
+        self._leave()
+
     # ---- evaluation
 
     def _is_evaluation(self) -> bool:
@@ -421,6 +451,13 @@ class EngineProfiler(RunProfiler):
 
     def _run_context(self) -> RunContext:
         return replace(run_context(self._engine), micro_batch_size=self._micro_batch_size)
+
+    def _optimizers(self) -> Iterable[Any] | None:
+        return (self._engine.optimizer,)
+
+    def _loader_workers(self) -> int | None:
+        loader = getattr(vars(self._engine).get("training_dataloader"), "dataloader", None)
+        return None if loader is None else int(loader.num_workers)
 
     def _x_axis(self) -> int:
         return int(self._engine.global_steps)

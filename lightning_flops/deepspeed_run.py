@@ -12,6 +12,7 @@ import torch
 
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.records import RunContext
+from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.markdown import render_markdown
 from lightning_flops.report.scalars import monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
@@ -89,6 +90,7 @@ class EngineOutput:
         text = render_text(profile)
         self._monitors.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=samples)
         self._monitors.write_text(f"{config.tag_prefix}/profile", render_markdown(profile), step=samples)
+        self._monitors.write_text(f"{config.tag_prefix}/advice", render_advice_markdown(profile.advice), step=samples)
         if config.output_file is not None:
             _write_file(config.output_file, text)
         else:

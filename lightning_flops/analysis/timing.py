@@ -116,7 +116,8 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         forward_backward_sec=seconds_of("forward", "backward"),
         iter_sec=seconds_of("forward", "backward", "optimizer"),
         global_step_sec=global_step_sec,
-        reader_sec=_mean([step.reader_sec for step in steps]),
+        # A wait that was not seen apart was not seen by the host either.
+        reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
     )
 
