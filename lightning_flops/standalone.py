@@ -89,23 +89,14 @@ class FlopsProfiler:
         model: the model.
         ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
         recompute_fwd_factor: forwards that a backward repeats, for the estimated lines of the report.
-        clock: stamps the borders between modules; None takes the one of the model's device.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        ds_engine: Any = None,
-        recompute_fwd_factor: float = 0.0,
-        *,
-        clock: Clock[Any] | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
         self.model = model
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
         """Between ``start_profile`` and ``end_profile``."""
-        self._clock = clock
         self._ignored_types: Collection[type[nn.Module]] = ()
         self._counted: _Window | None = None
         self._timed: _Window | None = None
@@ -213,7 +204,7 @@ class FlopsProfiler:
         sys.stdout.write(render_aggregated_text(self._profile(), settings))
 
     def _open(self, counter: FlopCounter | None) -> None:
-        window = _Window(self.model, counter, self._clock or _clock_of(self.model))
+        window = _Window(self.model, counter, _clock_of(self.model))
         window.open()
         if counter is not None:
             self._counted = window
@@ -227,7 +218,7 @@ class FlopsProfiler:
 
     def _time_whole(self, call: Callable[[], Any]) -> None:
         """Times one *call*, as it is when nothing listens."""
-        clock = self._clock or _clock_of(self.model)
+        clock = _clock_of(self.model)
         if clock is not None:
             start = clock.stamp()
             call()
@@ -268,8 +259,6 @@ def get_model_profile(
     output_file: str | None = None,
     ignore_modules: Collection[type[nn.Module]] | None = None,
     mode: Literal["forward", "generate"] = "forward",
-    *,
-    clock: Clock[Any] | None = None,
 ) -> tuple[int | str, int | str, int | str]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
@@ -290,7 +279,6 @@ def get_model_profile(
         output_file: path or URL of the report; None prints it.
         ignore_modules: classes of modules whose work is listed as that of the module around them.
         mode: ``"generate"`` calls ``model.generate``, all of which is then the model's forward.
-        clock: stamps the borders between modules; None takes the one of the model's device.
 
     Returns:
         FLOPs, MACs and parameters.
@@ -300,7 +288,7 @@ def get_model_profile(
         ValueError: the model would be called without arguments, or *mode* is neither.
     """
     call = _call_of(model, input_shape, args, kwargs, mode)
-    profiler = FlopsProfiler(model, clock=clock)
+    profiler = FlopsProfiler(model)
     try:
         with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
             for _ in range(warm_up):

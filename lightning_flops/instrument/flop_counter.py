@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from lightning_flops.instrument.autograd_state import (
     sequence_number,
 )
 from lightning_flops.instrument.backward_scope import BackwardScope
+from lightning_flops.instrument.causal_halves import HalvingMode
 from lightning_flops.instrument.compiled_backward import CompiledBackwards
 from lightning_flops.instrument.compiled_regions import CompiledRegions, autograd_is_compiled
 from lightning_flops.instrument.counting_mode import CountingMode
@@ -50,8 +50,8 @@ class FlopCounter:
     Args:
         root: the model whose modules own the work; None: all work is ``(outside)``.
         causal_attention: ``"full"`` counts attention over the full score matrix; ``"half"`` counts half of it where
-            a fused kernel is called with the causal flag, and takes it that the kernel skips the other half. Attention
-            that torch computes as separate products (its math backend) does not say that it is causal, and counts full.
+            attention is called with the causal flag, under every backend; hardware FLOPs are the same as with
+            ``"full"``. Compiled code that computes attention as separate products does not say so, and counts full.
 
     Raises:
         ValueError: *causal_attention* is neither.
@@ -76,7 +76,8 @@ class FlopCounter:
             unknown=OUTSIDE if root is None else "",
             note=self._note,
         )
-        self._mode = CountingMode(
+        mode = HalvingMode if causal_attention == "half" else CountingMode
+        self._mode = mode(
             local=self._local,
             new_state=self._state,
             backward=self._backward,
@@ -137,7 +138,6 @@ class FlopCounter:
         undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
         undo.enter_context(watch_functions(self._mode))
         undo.callback(self._compiled_backwards.close)
-        undo.enter_context(_silenced_hook_warning())
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -388,17 +388,3 @@ def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running) -> 
 
 def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
     return any(child is module and wraps(wrapper, key) for key, child in wrapper._modules.items())
-
-
-@contextmanager
-def _silenced_hook_warning() -> Iterator[None]:
-    """Keeps torch from telling users of ``torch.compile(module)`` about hooks that are not theirs."""
-    before = list(warnings.filters)
-    warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
-    ours = next((entry for entry in warnings.filters if entry not in before), None)
-    try:
-        yield
-    finally:
-        if ours is not None and ours in warnings.filters:
-            warnings.filters.remove(ours)  # type: ignore[attr-defined]
-            warnings._filters_mutated()  # type: ignore[attr-defined]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
+
+_HOOK_WARNING = ("ignore", re.compile(r"Using `torch.compile\(module\)` when there are global hooks"), Warning, None, 0)
+"""The filter against torch's warning, as ``warnings.filters`` holds it."""
 
 
 @contextmanager
@@ -66,12 +71,31 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
         compiler.register_end_callback(compiled)
     put_up()
     try:
-        yield
+        with _silenced_hook_warning():
+            yield
     finally:
         if compiler is not None:
             compiler.remove_start_callback(take_down)
             compiler.remove_end_callback(compiled)
         take_down()
+
+
+@contextmanager
+def _silenced_hook_warning() -> Iterator[None]:
+    """Keeps torch from telling users of ``torch.compile(module)`` about hooks that are not theirs.
+
+    Each one inside has a filter of its own, and takes one away, so that they may leave in any order.
+    """
+    filters: Any = warnings.filters
+    filters.insert(0, _HOOK_WARNING)
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        filters = warnings.filters
+        if _HOOK_WARNING in filters:
+            filters.remove(_HOOK_WARNING)
+            warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 def _compiler_callbacks() -> Any:

@@ -1,0 +1,657 @@
+"""``FlopsProfiler`` between a start and a stop in somebody's own loop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops import FlopsProfiler, LightningFlopsError
+from tests.fake_clock import FakeNow
+from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state, torch_state
+
+
+def flops_of(model: nn.Module, *args: Any) -> int | str:
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(*args)
+    profiler.stop_profile()
+    return profiler.get_total_flops()
+
+
+def test_a_training_loop_as_deepspeed_documents_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of_two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profiler = FlopsProfiler(model)
+    before, model_before = torch_state(), model_state(model)
+    for step in range(4):
+        if step == 2:
+            profiler.start_profile()
+        loss = model(torch.randn(2, 3)).sum()
+        if step == 2:
+            profiler.stop_profile()
+            assert profiler.get_total_flops() == FIRST + SECOND
+            assert profiler.get_total_macs() == (FIRST + SECOND) // 2
+            assert profiler.get_total_params() == 3 * 5 + 5 + 5 * 7 + 7
+            assert isinstance(profiler.get_total_duration(), float)
+            profiler.print_model_profile(profile_step=step)
+            profiler.end_profile()
+            assert torch_state() == before
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert "Profile Summary at step 2:" in capsys.readouterr().out
+    assert torch_state() == before
+    assert model_state(model) == model_before
+
+
+def test_figures_can_be_read_before_the_stop_and_after_the_end() -> None:
+    model = model_of_two()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    assert profiler.get_total_flops() == FIRST + SECOND
+    model(torch.randn(2, 3))
+    assert profiler.get_total_flops() == 2 * (FIRST + SECOND)
+    profiler.end_profile()
+    model(torch.randn(2, 3))
+    assert profiler.get_total_flops() == 2 * (FIRST + SECOND)
+
+
+def test_totals_as_text_are_deepspeeds() -> None:
+    model = nn.Linear(1000, 1000, bias=False)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(2, 1000))
+    profiler.end_profile()
+    assert profiler.get_total_flops(as_string=True) == "4 M"
+    assert profiler.get_total_macs(as_string=True) == "2 MMACs"
+    assert profiler.get_total_params(as_string=True) == "1 M"
+
+
+def test_a_total_is_the_forward_alone_and_the_backward_is_printed_beside_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = model_of_two()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3)).sum().backward()
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == FIRST + SECOND
+    profiler.print_model_profile(detailed=False)
+    # The first layer's input needs no gradient: one product there, two in the second: 60 + 2 * 140.
+    (printed,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("bwd flops per GPU:"))
+    assert printed.split()[-2:] == [str(FIRST + 2 * SECOND), "(measured)"] == ["340", "(measured)"]
+
+
+def test_every_start_begins_at_zero() -> None:
+    model = model_of_two()
+    profiler = FlopsProfiler(model)
+    totals = []
+    for _ in range(3):
+        profiler.start_profile()
+        model(torch.randn(2, 3)).sum().backward()
+        profiler.stop_profile()
+        totals.append(profiler.get_total_flops())
+    assert totals == [FIRST + SECOND] * 3
+
+
+def test_a_reset_forgets_and_a_running_profiler_goes_on() -> None:
+    model = model_of_two()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    profiler.reset_profile()
+    assert profiler.get_total_flops() == 0
+    model(torch.randn(2, 3))
+    assert profiler.get_total_flops() == FIRST + SECOND
+    profiler.stop_profile()
+    profiler.reset_profile()
+    with pytest.raises(LightningFlopsError, match="start_profile"):
+        profiler.get_total_flops()
+
+
+def test_a_profiler_knows_whether_it_was_started() -> None:
+    profiler = FlopsProfiler(model_of_two())
+    before = torch_state()
+    assert not profiler.started
+    profiler.stop_profile()
+    profiler.end_profile()
+    profiler.start_profile()
+    assert profiler.started
+    profiler.stop_profile()
+    profiler.stop_profile()
+    assert profiler.started
+    profiler.end_profile()
+    profiler.end_profile()
+    assert not profiler.started
+    assert torch_state() == before
+
+
+def test_two_profilers_at_once_count_each_their_own_model_and_leave_nothing() -> None:
+    first, second = model_of_two(), nn.Linear(3, 4)
+    one, other, same = FlopsProfiler(first), FlopsProfiler(second), FlopsProfiler(first)
+    before = torch_state()
+    one.start_profile()
+    first(torch.randn(2, 3))
+    other.start_profile()
+    same.start_profile()
+    first(torch.randn(2, 3))
+    second(torch.randn(8, 3))
+    one.stop_profile()  # first in, first out
+    first(torch.randn(2, 3))
+    other.end_profile()
+    same.end_profile()
+    one.end_profile()
+    assert one.get_total_flops() == 2 * (FIRST + SECOND)
+    assert same.get_total_flops() == 2 * (FIRST + SECOND)
+    assert other.get_total_flops() == 2 * 8 * 3 * 4
+    assert torch_state() == before
+
+
+# What DeepSpeed's profiler raises at, or counts wrongly
+
+
+def test_attention_called_with_keywords_is_counted() -> None:
+    def attend(self: nn.Module, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query=x, key=x, value=x, is_causal=True, dropout_p=0.0)
+
+    # Scores and their product with the values, each 2 * batch * heads * 8 * 8 * 4.
+    assert flops_of(Calling(attend), torch.randn(2, 3, 8, 4)) == 2 * (2 * 2 * 3 * 8 * 8 * 4)
+
+
+def test_a_packed_sequence_is_counted_by_its_real_length() -> None:
+    def pack(self: Calling, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True)
+        assert self.layer is not None
+        output: Tensor = self.layer(packed)[0].data
+        return output
+
+    # Eight real steps; four gates of 6, from 4 inputs and from 6 of the state.
+    assert flops_of(Calling(pack, nn.LSTM(4, 6, batch_first=True)), torch.randn(2, 5, 4)) == 2 * 8 * 4 * 6 * (4 + 6)
+
+
+@pytest.mark.parametrize("form", ["operands", "list", "sublists"])
+def test_every_form_of_einsum_is_counted(form: str) -> None:
+    left, right = torch.randn(3, 4), torch.randn(4, 5)
+
+    def multiply(self: nn.Module, x: Tensor) -> Tensor:
+        if form == "operands":
+            return torch.einsum("ij,jk->ik", x, right)
+        if form == "list":
+            return torch.einsum("ij,jk->ik", [x, right])
+        return torch.einsum(x, [0, 1], right, [1, 2], [0, 2])
+
+    assert flops_of(Calling(multiply), left) == 2 * 3 * 4 * 5
+
+
+def test_a_convolution_of_one_image_without_a_batch_is_counted() -> None:
+    # 16 channels of 6 × 6, each from 3 channels of 3 × 3.
+    assert flops_of(nn.Conv2d(3, 16, 3), torch.randn(3, 8, 8)) == 2 * 16 * 6 * 6 * 3 * 3 * 3
+
+
+def test_strides_given_as_a_list_are_counted() -> None:
+    def convolve(self: nn.Module, x: Tensor) -> Tensor:
+        return F.conv2d(x, torch.ones(16, 3, 3, 3), stride=[2, 2], padding=[1, 1])
+
+    assert flops_of(Calling(convolve), torch.randn(1, 3, 8, 8)) == 2 * 16 * 4 * 4 * 3 * 3 * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_child_is_counted() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), torch.jit.script(nn.Sequential(nn.ReLU(), nn.Linear(5, 7))))
+    before = model_state(model)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == FIRST + SECOND
+    assert model_state(model) == before
+
+
+def test_forwards_in_eval_mode_and_without_gradients_count_like_any_other(now: FakeNow) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 1.0))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == 2 * FIRST
+    assert profiler.get_total_duration() == 2 * (1.0 + 1)  # FLOPs and seconds of the same two forwards
+    assert not model.training
+
+
+def test_operators_called_in_the_models_own_forward_are_the_models() -> None:
+    def forward(self: Calling, x: Tensor) -> Tensor:
+        assert self.layer is not None
+        output: Tensor = self.layer(x) @ torch.ones(5, 7)
+        return output
+
+    model = Calling(forward, nn.Linear(3, 5))
+    assert flops_of(model, torch.randn(2, 3)) == FIRST + SECOND
+
+
+def test_what_another_model_or_the_loss_spends_is_not_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(3, 5)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3)) @ torch.ones(5, 7)
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == FIRST
+    profiler.print_model_profile()
+    assert f"Flops outside the model: {SECOND}\n" in capsys.readouterr().out
+
+
+def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(now: FakeNow) -> None:
+    block = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 1.0))
+
+    def forward(self: Calling, x: Tensor) -> Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    model = Calling(forward, block)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3)).sum().backward()
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == FIRST
+    assert profiler.get_total_duration() == 1.0 + 1
+
+
+def test_a_compiled_model_is_not_compiled_again() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = model_of_two()
+    fast = torch.compile(model, backend=backend)
+    assert isinstance(fast, nn.Module)
+    x = torch.randn(2, 3)
+    expected = fast(x)
+    profiler = FlopsProfiler(fast)
+    for count in (True, False):
+        profiler.start_profile(count=count)
+        assert torch.equal(fast(x), expected)
+        profiler.stop_profile()
+    fast(x)
+    assert len(compiled) == 1
+    assert profiler.get_total_flops() == FIRST + SECOND
+    torch._dynamo.reset()
+
+
+def test_losses_weights_and_random_state_are_those_of_a_run_without_it() -> None:
+    def train(profile: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 7))
+        optimizer = torch.optim.Adam(model.parameters())
+        profiler = FlopsProfiler(model)
+        seen = []
+        for step in range(4):
+            if profile and step in (1, 2):
+                profiler.start_profile(count=step == 1)
+            loss = model(torch.randn(8, 3)).square().sum()
+            loss.backward()
+            if profile and step in (1, 2):
+                profiler.end_profile()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(loss.detach())
+        return [*seen, *(tensor.clone() for tensor in model.state_dict().values()), torch.get_rng_state()]
+
+    assert all(torch.equal(plain, profiled) for plain, profiled in zip(train(False), train(True), strict=True))
+
+
+# Errors
+
+
+class Boom(Exception):
+    pass
+
+
+def raising(self: Calling, x: Tensor) -> Tensor:
+    assert self.layer is not None
+    if self.layer(x).shape[0] > 2:
+        raise Boom
+    return x
+
+
+def test_a_forward_that_raises_leaves_nothing_on_torch_or_model(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(Calling(raising, nn.Linear(3, 5)))
+    before, model_before = torch_state(), model_state(model)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    with caplog.at_level(logging.WARNING), pytest.raises(Boom):
+        model(torch.randn(8, 3))
+    assert torch_state() == before
+    assert model_state(model) == model_before
+    assert "raised: profiling stopped" in caplog.text
+    model(torch.randn(2, 3))
+    assert profiler.get_total_flops() == 2 * 2 * 3 * 5 + 2 * 8 * 3 * 5  # up to the error
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    profiler.end_profile()
+    assert profiler.get_total_flops() == FIRST
+    assert torch_state() == before
+
+
+def test_an_error_that_the_model_itself_handles_stops_nothing() -> None:
+    def careful(self: Calling, x: Tensor) -> Tensor:
+        assert self.layer is not None
+        try:
+            return self.layer(x)  # type: ignore[no-any-return]
+        except Boom:
+            return x
+
+    model = Calling(careful, Calling(raising, nn.Linear(3, 5)))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.randn(8, 3))
+    model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == 2 * 8 * 3 * 5 + FIRST
+
+
+def test_a_model_called_while_an_error_is_handled_has_not_raised() -> None:
+    model = model_of_two()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    for _ in range(2):
+        try:
+            raise Boom
+        except Boom:
+            model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == 2 * (FIRST + SECOND)
+
+
+def test_with_later_hooks_of_others_the_profiler_leaves_at_the_next_call() -> None:
+    model = Calling(raising, nn.Linear(3, 5))
+    before = torch_state()
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    theirs = register_module_forward_hook(lambda module, args, output: None)
+    with pytest.raises(Boom):
+        model(torch.randn(8, 3))
+    theirs.remove()
+    nn.ReLU()(torch.ones(1))
+    assert torch_state() == before
+    assert profiler.get_total_flops() == 2 * 8 * 3 * 5
+
+
+def test_a_profiler_that_an_error_leaves_behind_takes_itself_off_torch() -> None:
+    model = model_of_two()
+    before = torch_state()
+
+    def step() -> None:
+        profiler = FlopsProfiler(model)
+        profiler.start_profile()
+        model(torch.randn(2, 3))
+        raise Boom
+
+    with contextlib.suppress(Boom):
+        step()
+    gc.collect()
+    assert torch_state() == before
+
+
+def test_nothing_to_read_before_the_first_start_is_an_error_that_says_so() -> None:
+    profiler = FlopsProfiler(model_of_two())
+    for read in (profiler.get_total_flops, profiler.get_total_duration, profiler.print_model_profile):
+        with pytest.raises(LightningFlopsError, match="nothing was profiled: start_profile"):
+            read()
+    assert profiler.get_total_params() == 3 * 5 + 5 + 5 * 7 + 7
+
+
+# Time
+
+
+def test_a_modules_latency_is_its_own_and_that_of_the_modules_inside(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Block(now, Sleeping(now, 4.0), Block(now, Sleeping(now, 8.0)))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    profiler.start_profile(count=False)
+    model(torch.ones(2, 3))
+    profiler.stop_profile()
+    # No forward was counted, one was timed: no honest latency.
+    assert profiler.get_total_duration() is None
+    profiler.start_profile()
+    model(torch.ones(2, 3))
+    profiler.start_profile(count=False)
+    model(torch.ones(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_duration() == 1 + 4 + (1 + 8 + 2) + 2
+    assert profiler.get_total_duration(as_string=True) == "18 s"
+    profiler.print_model_profile()
+    tree = capsys.readouterr().out.split("\nBlock(\n")[1]
+    latencies = [
+        line.strip().split(" MACs, ")[1].split(" latency")[0] for line in tree.splitlines() if "latency" in line
+    ]
+    # The whole; all layers; the first; the second, its layers, and the one in them.
+    assert latencies[:6] == [
+        "18 s = 100%",
+        "15 s = 83.33%",
+        "4 s = 22.22%",
+        "11 s = 61.11%",
+        "8 s = 44.44%",
+        "8 s = 44.44%",
+    ]
+
+
+def test_a_latency_taken_while_counting_is_said_to_be_an_upper_bound(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 3.0))
+    profiler = FlopsProfiler(model)
+
+    def printed(label: str) -> str:
+        profiler.print_model_profile(detailed=False)
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(label))
+        return line.partition(":")[2].strip()
+
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_duration() == 4.0
+    assert printed("fwd latency:") == "4 s (upper bound)"
+    assert printed("fwd FLOPS per GPU = fwd flops per GPU / fwd latency:") == "15 FLOPS (lower bound)"
+    profiler.start_profile(count=False)
+    model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler.get_total_duration() == 3.0
+    assert printed("fwd latency:") == "3 s"
+    assert printed("fwd FLOPS per GPU = fwd flops per GPU / fwd latency:") == "20 FLOPS"
+    assert profiler.get_total_flops() == FIRST
+
+
+def test_a_shared_modules_time_goes_to_the_place_it_was_called_at(now: FakeNow) -> None:
+    shared = Sleeping(now, 2.0)
+    model = nn.Sequential(Block(now, shared), Block(now, shared))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(1))
+    profiler.start_profile(count=False)
+    model(torch.ones(1))
+    profiler.stop_profile()
+    assert {entry.module.name: entry.seconds for entry in profiler._profile().modules} == {
+        "": 10.0,
+        "0": 5.0,
+        "0.layers": 2.0,
+        "0.layers.0": 2.0,
+        "1": 5.0,
+        "1.layers": 2.0,
+        "1.layers.0": 2.0,
+    }
+
+
+def test_time_between_forwards_is_nobodys(now: FakeNow) -> None:
+    model = Sleeping(now, 2.0)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    for _ in range(3):
+        now.sleep(100)
+        model(torch.ones(1))
+    now.sleep(100)
+    profiler.stop_profile()
+    assert profiler.get_total_duration() == 3 * (2.0 + 1)
+
+
+def test_what_a_wrapper_of_the_model_does_around_it_is_the_models_time(now: FakeNow) -> None:
+    torch._dynamo.reset()
+    model = torch.compile(Sleeping(now, 2.0), backend="eager", disable=True)
+    assert isinstance(model, nn.Module)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(1))
+    profiler.stop_profile()
+    assert profiler.get_total_duration() == 2.0 + 1
+
+
+def test_forwards_on_other_threads_are_counted_and_not_timed_into_this_ones(now: FakeNow) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 2.0))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    thread = threading.Thread(target=lambda: model(torch.randn(2, 3)))
+    thread.start()
+    thread.join()
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == FIRST
+    assert profiler.get_total_duration() == 0.0
+
+
+# Ignored modules
+
+
+def test_an_ignored_modules_work_is_that_of_the_module_around_it(now: FakeNow) -> None:
+    model = Block(now, Sleeping(now, 4.0), nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7)), nn.Linear(7, 4))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile(ignore_list=[nn.Linear, Sleeping])
+    model(torch.randn(2, 3))
+    profiler.stop_profile()
+    third = 2 * 2 * 7 * 4
+    assert profiler.get_total_flops() == FIRST + SECOND + third
+    assert profiler.get_total_duration() == 1 + 4 + 1 + 2
+    entries = {entry.module.name: entry for entry in profiler._profile().modules}
+    assert {name: entry.module.total.forward for name, entry in entries.items()} == {
+        "": FIRST + SECOND + third,
+        "layers": FIRST + SECOND + third,
+        "layers.0": 0,
+        "layers.1": FIRST + SECOND,
+        "layers.1.0": 0,
+        "layers.1.1": 0,
+        "layers.2": 0,
+    }
+    assert entries["layers.0"].seconds == 0.0
+    assert entries["layers"].seconds == 5.0
+
+
+def test_a_subclass_of_an_ignored_class_is_not_ignored() -> None:
+    class Special(nn.Linear):
+        pass
+
+    model = nn.Sequential(Special(3, 5))
+    profiler = FlopsProfiler(model)
+    profiler.start_profile([nn.Linear, nn.Sequential])
+    model(torch.randn(2, 3))
+    profiler.stop_profile()
+    assert profiler._profile().modules[1].module.total.forward == FIRST
+
+
+# What an engine knows
+
+
+class Engine:
+    """The part of a DeepSpeed engine that a profiler asks; seconds of its timers are in milliseconds."""
+
+    world_size = 8
+    dp_world_size: int | None = 4
+    seq_dp_world_size = 2
+    mp_world_size = 2
+
+    def __init__(self, *, breakdown: bool = True, accumulate: int = 1) -> None:
+        self.breakdown = breakdown
+        self.accumulate = accumulate
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        return 16
+
+    def gradient_accumulation_steps(self) -> int:
+        return self.accumulate
+
+    def wall_clock_breakdown(self) -> bool:
+        return self.breakdown
+
+    def timers(self, name: str) -> Any:
+        class Timer:
+            def elapsed(self, reset: bool = True) -> float:
+                assert not reset
+                return {"bwd": 4000.0, "step": 2000.0}[name]
+
+        return Timer()
+
+
+def printed_with(
+    engine: Engine, now: FakeNow, capsys: pytest.CaptureFixture[str], factor: float = 0.0
+) -> dict[str, str]:
+    model = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 2.0))
+    profiler = FlopsProfiler(model, engine, factor)
+    profiler.start_profile()
+    model(torch.randn(2, 3))
+    profiler.start_profile(count=False)
+    model(torch.randn(2, 3))
+    profiler.end_profile()
+    profiler.print_model_profile(detailed=False)
+    lines = [line.split(":") for line in capsys.readouterr().out.splitlines()]
+    return {parts[0]: parts[1].strip() for parts in lines if len(parts) == 2 and parts[1].strip()}
+
+
+def test_an_engine_tells_sizes_and_the_latencies_of_its_step(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
+    # 60 FLOPs in 2 s forward, 4 s backward, 2 s step.
+    printed = printed_with(Engine(), now, capsys)
+    assert printed["world size"] == "8"
+    assert printed["data parallel size"] == "4"
+    assert printed["model parallel size"] == "2"
+    assert printed["batch size per GPU"] == "16"
+    assert printed["fwd flops of model = fwd flops per GPU * mp_size"] == "120"
+    assert printed["bwd latency"] == "4 s"
+    assert printed["bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency"] == "30 FLOPS (estimated)"
+    assert printed["fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency)"] == "30 FLOPS (estimated)"
+    assert printed["step latency"] == "2 s"
+    assert printed["iter latency"] == "8 s"
+    assert printed["FLOPS per GPU = 3 * fwd flops per GPU / iter latency"] == "22.5 FLOPS (estimated)"
+    assert printed["samples/second"] == "8.00"  # 16 on each of the 4 ranks that see different data, in 8 s
+
+
+def test_recomputed_forwards_are_in_the_estimates(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_with(Engine(), now, capsys, factor=1.0)
+    assert printed["bwd FLOPS per GPU = 3 * fwd flops per GPU / bwd latency"] == "45 FLOPS (estimated)"
+
+
+def test_with_sequence_parallelism_the_data_parallel_size_is_that_of_the_ranks_with_different_data(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine()
+    engine.dp_world_size = None
+    assert printed_with(engine, now, capsys)["data parallel size"] == "2"
+
+
+@pytest.mark.parametrize("engine", [Engine(breakdown=False), Engine(accumulate=4)])
+def test_latencies_that_the_engine_does_not_have_for_one_forward_are_not_printed(
+    engine: Engine, now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not [label for label in printed_with(engine, now, capsys) if "bwd" in label and "=" in label]
