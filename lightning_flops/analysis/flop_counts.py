@@ -81,7 +81,10 @@ class FlopCounts:
 
     @property
     def causal_skipped(self) -> int:
-        """FLOPs, among the four phases', that fused causal attention does not execute."""
+        """FLOPs, among the four phases', that fused causal attention does not execute.
+
+        With ``causal_attention="half"`` it is below zero where more is executed than the half that is counted.
+        """
         return sum(cell.causal_skipped for cell in self.record.cells)
 
     @property

@@ -237,12 +237,11 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         own = skipped * flops // (flops + repeated) if skipped else 0
         skipped -= own
         if self._halve_causal and work.causal:
-            half, half_repeated = flops // 2, repeated // 2
-            # What is not counted any more cannot be skipped any more.
-            own = max(0, own - half)
-            skipped = max(0, skipped - half_repeated)
-            flops -= half
-            repeated -= half_repeated
+            # What is not counted any more runs as before: of it, less is skipped, or more runs than is counted.
+            own -= flops - flops // 2
+            skipped -= repeated - repeated // 2
+            flops //= 2
+            repeated //= 2
         cell.skipped += own
         cell.repeated += repeated
         cell.repeated_skipped += skipped
