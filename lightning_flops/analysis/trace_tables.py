@@ -384,6 +384,47 @@ class RankComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """One module over all steps of a trace; totals are with the modules below it, own times without."""
+
+    name: str
+    """Qualified name; the root is ``""``."""
+    calls: int
+    """Forward calls; those that a backward repeats are none."""
+    forward_us: float
+    own_forward_us: float
+    backward_us: float
+    """With what the backward repeats of the forward (activation checkpointing)."""
+    own_backward_us: float
+    forward_kernels: int | None
+    """With the modules below it; None without a device."""
+    backward_kernels: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTable:
+    """Where the time of forward and backward went, module by module; there when the trace's modules are marked."""
+
+    clock: Literal["host", "device"]
+    """``device``: time in which work that was launched there ran, overlaps counted once. ``host``: without a device."""
+    steps: int
+    """All times and counts are of so many steps together."""
+    rows: tuple[ModuleRow, ...]
+    """By name, the root first."""
+    forward_us: float
+    """All of the forward; its own work outside every module's call is the root's."""
+    backward_us: float
+    """All of the backward: the modules', gradient accumulation, and what is unattributed."""
+    optimizer_us: float
+    """The optimizer, without forward and backward in its closure."""
+    gradient_accumulation_us: float
+    """Adding gradients to parameters, and the hooks that run there."""
+    unattributed_forward_us: float
+    unattributed_backward_us: float
+    """The autograd engine between nodes, and nodes whose forward is not in the trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
     """Every table of one trace; a table that the trace has nothing for is None."""
 
@@ -391,6 +432,7 @@ class TraceReport:
     rank: int
     events: int
     step_times: StepTimes
+    modules: ModuleTable | None
     device_metrics: tuple[DeviceMetrics, ...] | None
     device_summary: DeviceSummary
     overview: tuple[OverviewRow, ...]

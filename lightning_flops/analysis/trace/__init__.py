@@ -19,7 +19,9 @@ from lightning_flops.analysis.trace.device import kernel_table as kernel_table
 from lightning_flops.analysis.trace.device import launch_statistics as launch_statistics
 from lightning_flops.analysis.trace.loading import TraceFormatError as TraceFormatError
 from lightning_flops.analysis.trace.loading import load_trace as load_trace
+from lightning_flops.analysis.trace.loading import trace_from_columns as trace_from_columns
 from lightning_flops.analysis.trace.loading import trace_from_events as trace_from_events
+from lightning_flops.analysis.trace.modules import module_table as module_table
 from lightning_flops.analysis.trace.names import Kind as Kind
 from lightning_flops.analysis.trace.operators import memory_table as memory_table
 from lightning_flops.analysis.trace.operators import operator_table as operator_table

@@ -19,6 +19,7 @@ from lightning_flops.analysis.trace.columns import CollectiveArguments, DevicePr
 from lightning_flops.analysis.trace.json_stream import StreamError, event_batches, fast_decoder
 from lightning_flops.analysis.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.records import TraceColumns
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _NOTHING: Mapping[str, Any] = {}
@@ -81,6 +82,67 @@ def trace_from_events(
     columns = _Builder(source)
     columns.add(list(events))
     return columns.trace(metadata or {})
+
+
+def trace_from_columns(
+    columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None, source: str = "(profiler)"
+) -> Trace:
+    """The trace of host events that are already in memory as columns: no event is looked at by itself.
+
+    Args:
+        columns: the events.
+        process: number of the process they ran in.
+        metadata: what stands at the top of a file, beside the events.
+        source: what messages call these events.
+
+    Raises:
+        TraceFormatError: none of the events is torch.profiler's.
+    """
+    metadata = metadata or {}
+    kinds = np.array([KIND_OF_CATEGORY.get(category.lower(), -1) for category in columns.categories], dtype=np.int8)
+    kind = kinds[_int32(columns.category)] if columns.category else np.zeros(0, dtype=np.int8)
+    kept = np.flatnonzero(kind >= 0)
+    kind, name = kind[kept], _int32(columns.name)[kept]
+    scopes = np.array([is_scope_written_as_operator(text) for text in columns.names], dtype=bool)
+    kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind)
+    if not (kind != Kind.OTHER).any():
+        raise TraceFormatError(f"{source}: the trace holds no events of torch.profiler")
+    nowhere = np.full(len(kept), -1, dtype=np.int64)
+    unknown = np.full(len(kept), np.nan)
+    memory_count = len(columns.memory_bytes)
+    no_totals = np.full(memory_count, -1, dtype=np.int64)
+    memory = MemoryEvents(
+        lane=_int32(columns.memory_thread),
+        time_ns=_int64(columns.memory_time_ns),
+        bytes=_int64(columns.memory_bytes),
+        device_type=np.zeros(memory_count, dtype=np.int32),
+        device=no_totals.astype(np.int32),
+        allocated_bytes=no_totals,
+        reserved_bytes=no_totals,
+    )
+    return Trace(
+        source=source,
+        names=columns.names,
+        lanes=tuple(Lane(process=str(process), thread=str(thread)) for thread in columns.threads),
+        name=name,
+        kind=kind,
+        lane=_int32(columns.thread)[kept],
+        start_ns=_int64(columns.start_ns)[kept],
+        duration_ns=_int64(columns.duration_ns)[kept],
+        correlation=nowhere,
+        external_id=_int64(columns.external_id)[kept],
+        sequence=_int64(columns.sequence)[kept],
+        forward_thread=_int64(columns.forward_thread)[kept],
+        device=nowhere.astype(np.int32),
+        stream=nowhere,
+        blocks_per_sm=unknown,
+        occupancy_percent=unknown,
+        bytes=nowhere,
+        collectives={},
+        memory=memory if memory_count else None,
+        devices=(),
+        metadata=metadata,
+    )
 
 
 def _open(source: str, stack: ExitStack) -> IO[bytes]:

@@ -9,6 +9,8 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 
+from lightning_flops.analysis.trace_marks import PREFIXES, marked_module, marked_phase
+
 
 class Kind(IntEnum):
     """What an event of a trace stands for."""
@@ -63,6 +65,12 @@ _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
 # Up to 1.8 these scopes are written as operators.
 _SCOPE_AS_OPERATOR = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc):")
 
+# Scopes that torch itself opens; every other scope, but for marks, is the user's.
+_OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
+_FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
+_BACKWARD = re.compile(r"(^|[./ \]])backward$")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+
 _DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 
@@ -89,12 +97,32 @@ def step_number(name: str) -> int | None:
 
 def is_data_loader(name: str) -> bool:
     """Whether a scope of this name is a wait for a loader's next batch."""
-    return _DATA_LOADER.match(name) is not None
+    return marked_phase(name) == "data_wait" or _DATA_LOADER.match(name) is not None
+
+
+def is_forward(name: str) -> bool:
+    """Whether a scope of this name is a forward pass."""
+    return marked_module(name) is None and _FORWARD.search(name.strip("# ")) is not None
+
+
+def is_backward(name: str) -> bool:
+    """Whether a scope of this name is a backward pass."""
+    return marked_module(name) is None and _BACKWARD.search(name.strip("# ")) is not None
+
+
+def is_optimizer(name: str) -> bool:
+    """Whether a scope of this name is an optimizer's step."""
+    return marked_phase(name) == "optimizer" or _OPTIMIZER.match(name) is not None
+
+
+def is_users_scope(name: str) -> bool:
+    """Whether a scope of this name is neither torch's nor a mark of this package."""
+    return not name.startswith(PREFIXES) and _OF_TORCH.match(name) is None
 
 
 def is_scope_written_as_operator(name: str) -> bool:
-    """Whether an operator of this name is a scope, as traces before 1.9 write it."""
-    return _SCOPE_AS_OPERATOR.match(name) is not None
+    """Whether an operator of this name is a scope: a mark of this package, or any scope in a trace before 1.9."""
+    return name.startswith(PREFIXES) or _SCOPE_AS_OPERATOR.match(name) is not None
 
 
 def host_collective(name: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,12 +11,8 @@ import numpy.typing as npt
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, ratio
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, covered_within, merge, union
-from lightning_flops.analysis.trace.names import Kind, is_data_loader
+from lightning_flops.analysis.trace.names import Kind, is_backward, is_data_loader, is_forward, is_optimizer
 from lightning_flops.analysis.trace_tables import ModelSummary, PhaseRow, PhaseSource, Remainder
-
-_FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
-_BACKWARD = re.compile(r"(^|[./ \]])backward$")
-_OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +45,9 @@ def find_phases(trace: Trace) -> Phases:
     backward from the first to the last operator that autograd ran before anything else followed.
     """
     data_loader = _by_scopes(trace, is_data_loader)
-    optimizer = _by_scopes(trace, lambda name: _OPTIMIZER.match(name) is not None)
-    forward = _by_scopes(trace, lambda name: _FORWARD.search(_bare(name)) is not None)
-    backward = _by_scopes(trace, lambda name: _BACKWARD.search(_bare(name)) is not None)
+    optimizer = _by_scopes(trace, is_optimizer)
+    forward = _by_scopes(trace, is_forward)
+    backward = _by_scopes(trace, is_backward)
     if forward is None or backward is None:
         forward_runs, backward_runs = _by_operators(trace, data_loader, optimizer)
         forward = forward or forward_runs
@@ -131,10 +126,6 @@ def in_steps(trace: Trace, rows: npt.NDArray[np.bool_] | Ints) -> Ints:
     inside = (step >= 0) & (starts < steps.host_end_ns[np.maximum(step, 0)])
     indices = indices[inside]
     return indices[np.argsort(trace.start_ns[indices], kind="stable")].astype(np.int64)
-
-
-def _bare(name: str) -> str:
-    return name.strip("# ")
 
 
 def _by_scopes(trace: Trace, is_phase: Callable[[str], bool]) -> PhaseSpans | None:

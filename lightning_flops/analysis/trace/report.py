@@ -14,6 +14,7 @@ from lightning_flops.analysis.trace.device import (
     kernel_table,
     launch_statistics,
 )
+from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.operators import memory_table, operator_table
 from lightning_flops.analysis.trace.phases import model_summary
 from lightning_flops.analysis.trace.ranks import compare_ranks, rank_numbers
@@ -35,6 +36,7 @@ def analyze_trace(trace: Trace) -> TraceReport:
         rank=trace.rank or 0,
         events=len(trace),
         step_times=step_times(trace),
+        modules=module_table(trace),
         device_metrics=device_metrics(trace),
         device_summary=device_summary(trace),
         overview=overview(trace),

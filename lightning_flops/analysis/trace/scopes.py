@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from lightning_flops.analysis.trace.columns import NONE, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect
-from lightning_flops.analysis.trace.names import Kind, is_data_loader, step_number
+from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.phases import find_phases, sums_between
 from lightning_flops.analysis.trace_tables import (
     DeviceSummary,
@@ -25,13 +24,10 @@ from lightning_flops.analysis.trace_tables import (
 METADATA_KEY = "lightning_flops"
 """Key at the top of a trace under which this package keeps what torch.profiler does not measure."""
 
-# Scopes that torch itself opens; every other scope is the user's.
-_OF_TORCH = re.compile(r"ProfilerStep#|enumerate\(|Optimizer\.(step|zero_grad)#|(gloo|nccl|mpi|ucc|xccl):")
-
 
 def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
     """The user's own scopes by name, the longest first; None when there are none."""
-    rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & trace.names_where(lambda n: not _OF_TORCH.match(n)))
+    rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & trace.names_where(is_users_scope))
     if not len(rows):
         return None
     launched = _launched_in_scopes(trace, rows)
@@ -83,7 +79,7 @@ def overview(trace: Trace) -> tuple[OverviewRow, ...]:
         if spans is not None:
             found.append(_row(trace, name, "host", len(spans.starts), spans.merged()))
     found += [
-        _of_rows(trace, "user scope", annotation & trace.names_where(lambda n: not _OF_TORCH.match(n))),
+        _of_rows(trace, "user scope", annotation & trace.names_where(is_users_scope)),
         _of_rows(trace, "operator", operator & (links.parent < 0)),
         _of_rows(trace, "inner operator", operator & (links.parent >= 0)),
         _of_rows(trace, "runtime call", kind == Kind.RUNTIME),

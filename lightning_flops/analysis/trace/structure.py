@@ -90,7 +90,7 @@ def link(trace: Trace) -> Links:
     operators = np.flatnonzero(trace.kind == Kind.OPERATOR)
     order = np.lexsort((-trace.duration_ns[operators], trace.start_ns[operators], trace.lane[operators]))
     operators = operators[order]
-    _nest(trace, operators, parent, depth)
+    nest(trace, operators, parent, depth)
 
     launch = _launches(trace)
     operator_of_launch = np.full(count, -1, dtype=np.int64)
@@ -169,7 +169,15 @@ def _whole_trace(trace: Trace) -> Steps:
     return Steps(False, (None,), start, end, start, end)
 
 
-def _nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int32]) -> None:
+def nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int32] | None = None) -> None:
+    """Fill in who encloses each of *operators*, which stand thread by thread, by start, outer before inner.
+
+    Args:
+        trace: whose rows *operators* are.
+        operators: rows.
+        parent: gets, for each of these rows, the innermost one around it, where there is one.
+        depth: gets how many enclose it.
+    """
     rows = operators.tolist()
     starts, ends = trace.start_ns[operators].tolist(), trace.end_ns[operators].tolist()
     lanes = trace.lane[operators].tolist()
@@ -192,7 +200,8 @@ def _nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int
         open_rows.append(rows[index])
         open_ends.append(ends[index])
     parent[operators] = parents
-    depth[operators] = depths
+    if depth is not None:
+        depth[operators] = depths
 
 
 def _launches(trace: Trace) -> Ints:
