@@ -1,0 +1,210 @@
+"""Lightning's DeepSpeedStrategy on two ranks, gloo, real engines: its config's block, its steps, its parameters."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any
+
+import pytest
+
+from lightning_flops import Profile
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, batch_flops
+from tests.ranks import DEEPSPEED_ON_CPU, run_ranks
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed"),
+    pytest.mark.timeout(280),
+]
+
+RANKS = 2
+PAIRS = ("lightning.pytorch 2", "pytorch_lightning 3", "lightning.pytorch 3", "pytorch_lightning 2")
+FULL = PAIRS[0]
+PARAMS = (IN * HIDDEN + HIDDEN) + (HIDDEN * OUT + OUT)
+STEP = batch_flops(times=4)
+"""Four batches accumulate."""
+MICRO_BATCHES = 3 * 18
+
+Seen = dict[str, dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
+    """What each rank saw, by root and stage and by scenario; one start of two ranks runs them all."""
+    folder = tmp_path_factory.mktemp("ranks")
+    program = ["-m", "tests.lightning.deepspeed_me", str(folder), *PAIRS]
+    run_ranks(program, ranks=RANKS, folder=folder, timeout_sec=240, environment=DEEPSPEED_ON_CPU)
+    return [json.loads((folder / f"seen{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def profile_of(fit: dict[str, Any], index: int = 0) -> Profile:
+    return Profile.from_json(fit["profiles"][index])
+
+
+def log_of(fit: dict[str, Any], words: str) -> list[str]:
+    return [message for message in fit["messages"] if words in message]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_step_is_the_engines_and_its_flops_are_exact_on_every_rank(ranks: list[Seen], pair: str) -> None:
+    for rank, seen in enumerate(ranks):
+        fit = seen[pair]["profiled"]
+        # The engine accumulates across epochs of 18 batches; Lightning's own count starts anew in each.
+        assert (fit["global_steps"], fit["lightnings_steps"]) == (MICRO_BATCHES // 4, 3 * (18 // 4))
+        profile = profile_of(fit)
+        assert profile.context.rank == rank
+        assert (profile.flops.forward, profile.flops.backward) == (STEP.forward, STEP.backward)
+        assert (profile.flops.recompute, profile.flops.optimizer) == (0, 0)
+        assert profile.micro_steps == 4
+        assert profile.samples == 4 * BATCH
+        by_name = {module.name: module for module in profile.modules}
+        assert by_name["net.0.linear"].total.forward == 4 * 2 * BATCH * IN * HIDDEN
+        assert by_name["net.1"].total.backward == 4 * 2 * (2 * BATCH * HIDDEN * OUT)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_parameters_are_the_models_also_where_each_rank_holds_a_part(ranks: list[Seen], pair: str) -> None:
+    for seen in ranks:
+        profile = profile_of(seen[pair]["profiled"])
+        assert (profile.params, profile.trainable_params) == (PARAMS, PARAMS)
+        assert {module.name: module.params for module in profile.modules}["net.1"] == HIDDEN * OUT + OUT
+        assert profile.local_params is not None
+        assert profile.local_params < PARAMS if pair.endswith("3") else profile.local_params == PARAMS
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(ranks: list[Seen], pair: str) -> None:
+    for seen in ranks:
+        plain, profiled = seen[pair]["plain"], seen[pair]["profiled"]
+        assert plain["profiles"] == [] and len(profiled["profiles"]) == 1
+        assert len(plain["losses"]) == MICRO_BATCHES
+        for what in ("losses", "weights", "random_state", "config", "global_steps"):
+            assert profiled[what] == plain[what], what
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_block_is_taken_over_and_given_back(ranks: list[Seen], pair: str) -> None:
+    for rank, seen in enumerate(ranks):
+        fit = seen[pair]["profiled"]
+        profile = profile_of(fit)
+        assert (profile.profile_step, profile.settings.timing_steps, profile.settings.module_depth) == (2, 2, 1)
+        assert len(profile.timed_steps) == 2
+        assert fit["builtin_was_on"] is False
+        taken = "INFO: taken from the DeepSpeed config's flops_profiler block: enabled, profile_step, module_depth"
+        assert len(log_of(fit, taken)) == (rank == 0)
+
+
+def test_in_every_scenario_the_users_config_comes_back_and_nothing_of_ours_stays(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        for pair in PAIRS:
+            for name, fit in seen[pair].items():
+                assert fit["block_is_the_users"] and fit["block_is_as_written"], name
+                assert fit["left_behind"] == [], name
+                assert log_of(fit, "taken itself out") == [], name
+
+
+def test_the_phases_of_a_step_are_timed_and_add_up(ranks: list[Seen]) -> None:
+    timing = profile_of(ranks[0][FULL]["profiled"]).timing
+    assert timing is not None
+    parts = (timing.data_wait_sec, timing.forward_sec, timing.backward_sec, timing.optimizer_sec, timing.other_sec)
+    seconds = [part for part in parts if part is not None]
+    assert len(seconds) == len(parts)
+    assert min(seconds) > 0
+    assert timing.transfer_sec is not None
+    assert sum(seconds) + timing.transfer_sec == pytest.approx(timing.global_step_sec, rel=1e-9)
+
+
+def test_arguments_win_over_the_block_and_the_log_says_so(ranks: list[Seen]) -> None:
+    fit = ranks[0][FULL]["arguments"]
+    profile = profile_of(fit)
+    assert (profile.profile_step, profile.settings.timing_steps, profile.settings.module_depth) == (1, 3, 1)
+    (said,) = log_of(fit, "win over the DeepSpeed config's flops_profiler block")
+    assert said.endswith("profile_step=1 (the block has 2), timing_steps=3 (the block has 2)")
+    assert len(log_of(fit, "taken from the DeepSpeed config's flops_profiler block: enabled, module_depth")) == 1
+
+
+def test_an_exception_in_the_users_step_leaves_as_it_came_and_the_report_says_so(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        fit = seen[FULL]["fails"]
+        assert fit["raised"] == "RuntimeError: the user's own"
+        profile = profile_of(fit)
+        assert profile.flops.forward == STEP.forward
+        assert profile.timing is None
+        assert any("interrupted by RuntimeError" in note for note in profile.notes)
+
+
+def test_manual_optimization_has_its_steps_counted(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        fit = seen[FULL]["manual"]
+        assert fit["global_steps"] == 18
+        profile = profile_of(fit)
+        assert profile.micro_steps == 1
+        assert (profile.flops.forward, profile.flops.backward) == (batch_flops().forward, batch_flops().backward)
+
+
+def test_a_wrong_block_is_an_error_before_training_that_names_key_rule_and_value(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        wrong, no_object = seen[FULL]["wrong"], seen[FULL]["no object"]
+        assert wrong["raised"].startswith("ConfigError: flops_profiler.profile_step must be an integer >= 0")
+        assert wrong["raised"].endswith("got '2'")
+        assert no_object["raised"] == "ConfigError: flops_profiler must be an object, got ['profile_step']"
+        assert wrong["losses"] == no_object["losses"] == []
+
+
+def test_two_callbacks_both_read_what_the_user_wrote(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        fit = seen[FULL]["two"]
+        assert [profile_of(fit, index).profile_step for index in (0, 1)] == [2, 1]
+        assert [profile_of(fit, index).flops.forward for index in (0, 1)] == [STEP.forward] * 2
+        assert fit["builtin_was_on"] is False
+
+
+def test_a_block_that_says_off_switches_the_callback_off_with_a_warning(ranks: list[Seen]) -> None:
+    fit = ranks[0][FULL]["block off"]
+    assert fit["profiles"] == []
+    assert log_of(fit, "") == ["WARNING: flops_profiler.enabled is false: this fit is not profiled"]
+
+
+def test_a_block_that_does_not_say_on_or_off_leaves_an_own_callback_on(ranks: list[Seen]) -> None:
+    profile = profile_of(ranks[0][FULL]["not said"])
+    assert (profile.profile_step, profile.flops.forward) == (2, STEP.forward)
+
+
+def test_by_the_environment_the_block_is_served_without_any_code(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        fit = seen[FULL]["switch"]
+        assert fit["callbacks"] == 1
+        profile = profile_of(fit)
+        assert (profile.profile_step, profile.settings.timing_steps) == (2, 2)
+        assert (profile.flops.forward, profile.flops.backward) == (STEP.forward, STEP.backward)
+        assert fit["builtin_was_on"] is False
+        assert fit["losses"] == seen[FULL]["plain"]["losses"]
+        assert fit["weights"] == seen[FULL]["plain"]["weights"]
+
+
+def test_by_the_environment_a_block_that_is_off_is_off(ranks: list[Seen]) -> None:
+    fit = ranks[0][FULL]["switch, block off"]
+    assert (fit["callbacks"], fit["profiles"]) == (1, [])
+    assert log_of(fit, "") == ["INFO: flops_profiler.enabled is false: this fit is not profiled"]
+
+
+def test_by_the_environment_a_trainer_without_a_block_is_profiled_by_the_defaults(ranks: list[Seen]) -> None:
+    profile = profile_of(ranks[0][FULL]["switch, no block"])
+    assert (profile.profile_step, profile.settings.timing_steps) == (1, 20)
+    assert profile.flops.forward == STEP.forward
+
+
+def test_by_the_environment_an_own_callback_stays_the_only_one_that_works(ranks: list[Seen]) -> None:
+    fit = ranks[0][FULL]["switch, own callback"]
+    assert fit["callbacks"] == 2
+    assert [profile_of(fit, index).profile_step for index in range(len(fit["profiles"]))] == [1]
+    assert log_of(fit, "not profiled") == []
+
+
+def test_by_the_environment_a_wrong_block_is_a_warning_and_training_goes_on(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        fit = seen[FULL]["switch, wrong"]
+        assert "raised" not in fit
+        assert (len(fit["losses"]), fit["profiles"]) == (2, [])
+        (said,) = log_of(fit, "WARNING")
+        assert "flops_profiler.top_modules must be an integer >= 1, got 0" in said

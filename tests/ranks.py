@@ -1,0 +1,112 @@
+"""Starts one program on several ranks, as a launcher does, and says what each printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+REPOSITORY = Path(__file__).parent.parent
+
+DEEPSPEED_ON_CPU = {
+    "DS_ACCELERATOR": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    # What DeepSpeed compiles survives the run of the tests.
+    "TORCH_EXTENSIONS_DIR": str(REPOSITORY / ".cache" / "torch_extensions"),
+}
+"""Environment in which DeepSpeed runs without a GPU."""
+
+
+def run_ranks(
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    folder: Path,
+    timeout_sec: float,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Run ``python ARGUMENTS`` in *folder* as ranks 0 to *ranks* - 1 of one job on this machine.
+
+    Returns:
+        What each rank printed, both streams together.
+
+    Raises:
+        AssertionError: a rank failed or was not done in time; with everything that every rank printed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with contextlib.ExitStack() as undo:
+        processes: list[subprocess.Popen[bytes]] = []
+        outputs: list[IO[bytes]] = []
+        for rank in range(ranks):
+            output = undo.enter_context(tempfile.TemporaryFile())
+            outputs.append(output)
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, *arguments],
+                    cwd=folder,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": str(REPOSITORY),
+                        "OMP_NUM_THREADS": "1",
+                        **_place(rank, ranks, port),
+                        **(environment or {}),
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # so that what it starts itself can be ended with it
+                )
+            )
+            undo.callback(_end, processes[-1])
+        deadline = time.monotonic() + timeout_sec
+        late = False
+        while not late and any(process.poll() is None for process in processes):
+            # A rank that has failed leaves the others waiting for it.
+            if any(process.returncode for process in processes):
+                deadline = min(deadline, time.monotonic() + 5.0)
+            late = time.monotonic() > deadline
+            time.sleep(0.05)
+        for process in processes:
+            _end(process)
+        printed = [_text(output) for output in outputs]
+    statuses = [process.returncode for process in processes]
+    whole = "\n".join(f"----- rank {rank}\n{text}" for rank, text in enumerate(printed))
+    assert not late or any(status > 0 for status in statuses), f"not done in {timeout_sec:.0f} s\n{whole}"
+    assert statuses == [0] * ranks, f"exit statuses {statuses}\n{whole}"
+    return printed
+
+
+def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What torchrun tells a process of its place."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "tests",
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _text(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode(errors="replace")
