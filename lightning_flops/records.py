@@ -59,7 +59,8 @@ class OperatorCell:
     flops: int = 0
     """Model FLOPs: full score matrix for attention unless ``causal_attention="half"``."""
     causal_skipped: int = 0
-    """FLOPs of *flops* that fused causal attention does not execute."""
+    """FLOPs of *flops* that fused causal attention does not execute; below zero where it executes more than the half
+    that ``causal_attention="half"`` counts."""
     without_backward: int = 0
     """FLOPs of *flops* (forward only) from which no backward can follow: no input needed a gradient."""
     bytes_read: int = 0

@@ -87,11 +87,11 @@ class HalvingMode(CountingMode):  # type: ignore[no-untyped-call]
     def _is_flagged(self, state: ThreadState, args: tuple[Any, ...], out: Any) -> bool:
         """Whether a product belongs to attention that was called with the causal flag."""
         calls = self._calls
-        if calls.mask is not None and (calls.weighted or calls.scalings == 1):
-            scores = args[0] if calls.weighted else out
-            if tuple(scores.shape[-2:]) == calls.mask:
-                if calls.weighted:
-                    calls.mask = None  # this was the call's second product
+        if calls.mask is not None and tuple((args[0] if calls.weighted else out).shape[-2:]) == calls.mask:
+            flagged = calls.weighted or calls.scalings == 1
+            if calls.weighted or not flagged:
+                calls.mask = None  # this was the call's second product, or the mask was a caller's
+            if flagged:
                 if is_grad_enabled() and needs_gradient(args):
                     # The product's autograd node was made just before.
                     self._flagged.add((state.ident, sequence_number() - 1))

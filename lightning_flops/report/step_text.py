@@ -37,6 +37,11 @@ def flops_lines(profile: Profile) -> list[str]:
     mean, total = profile.flops, profile.flops_total
     several = len(profile.counted_steps) > 1
     factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
+    skipped = (
+        "skipped by fused causal attention"
+        if profile.settings.causal_attention == "full"
+        else "skipped: causal attention, counted less executed"
+    )
     rows = [
         ("fwd", mean.forward, total.forward),
         ("  of it without a bwd to follow", mean.without_backward, total.without_backward),
@@ -44,7 +49,7 @@ def flops_lines(profile: Profile) -> list[str]:
         (f"bwd (estimated: {factor} x fwd with a bwd to follow)", mean.backward_estimated, total.backward_estimated),
         ("recomputed in the bwd", mean.recompute, total.recompute),
         ("optimizer", mean.optimizer, total.optimizer),
-        ("skipped by fused causal attention", mean.causal_skipped, total.causal_skipped),
+        (skipped, mean.causal_skipped, total.causal_skipped),
         ("model flops = fwd + bwd", mean.model, total.model),
         ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", mean.hardware, total.hardware),
     ]
