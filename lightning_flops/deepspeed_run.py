@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import platform
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,17 @@ import torch
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.records import RunContext
 from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.markdown import render_markdown
-from lightning_flops.report.scalars import monitor_scalars, profile_scalars
+from lightning_flops.report.markdown import fenced, render_markdown
+from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 from lightning_flops.sinks.file import free_path, write_text_file
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.monitor import MonitorReading
 
@@ -113,6 +117,41 @@ class EngineOutput:
             model_flops_peak_sec=model_flops_peak_sec,
         )
         self._monitors.write_scalars(scalars, step=int(self._engine.global_samples))
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Give what the whole run's batches came to to the log, to monitors that show text, and to a file."""
+        tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
+        self._monitors.write_text(tag, fenced(text), step=int(self._engine.global_samples))
+        ConsoleSink().write_text(tag, text, step=step)
+        _write_file(free_path(f"{self._monitors.folder() or '.'}/throughput.json"), summary.to_json())
+
+
+class StageOutput:
+    """Where a later stage of a pipeline leaves its profile: in files beside those of stage 0, on its first rank."""
+
+    def __init__(self, engine: Any, config: ProfilerConfig, *, stage: int) -> None:
+        self._config = config
+        self._stage = stage
+        self._folder = DeepSpeedMonitorSink(engine.monitor).folder() or "."
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Write the text if a file was named for it, and the profile."""
+        if self._config.output_file is not None:
+            _write_file(self._path(self._config.output_file), render_text(profile))
+        _write_file(free_path(self._path(f"{self._folder}/profile.json")), profile.to_json())
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Nothing: throughput is the whole pipeline's, and stage 0 writes it."""
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Nothing, likewise."""
+
+    def _path(self, path: str) -> str:
+        """Where this stage writes what stage 0 writes to *path*: ``flops.txt`` -> ``flops_stage1.txt``."""
+        root, suffix = os.path.splitext(path)
+        return f"{root}_stage{self._stage}{suffix}"
 
 
 def _write_file(path: str, text: str) -> None:

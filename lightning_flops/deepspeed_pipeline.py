@@ -1,0 +1,195 @@
+"""One stage of a DeepSpeed pipeline under the profiler: what its instructions are in a step.
+
+``train_batch`` is a step: all micro-batches through all stages, and the update. A stage is told what to do by a list of
+instructions, which the engine looks up in a table; each kind is one part of the step. The stage's forwards and
+backwards are its own layers', so the stages' profiles add up to the model's. Sending to, receiving from and waiting for
+the other stages is the bubble.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as torch_dataloader
+
+from lightning_flops.deepspeed_engine import EngineProfiler
+from lightning_flops.deepspeed_run import EngineOutput, StageOutput
+from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.run_profiler import guarded
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.patches import Patches
+    from lightning_flops.records import TimePhase
+    from lightning_flops.run_profiler import RunOutput
+
+_PARTS: dict[str, TimePhase] = {
+    "LoadMicroBatch": "transfer",  # less the wait for the batch
+    "ForwardPass": "forward",  # with the loss, on the last stage
+    "BackwardPass": "backward",
+    "ReduceGrads": "backward",  # where it is in engines without stages
+    "RecvActivation": "bubble",
+    "SendActivation": "bubble",
+    "RecvGrad": "bubble",
+    "SendGrad": "bubble",
+    "ReduceTiedGrads": "bubble",  # an exchange between the stages that share the weights
+    "OptimizerStep": "optimizer",
+}
+"""What part of a step each kind of instruction is, by the name of its class; any other kind is ``other``."""
+
+_TABLE = "_INSTRUCTION_MAP"
+
+
+class PipelineProfiler(EngineProfiler):
+    """The profiler on one rank of a pipeline. Made by ``start``; inert after ``take_out``.
+
+    The first rank of every stage writes its profile, since the stages do different work.
+    """
+
+    def __init__(self, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
+        super().__init__(engine, config=config, publish=publish)
+        self._writes = _is_first_of_stage(engine)
+        self._in_train_batch = False
+        self._micro_batches: list[tuple[Any, Shapes]] = []
+        self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
+        if not self._loads:
+            self._meter = self._meter_without_batches()
+
+    def _make_output(self) -> RunOutput:
+        stage = int(self._engine.stage_id)
+        return (
+            StageOutput(self._engine, self._config, stage=stage) if stage else EngineOutput(self._engine, self._config)
+        )
+
+    def _tap_engine(self, taps: Patches) -> None:
+        engine = self._engine
+        taps.replace(engine, "train_batch", self._around_train_batch)
+        taps.replace(engine, "eval_batch", self._outside_of_steps("validation"))
+        taps.replace(engine, "save_checkpoint", self._outside_of_steps("checkpoint"))
+        taps.replace(engine, "destroy", self._around_destroy)
+        if self._loads:
+            taps.replace(engine, "_next_batch", self._around_next_batch)
+        else:  # what a stage in the middle receives is all that tells one step from another
+            taps.set(engine, _TABLE, self._table_with({"ForwardPass": self._around_forward_of_middle}))
+
+    def _tap_parts(self, taps: Patches) -> None:
+        assert self._recorder is not None
+        self._recorder.note(
+            f"This is stage {self._engine.stage_id} of a pipeline of {self._engine.num_stages}: FLOPs, parameters and "
+            "times are those of its layers. The first rank of each later stage writes its profile beside that of "
+            "stage 0, as profile_stage1.json and so on; over the stages FLOPs and parameters add up to the model's."
+        )
+        taps.set(
+            self._engine, _TABLE, self._table_with({name: self._in_train_batch_only(_PARTS[name]) for name in _PARTS})
+        )
+        taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
+        taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
+        taps.replace(DataLoader, "__iter__", self._around_loader_start)
+
+    def _table_with(self, taps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> dict[type, Any]:
+        """The engine's table of instructions, with *taps* around the functions of the kinds they name."""
+        table: dict[type, Any] = getattr(self._engine, _TABLE)
+        return {kind: taps.get(kind.__name__, _unchanged)(function) for kind, function in table.items()}
+
+    def _in_train_batch_only(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What turns a function into one whose calls are *part* of a step, unless an evaluation makes them."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            marked = self._inside_part(part)(original)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                return (marked if self._in_train_batch else original)(*args, **kwargs)
+
+            return run
+
+        return make
+
+    def _around_train_batch(self, train_batch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._train_batch_begins()
+            try:
+                result = train_batch(*args, **kwargs)
+            except BaseException as error:
+                self._interrupted(error)
+                raise
+            self._train_batch_ends()
+            return result
+
+        return run
+
+    def _around_next_batch(self, next_batch: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            if not self._in_train_batch:
+                return next_batch()
+            self._fetch_begins()
+            try:
+                batch = next_batch()
+            finally:
+                self._fetch_ends()
+            self._has_micro_batch(batch, batch)
+            return batch
+
+        return run
+
+    def _around_forward_of_middle(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(engine: Any, *, buffer_id: int, **kwargs: Any) -> Any:
+            if self._in_train_batch:
+                self._has_micro_batch((), engine.pipe_buffers["inputs"][buffer_id])
+            return forward(engine, buffer_id=buffer_id, **kwargs)
+
+        return run
+
+    @guarded
+    def _train_batch_begins(self) -> None:
+        assert self._recorder is not None
+        self._thread = threading.get_ident()
+        self._in_train_batch = True
+        self._micro_batches.clear()
+        if self._scope is None and self._recorder.marking:
+            self._scope = self._enter_batch_scope()
+
+    @guarded
+    def _has_micro_batch(self, batch: Any, tensors: Any) -> None:
+        self._micro_batches.append((batch if self._keeps_batch and batch is not None else (), tensor_shapes(tensors)))
+
+    @guarded
+    def _train_batch_ends(self) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        self._in_train_batch = False
+        *first, last = self._micro_batches or [((), ())]
+        for batch, shapes in first:
+            self._ends(batch, shapes, ends_step=False)
+        self._ends(*last, ends_step=True)
+        self._micro_batches.clear()
+        self._leave_scope()
+        self._after_batch()
+        if recorder.marking and not self._out:
+            self._scope = self._enter_batch_scope()
+
+    def _ends(self, batch: Any, shapes: Shapes, *, ends_step: bool) -> None:
+        self._batch, self._shapes = batch, shapes
+        self._batch_ends(batch, updates=int(ends_step), ends_step=ends_step)
+
+    def _meter_without_batches(self) -> BatchMeter:
+        """A meter for a stage that gets activations: their first dimension need not be the samples'."""
+        config, declared = self._config, int(self._engine.train_micro_batch_size_per_gpu())
+        return BatchMeter(
+            batch_size=config.batch_size if isinstance(config.batch_size, int) else declared,
+            tokens_per_sample=config.tokens_per_sample if isinstance(config.tokens_per_sample, int) else None,
+            note=self._note,
+        )
+
+
+def _is_first_of_stage(engine: Any) -> bool:
+    """Whether this rank is the one of its stage that has the first data and the first slice of the weights."""
+    grid = engine.grid
+    return int(grid.get_data_parallel_rank()) == 0 and int(grid.get_slice_parallel_rank()) == 0
+
+
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
