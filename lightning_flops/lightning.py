@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
 
     _CallbackBases = Callback
 else:
@@ -49,7 +50,10 @@ else:
 
 logger = logging.getLogger(__name__)
 
-_RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict")
+_IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+"""Hooks of a training step that this callback inherits and has no use for."""
+
+_RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", *_IDLE_HOOKS)
 """Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
 
 
@@ -64,7 +68,8 @@ class FlopsProfilerCallback(_CallbackBases):
     stands down. A block that says ``"enabled": false`` switches this callback off, too.
 
     Args:
-        profile_step: the step to count, by the number of steps of this fit before it. Default 1.
+        profile_step: the step to count, by the number of steps of this fit before it. Default 1. A list profiles again
+            at each of its steps; one that falls into the window of another is passed over.
         module_depth: deepest module level in the report; -1 for all. Default -1.
         top_modules: modules listed at each level of the aggregated profile. Default 1.
         detailed: print every module in a tree. Default True.
@@ -76,7 +81,11 @@ class FlopsProfilerCallback(_CallbackBases):
         record_shapes: record the shapes of operators' inputs in that step. Default False.
         profile_memory: record allocations and frees in that step. Default False.
         with_stack: record the Python calls of that step. Default False.
-        monitor: log throughput for as long as training runs. Default True.
+        every: profile again each time so many steps have gone by since the last step that ``profile_step`` names.
+        timer_only: only monitor: nothing is counted, timed in its parts, or traced. Default False.
+        trace_schedule: which steps are traced after the timed ones, as ``torch.profiler.schedule`` has it: a mapping
+            from ``wait``, ``warmup``, ``active`` and ``repeat``. Default one step after one of warm-up.
+        monitor: log throughput for as long as training runs, and a summary of it at the end. Default True.
         batch_size: samples in a batch, or a function of the batch; None reads it from the tensors' first dimension.
         tokens_per_sample: tokens in a sample, or a function from a batch to its number of tokens; None: no tokens/s.
         causal_attention: ``"full"`` counts the whole score matrix, ``"half"`` half of it in calls flagged causal.
@@ -90,7 +99,7 @@ class FlopsProfilerCallback(_CallbackBases):
 
     def __init__(
         self,
-        profile_step: int | None = None,
+        profile_step: int | Sequence[int] | None = None,
         module_depth: int | None = None,
         top_modules: int | None = None,
         detailed: bool | None = None,
@@ -98,6 +107,9 @@ class FlopsProfilerCallback(_CallbackBases):
         recompute_fwd_factor: float | None = None,
         *,
         timing_steps: int | None = None,
+        every: int | None = None,
+        timer_only: bool | None = None,
+        trace_schedule: Mapping[str, int] | None = None,
         trace: bool | None = None,
         trace_dir: str | Path | None = None,
         record_shapes: bool | None = None,
@@ -118,6 +130,9 @@ class FlopsProfilerCallback(_CallbackBases):
             "output_file": str(output_file) if isinstance(output_file, Path) else output_file,
             "recompute_fwd_factor": recompute_fwd_factor,
             "timing_steps": timing_steps,
+            "every": every,
+            "timer_only": timer_only,
+            "trace_schedule": trace_schedule,
             "trace": trace,
             "trace_dir": str(trace_dir) if isinstance(trace_dir, Path) else trace_dir,
             "record_shapes": record_shapes,
@@ -137,7 +152,8 @@ class FlopsProfilerCallback(_CallbackBases):
         self._given = dict(given)
         self._for_any_trainer = for_any_trainer
         self._config = ProfilerConfig(**self._given)
-        self._profile: Profile | None = None
+        self._profiles: list[Profile] = []
+        self._throughput: ThroughputSummary | None = None
         self._fit: FitProfiler | None = None
         self._builtin = BuiltinProfiler()
 
@@ -178,7 +194,17 @@ class FlopsProfilerCallback(_CallbackBases):
     @property
     def profile(self) -> Profile | None:
         """What the latest window measured; None until one has closed."""
-        return self._profile
+        return self._profiles[-1] if self._profiles else None
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """What every window of the latest fit measured, in order."""
+        return tuple(self._profiles)
+
+    @property
+    def throughput(self) -> ThroughputSummary | None:
+        """What the batches of the latest fit came to; None until it has ended, or without the monitor."""
+        return self._throughput
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and result; what belongs to a running fit stays behind."""
@@ -237,8 +263,10 @@ class FlopsProfilerCallback(_CallbackBases):
         self._end_fit()
         if not self._config.enabled:
             return
-        self._profile = None
-        self._fit = FitProfiler.start(trainer, pl_module, config=self._config, publish=self._publish)
+        self._profiles = []
+        self._throughput = None
+        self._fit = FitProfiler.start(trainer, pl_module, config=self._config, publish=self._profiles.append)
+        self._drop_idle_hooks()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
@@ -273,8 +301,14 @@ class FlopsProfilerCallback(_CallbackBases):
     def _end_fit(self) -> None:
         self._builtin.put_back()
         fit, self._fit = self._fit, None
+        for name in _IDLE_HOOKS:
+            self.__dict__.pop(name, None)
         if fit is not None:
+            self._throughput = fit.throughput
             fit.take_out()
 
-    def _publish(self, profile: Profile) -> None:
-        self._profile = profile
+    def _drop_idle_hooks(self) -> None:
+        """Let the Trainer pass over hooks that do nothing: it takes some microseconds to call each, at every step."""
+        for name in _IDLE_HOOKS:
+            if getattr(type(self), name) in [getattr(base, name, None) for base in FlopsProfilerCallback.__bases__]:
+                self.__dict__[name] = None

@@ -79,8 +79,8 @@ class FitProfiler(RunProfiler):
         trainer = self._trainer
         self._context = run_context(trainer)
         profile_step = self._config.next_profile_step(steps_done=0)
-        assert profile_step is not None
-        if (last := last_step_of_development_run(trainer)) is not None and profile_step > last:
+        last = last_step_of_development_run(trainer)
+        if last is not None and profile_step is not None and profile_step > last:
             logger.info("fast_dev_run: profile_step is %d in place of %d", last, profile_step)
             profile_step = last
         epoch_loop = trainer.fit_loop.epoch_loop
@@ -211,19 +211,24 @@ class FitProfiler(RunProfiler):
 
     # ---- events of the callback
 
-    @guarded
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred."""
-        self._batch_starts(batch)
-        self._raw_depth = 0  # a step that raised, and was caught, never told that it ended
+        try:
+            self._batch_starts(batch)
+            self._raw_depth = 0  # a step that raised, and was caught, never told that it ended
+        except Exception as error:
+            self._fail(error)
 
-    @guarded
     def batch_ends(self, batch: Any) -> None:
         """A batch is done, and with it perhaps a step."""
-        before, self._last_global_step = self._last_global_step, self._optimizer_steps()
-        raw, self._raw_updates = self._raw_updates, 0
-        updates = self._last_global_step - before + raw
-        self._batch_ends(batch, updates=updates, ends_step=updates > 0 or self._steps_without_optimizer())
+        try:
+            steps = self._optimizer_steps()
+            updates = steps - self._last_global_step + self._raw_updates
+            self._last_global_step = steps
+            self._raw_updates = 0
+            self._batch_ends(batch, updates=updates, ends_step=updates > 0 or self._steps_without_optimizer())
+        except Exception as error:
+            self._fail(error)
 
     def _steps_without_optimizer(self) -> bool:
         """Whether every batch is a step, for want of an optimizer that would tell."""

@@ -12,9 +12,10 @@ import torch
 
 from lightning_flops.records import RunContext
 from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.markdown import render_markdown
-from lightning_flops.report.scalars import monitor_scalars, profile_scalars
+from lightning_flops.report.markdown import fenced, render_markdown
+from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import free_path, write_text_file
 from lightning_flops.sinks.loggers import LoggersSink
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.monitor import MonitorReading
 
@@ -99,6 +101,7 @@ class FitOutput:
         self._trainer = trainer
         self._config = config
         self._loggers = LoggersSink(trainer.loggers)
+        self._profiles_written = 0
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it; what one of them refuses, the others still get."""
@@ -107,8 +110,10 @@ class FitOutput:
         self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
         shown = self._loggers.write_text(tag, render_markdown(profile), step=step)
         self._loggers.write_text(f"{config.tag_prefix}/advice", render_advice_markdown(profile.advice), step=step)
+        self._profiles_written += 1
         if config.output_file is not None:
-            _write_file(config.output_file, text)
+            # The first report of a fit takes the place of another fit's; those that follow lie beside it.
+            _write_file(config.output_file if self._profiles_written == 1 else free_path(config.output_file), text)
         else:
             ConsoleSink().write_text(tag, text, step=step)
         if getattr(self._trainer, "fast_dev_run", False):
@@ -134,6 +139,14 @@ class FitOutput:
             ),
             step=step,
         )
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Give what the whole run's batches came to to the log, to loggers that show text, and to a file."""
+        tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
+        self._loggers.write_text(tag, fenced(text), step=step)
+        ConsoleSink().write_text(tag, text, step=step)
+        if not getattr(self._trainer, "fast_dev_run", False):
+            _write_file(free_path(f"{_log_folder(self._trainer)}/throughput.json"), summary.to_json())
 
 
 def _write_file(path: str, text: str) -> None:

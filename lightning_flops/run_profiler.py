@@ -1,7 +1,8 @@
 """One run of training under the profiler, whatever framework drives it: the recorder, the monitor and the report.
 
-A front door's subclass says where its framework is tapped; which step is counted is the recorder's decision, and what
-follows from the recorder's state - taps on, taps off, the report - is decided here.
+A front door's subclass says where its framework is tapped; what a window does with its steps is its recorder's
+decision, and when a window opens, and what follows from the recorder's state - taps on, taps off, the report - is
+decided here. Between windows a batch costs the monitor's few stamps and nothing else.
 
 Everything here runs inside somebody's training. Every entry is guarded: the first failure of ours is logged once, the
 profiler takes itself out completely, and training goes on.
@@ -19,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
+from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts
 
@@ -71,6 +74,9 @@ class RunOutput(Protocol):
     ) -> None:
         """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
 
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Give what the whole run's batches came to, when the run ends."""
+
 
 class RunProfiler(ABC):
     """The profiler inside one run of training, on one rank; inert after ``take_out``.
@@ -98,7 +104,16 @@ class RunProfiler(ABC):
         self._output: RunOutput | None = None
         self._monitor = Monitor() if config.monitor else None
         self._recorder: Recorder | None = None
+        self._next_step: int | None = None
+        self._in_window = False
+        self._marking = False
+        self._steps_done = 0
+        self._settle_steps = 0
         self._profile: Profile | None = None
+        self._throughput: ThroughputSummary | None = None
+        self._counted_shapes: tuple[Shapes, ...] | None = None
+        self._counted_updates: int | None = None
+        self._notes: list[str] = []
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._step_shapes: list[Shapes] = []
@@ -108,7 +123,6 @@ class RunProfiler(ABC):
         self._device: torch.device | None = None
         self._memory: MemoryWatch | None = None
         self._dp_size = 1
-        self._reported = False
         self._meter = BatchMeter(
             batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=self._note
         )
@@ -146,23 +160,49 @@ class RunProfiler(ABC):
     # ---- the run
 
     def _start(
-        self, *, profile_step: int, settle_steps: int, device: torch.device, output: RunOutput, dp_size: int
+        self, *, profile_step: int | None, settle_steps: int, device: torch.device, output: RunOutput, dp_size: int
     ) -> None:
-        """The run begins: open the window that waits for *profile_step*."""
+        """The run begins.
+
+        Args:
+            profile_step: the first step to profile, by the number of steps of the run before it; None: there is none.
+            settle_steps: steps to leave alone after a counted one.
+            device: where the model is.
+            output: where reports go.
+            dp_size: ranks that see different data.
+        """
         self._output = output
         self._device = device
-        self._memory = MemoryWatch(self._root, read=memory_reader(device), on_device=device.type == "cuda")
+        self._settle_steps = settle_steps
         self._dp_size = dp_size
+        self._await_window(profile_step)
+        self._tap_window()
+
+    def _await_window(self, profile_step: int | None) -> None:
+        """Have a window ready that opens before *profile_step*, or at once if that is the step that begins now."""
+        assert self._device is not None
+        device, self._next_step = self._device, profile_step
+        self._micro_batch_size = None
+        self._memory = MemoryWatch(self._root, read=memory_reader(device), on_device=device.type == "cuda")
         self._recorder = Recorder(
             self._root,
-            profile_step=profile_step,
+            profile_step=self._steps_done + 1 if profile_step is None else profile_step,
             timing_steps=self._config.timing_steps,
-            settle_steps=settle_steps,
+            settle_steps=self._settle_steps,
             clock=clock_for(device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
-            tracer=self._tracer(device) if self._config.trace else None,
+            tracer=self._tracer(device) if self._config.trace and profile_step is not None else None,
         )
-        self._tap_window()
+        for sentence in self._notes:
+            self._recorder.note(sentence)
+        if profile_step == self._steps_done:
+            self._open_window()
+
+    def _open_window(self) -> None:
+        """The step that begins now is counted."""
+        assert self._recorder is not None
+        self._recorder.open(steps_done=self._steps_done)
+        self._in_window = True
 
     def _tracer(self, device: torch.device) -> StepTracer:
         config = self._config
@@ -180,13 +220,18 @@ class RunProfiler(ABC):
         """Whether the profiler has nothing more to do in this run."""
         return self._out
 
+    @property
+    def throughput(self) -> ThroughputSummary | None:
+        """What the run's batches came to; None before its end, or if nothing was monitored."""
+        return self._throughput
+
     def _tap_window(self) -> None:
         """Mark the parts of a step while a window needs them, and only then."""
-        recorder = self._recorder
-        assert recorder is not None
-        if recorder.marking == bool(self._window):
+        assert self._recorder is not None
+        self._marking = self._recorder.marking
+        if self._marking == bool(self._window):
             return
-        if recorder.marking:
+        if self._marking:
             self._tap_parts(self._window)
         else:
             self._window.undo()
@@ -258,17 +303,26 @@ class RunProfiler(ABC):
 
         return make
 
-    @guarded
-    def _fetch_begins(self) -> None:
-        if self._monitor is not None:
-            self._monitor.fetch_begins()
-        self._enter("data_wait")
+    # These two, and the two borders below, are called for every batch of the run. They are short where no window is
+    # open, and guard themselves: a decorator's frames would cost as much as what they do.
 
-    @guarded
+    def _fetch_begins(self) -> None:
+        try:
+            if self._monitor is not None:
+                self._monitor.fetch_begins()
+            if self._marking:
+                self._enter("data_wait")
+        except Exception as error:
+            self._fail(error)
+
     def _fetch_ends(self) -> None:
-        self._leave()
-        if self._monitor is not None:
-            self._monitor.fetch_ends()
+        try:
+            if self._marking:
+                self._leave()
+            if self._monitor is not None:
+                self._monitor.fetch_ends()
+        except Exception as error:
+            self._fail(error)
 
     @guarded
     def _training_stops(self, reason: str) -> None:
@@ -309,52 +363,60 @@ class RunProfiler(ABC):
             updates: optimizer attempts that belong to this batch.
             ends_step: a global step ends with it.
         """
-        recorder = self._recorder
-        assert recorder is not None
         started, self._batch = self._batch, None
         self._step_updates += updates
-        if batch is None and started is None:
-            return  # the loader yielded None: no batch, no start, nothing ran
         if batch is not started:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
+        elif batch is None:
+            return  # the loader yielded None: no batch, no start, nothing ran
         shapes = self._shapes
         samples = self._meter.samples(batch, shapes)
+        slowed = self._in_window and self._tell_recorder(batch, samples=samples, ends_step=ends_step)
+        self._step_shapes.append(shapes)
+        if self._monitor is not None:
+            self._watch(self._monitor, samples=samples, ends_step=ends_step, slowed=slowed)
+        if ends_step:
+            self._steps_done += 1
+            self._step_shapes.clear()
+            self._step_updates = 0
+            if self._steps_done == self._next_step:
+                self._open_window()
+        if self._in_window and not self._in_batch_scope:
+            self._after_batch()
+
+    def _tell_recorder(self, batch: Any, *, samples: int | None, ends_step: bool) -> bool:
+        """Tell the open window of *batch*; whether it ran slower than it does without a profiler."""
+        recorder = self._recorder
+        assert recorder is not None
         counted, traced = recorder.counting, recorder.tracing
         if recorder.state is not State.CLOSED:
             tokens = self._meter.tokens(batch, samples)
-            recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
+            recorder.end_batch(shapes=self._shapes, samples=samples, tokens=tokens, ends_step=ends_step)
         if counted and self._micro_batch_size is None:
             self._micro_batch_size = samples
-        self._step_shapes.append(shapes)
-        if self._monitor is not None:
-            self._watch(self._monitor, samples=samples, ends_step=ends_step, slowed=counted or traced)
-        if ends_step:
-            self._step_shapes.clear()
-            self._step_updates = 0
-        if not self._in_batch_scope:
-            self._after_batch()
+        return counted or traced
 
     @guarded
     def _after_batch(self) -> None:
-        """What follows from the state the recorder is in now: taps on or off, the report, or the end of our work."""
+        """What follows from the state the window is in now: taps on or off, the report, or the end of our work."""
         recorder = self._recorder
         assert recorder is not None
         self._tap_window()
-        if recorder.state is State.CLOSED:
-            if not self._reported:
-                self._report()
-            if self._monitor is None:
-                self.take_out()
+        if self._in_window and recorder.state is State.CLOSED:
+            self._report()
+            self._await_window(self._config.next_profile_step(steps_done=self._steps_done))
+            self._tap_window()
+        if self._next_step is None and self._monitor is None:
+            self.take_out()
 
     def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, slowed: bool) -> None:
-        recorder = self._recorder
-        assert recorder is not None
-        alike = not ends_step or (
-            tuple(self._step_shapes) == recorder.counted_shapes and self._step_updates == recorder.counted_updates
-        )
-        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
         if slowed:
             monitor.restart()  # counting and tracing cost time, so what went by until here is no throughput
+            return
+        alike = not ends_step or (
+            tuple(self._step_shapes) == self._counted_shapes and self._step_updates == self._counted_updates
+        )
+        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
         if not ends_step:
             return
         step = self._x_axis()
@@ -376,24 +438,35 @@ class RunProfiler(ABC):
         """The run ends: report what there is, or say why there is nothing."""
         recorder = self._recorder
         assert recorder is not None
-        if self._reported:
+        if self._in_window and recorder.reached:
+            if interrupted_by is not None:
+                recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")
+            self._report()
+        elif self._next_step is not None and interrupted_by is None and self._writes:
+            self._say_what_was_not_reached(self._next_step)
+        self._report_throughput()
+
+    def _say_what_was_not_reached(self, step: int) -> None:
+        if self._profile is None:
+            logger.warning(
+                "nothing was profiled: profile_step is %d, and this fit ended after %d step(s)", step, self._steps_done
+            )
+        elif self._config.every is None:
+            logger.warning("step %d was not profiled: this fit ended after %d step(s)", step, self._steps_done)
+
+    def _report_throughput(self) -> None:
+        if self._monitor is None:
             return
-        if not recorder.reached:
-            if interrupted_by is None and self._writes:
-                logger.warning(
-                    "nothing was profiled: profile_step is %d, and this fit ended after %d step(s)",
-                    self._config.profile_step,
-                    recorder.steps_done,
-                )
-            return
-        if interrupted_by is not None:
-            recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")
-        self._report()
+        self._throughput = build_throughput(self._monitor.totals(), dp_size=self._dp_size)
+        if self._throughput is not None and self._writes:
+            assert self._output is not None
+            self._output.write_throughput(self._throughput, step=self._x_axis())
 
     def _report(self) -> None:
         recorder = self._recorder
         assert recorder is not None and self._output is not None
-        self._reported = True
+        self._in_window = False
+        self._next_step = None
         started = time.perf_counter()
         step = self._x_axis()
         window = recorder.close(context=self._run_context(), report_step=step)
@@ -405,6 +478,7 @@ class RunProfiler(ABC):
         window = replace(window, facts=self._run_facts(), memory=self._memory_record())
         profile = build_profile(window, config=self._config)
         self._profile = profile
+        self._counted_shapes, self._counted_updates = recorder.counted_shapes, recorder.counted_updates
         self._publish(profile)
         if self._writes:
             self._output.write_profile(profile, step=step)
@@ -433,9 +507,13 @@ class RunProfiler(ABC):
             return None
 
     def _note(self, sentence: str) -> None:
-        """Put *sentence* into the report and, once, into the log."""
-        assert self._recorder is not None
-        if self._recorder.note(sentence) and self._writes:
+        """Put *sentence* into this window's report and those of later ones and, once, into the log."""
+        if sentence in self._notes:
+            return
+        self._notes.append(sentence)
+        if self._recorder is not None:
+            self._recorder.note(sentence)
+        if self._writes:
             logger.warning(sentence)
 
     # ---- out of the way

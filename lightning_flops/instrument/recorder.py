@@ -247,6 +247,12 @@ class Recorder:
         self._notes.append(sentence)
         return True
 
+    def open(self, *, steps_done: int) -> None:
+        """The step that begins now is the one to count; so many steps of the run came before it."""
+        self._steps_done = steps_done
+        if self._state is State.WAITING:
+            self._open()
+
     # ---- the parts of a step
 
     @contextmanager
