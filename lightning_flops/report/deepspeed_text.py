@@ -223,7 +223,7 @@ class _Tree:
                 f"{params_to_string(entry.module.params)} = {_share(entry.module.params, root.module.params)} Params",
                 f"{macs_to_string(entry.macs)} = {_share(entry.macs, root.macs)} MACs",
                 f"{duration_to_string(entry.seconds)} = {_share(entry.seconds, root.seconds)} latency",
-                "0 FLOPS" if entry.seconds == 0 else flops_to_string(entry.flops_per_sec),
+                flops_to_string(entry.flops_per_sec if entry.module.total.forward else 0),
             ]
         )
 

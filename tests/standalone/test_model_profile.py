@@ -1,0 +1,301 @@
+"""``get_model_profile``: one call that counts and times a model's forward."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_flops import get_model_profile
+from tests.fake_clock import FakeNow
+from tests.golden_files import golden
+from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state, torch_state
+
+PARAMS = 3 * 5 + 5 + 5 * 7 + 7
+
+
+def quiet(model: nn.Module, **settings: Any) -> tuple[int | str, int | str, int | str]:
+    return get_model_profile(model, print_profile=False, as_string=False, **settings)
+
+
+def test_numbers_are_exact_and_strings_are_deepspeeds() -> None:
+    assert quiet(model_of_two(), input_shape=(2, 3)) == (FIRST + SECOND, (FIRST + SECOND) // 2, PARAMS)
+    model = nn.Linear(1000, 1000, bias=False)
+    assert get_model_profile(model, (2, 1000), print_profile=False) == ("4 M", "2 MMACs", "1 M")
+
+
+def test_arguments_may_be_positional_keywords_both_or_none_for_the_other() -> None:
+    class Adding(nn.Linear):
+        def forward(self, input: Tensor, other: Tensor | None = None) -> Tensor:
+            return super().forward(input if other is None else input + other)
+
+    x = torch.ones(2, 3)
+    flops = (FIRST, FIRST // 2, 3 * 5 + 5)
+    assert quiet(Adding(3, 5), input_shape=(2, 3), args=None, kwargs=None) == flops
+    assert quiet(Adding(3, 5), args=[x]) == flops
+    assert quiet(Adding(3, 5), kwargs={"input": x}) == flops
+    assert quiet(Adding(3, 5), args=(x,), kwargs={"other": x}) == flops
+    assert quiet(Adding(3, 5), input_shape=(2, 3), args=["not used"], kwargs={"other": x}) == flops
+
+
+def test_an_input_shape_makes_a_tensor_in_the_dtype_of_the_models_first_floating_parameter() -> None:
+    seen = []
+
+    def look(self: Calling, x: Tensor) -> Tensor:
+        seen.append((x.dtype, tuple(x.shape)))
+        assert self.layer is not None
+        return self.layer(x)  # type: ignore[no-any-return]
+
+    model = Calling(look, nn.Linear(3, 5).bfloat16())
+    model.scales = nn.Parameter(torch.ones(3, dtype=torch.int8), requires_grad=False)
+    assert next(model.parameters()).dtype is torch.int8
+    quiet(model, input_shape=(2, 3))
+    assert set(seen) == {(torch.bfloat16, (2, 3))}
+
+
+def test_a_model_without_parameters_can_be_profiled() -> None:
+    assert quiet(Calling(lambda self, x: x @ x.T), input_shape=(2, 3)) == (2 * 2 * 2 * 3, 2 * 2 * 3, 0)
+
+
+@pytest.mark.parametrize("root_trains", [True, False])
+def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
+    last = nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 7))
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), last)
+    model.train(root_trains)
+    model[1].eval()
+    last[0].train()
+    before, weights = model_state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    torch_before, random = torch_state(), torch.get_rng_state()
+    modes = []
+    hook = last.register_forward_hook(lambda module, args, output: modes.append([m.training for m in model.modules()]))
+    quiet(model, input_shape=(2, 3))
+    hook.remove()
+    assert modes
+    assert not any(any(training) for training in modes)
+    assert model_state(model) == before
+    assert torch_state() == torch_before
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_a_module_that_does_more_in_eval_than_set_a_flag_undoes_it() -> None:
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> Merging:
+            super().train(mode)
+            self.merged = not mode
+            return self
+
+    layer = Merging(3, 5)
+    model = nn.Sequential(layer)
+    quiet(model, input_shape=(2, 3))
+    assert [layer.merged, layer.training] == [False, True]
+    model.eval()
+    quiet(model, input_shape=(2, 3))
+    assert [layer.merged, layer.training] == [True, False]
+
+
+def test_a_model_that_draws_random_numbers_leaves_the_random_state() -> None:
+    random = torch.get_rng_state()
+    quiet(Calling(lambda self, x: x + torch.rand(3)), input_shape=(2, 3))
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("failing_call", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type[BaseException]) -> None:
+    calls = []
+
+    def fail(self: Calling, x: Tensor) -> Tensor:
+        calls.append(x)
+        assert self.layer is not None
+        y: Tensor = self.layer(x)
+        if len(calls) == failing_call:
+            raise error("mine")
+        return y
+
+    model = nn.Sequential(Calling(fail, nn.Linear(3, 5)))
+    before, torch_before, random = model_state(model), torch_state(), torch.get_rng_state()
+    with pytest.raises(error, match="mine"):
+        quiet(model, input_shape=(2, 3), warm_up=2)
+    assert len(calls) == failing_call
+    assert torch_state() == torch_before
+    assert model_state(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_profiles_one_after_the_other_agree() -> None:
+    model = model_of_two()
+    assert {quiet(model, input_shape=(2, 3)) for _ in range(3)} == {(FIRST + SECOND, (FIRST + SECOND) // 2, PARAMS)}
+
+
+def test_latencies_are_of_forwards_that_are_not_counted_after_the_warm_up(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first forwards are slow; whatever runs under a dispatch mode takes a second longer.
+    calls = []
+
+    def warm(self: Calling, x: Tensor) -> Tensor:
+        calls.append(x)
+        now.sleep(50.0 if len(calls) <= 2 else 0.0)
+        assert self.layer is not None
+        return self.layer(x)  # type: ignore[no-any-return]
+
+    model = Calling(warm, nn.Sequential(nn.Linear(3, 5), Sleeping(now, 3.0)))
+    get_model_profile(model, (2, 3), warm_up=2)
+    assert len(calls) == 2 + 3
+    printed = capsys.readouterr().out
+    assert "Profile Summary at step 2:" in printed
+    lines = {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
+    assert lines["fwd latency"] == "3 s"
+    assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == "20 FLOPS"
+    assert "bound" not in printed
+
+
+def test_the_report_is_this(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
+    body = Block(now, nn.Linear(3, 5), Sleeping(now, 4.0), nn.Linear(5, 5))
+    model = nn.Sequential(body, nn.ReLU(), nn.Linear(5, 7))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda *_: now.sleep(0.5))
+    get_model_profile(model, (2, 3), top_modules=2)
+    golden("text/standalone.txt", capsys.readouterr().out)
+
+
+def test_a_module_depth_shows_the_levels_down_to_it(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(Block(now, nn.Linear(3, 5), Block(now, nn.Linear(5, 5))), nn.Linear(5, 7))
+
+    def depths(module_depth: int) -> list[str]:
+        get_model_profile(model, (2, 3), module_depth=module_depth)
+        printed = capsys.readouterr().out
+        tree = printed.split("Sequential(\n")[1]
+        # Deepest names: depth 1 is "(0)", 2 its layers, 3 what is in them, and so on.
+        assert ("(layers)" in tree) == (module_depth != 1 and module_depth != 0)
+        assert ("modules inside, deeper than module_depth" in tree) == (module_depth in (0, 1, 2))
+        return [line for line in printed.splitlines() if line.startswith("depth ")]
+
+    assert depths(0) == ["depth 0:"]
+    assert depths(1) == ["depth 0:", "depth 1:"]
+    assert depths(2) == ["depth 0:", "depth 1:", "depth 2:"]
+    every = [f"depth {depth}:" for depth in range(6)]
+    assert depths(-1) == every
+    assert depths(99) == every
+
+
+def test_without_detail_there_is_no_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    get_model_profile(model_of_two(), (2, 3), detailed=False)
+    printed = capsys.readouterr().out
+    assert "Aggregated Profile per GPU" in printed
+    assert "Detailed Profile per GPU" not in printed
+    assert "Linear(" not in printed
+
+
+def test_an_output_file_gets_the_report_and_nothing_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "made" / "for" / "it" / "profile.txt"
+    for _ in range(2):
+        get_model_profile(model_of_two(), (2, 3), output_file=str(path))
+    assert path.read_text().count("Profile Summary at step 1:") == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_an_output_file_that_cannot_be_written_is_said_and_the_report_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        get_model_profile(model_of_two(), (2, 3), output_file=str(tmp_path / "file" / "profile.txt"))
+    assert "the profile is printed instead" in caplog.text
+    assert "Profile Summary at step 1:" in capsys.readouterr().out
+
+
+def test_what_could_not_be_counted_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with torch.library._scoped_library("standalone_test", "FRAGMENT") as library:
+        library.define("matmul_of_ours(Tensor x) -> Tensor")
+        library.impl("matmul_of_ours", lambda x: x @ x.T, "CPU")
+        model = Calling(lambda self, x: torch.ops.standalone_test.matmul_of_ours(x))
+        get_model_profile(model, (2, 3), detailed=False)
+    printed = capsys.readouterr().out
+    assert "Not counted: standalone_test.matmul_of_ours, 1 call in the root; it looks like matmul work." in printed
+    assert "fwd flops per GPU:" in printed
+    assert "0 (lower bound)" in printed
+
+
+# Generation
+
+
+class Generator(nn.Module):
+    """Makes as many tokens as it is told, each from the one before, and takes a second to choose each."""
+
+    def __init__(self, now: FakeNow | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 5)
+        self.head = nn.Linear(5, 7)
+        self.now = now
+        self.generated = 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.now is not None:
+            self.now.sleep(2.0)
+        return self.head(self.embedding(tokens))  # type: ignore[no-any-return]
+
+    def generate(self, tokens: Tensor, new_tokens: int = 1) -> Tensor:
+        self.generated += 1
+        with torch.no_grad():
+            for _ in range(new_tokens):
+                logits = self(tokens)
+                tokens = (logits @ torch.eye(7)).argmax(-1)  # what no module does is the model's
+                if self.now is not None:
+                    self.now.sleep(1.0)
+        return tokens
+
+
+def test_a_generation_is_counted_whole() -> None:
+    model = Generator()
+    tokens = torch.tensor([[1], [2]])
+    flops = 4 * (SECOND + 2 * 2 * 7 * 7)
+    params = 7 * 5 + 5 * 7 + 7
+    expected = (flops, flops // 2, params)
+    assert quiet(model, args=[tokens], kwargs={"new_tokens": 4}, mode="generate") == expected
+    assert model.generated == 1 + 3
+    assert model.training
+
+
+def test_the_latency_of_a_generation_is_that_of_the_whole_call(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    get_model_profile(Generator(now), args=[torch.tensor([[1], [2]])], kwargs={"new_tokens": 4}, mode="generate")
+    printed = capsys.readouterr().out
+    assert "fwd latency:" + " " * 60 + "12 s\n" in printed
+    assert "12 s = 100% latency" in printed
+
+
+def test_a_generation_that_raises_leaves_nothing() -> None:
+    model = Generator()
+    before, torch_before = model_state(model), torch_state()
+    with pytest.raises(IndexError):
+        quiet(model, args=[torch.tensor([[9]])], kwargs={"new_tokens": 1}, mode="generate", warm_up=0)
+    assert (model_state(model), torch_state()) == (before, torch_before)
+
+
+# Wrong arguments
+
+
+def test_wrong_arguments_are_refused_before_anything_runs() -> None:
+    model: Any = Calling(lambda self, *args: pytest.fail("the model was called"))
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got function"):
+        quiet(lambda x: x, input_shape=(2, 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"input_shape must be a tuple of at least one size, got \[2, 3\]"):
+        quiet(model, input_shape=[2, 3])
+    with pytest.raises(TypeError, match=r"input_shape must be a tuple of at least one size, got \(\)"):
+        quiet(model, input_shape=())
+    with pytest.raises(ValueError, match="input_shape, args or kwargs must be given"):
+        quiet(model)
+    with pytest.raises(ValueError, match='mode must be "forward" or "generate", got \'train\''):
+        quiet(model, input_shape=(2, 3), mode="train")
