@@ -137,6 +137,12 @@ def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
     return elsewhere[0] if elsewhere else None
 
 
+def whole_backward_is_compiled() -> bool:
+    """Whether the backward that is running, all of it, is compiled code: then autograd runs no nodes."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
+
+
 def function_in_forward(calls: int = 0) -> Any:
     """The ``autograd.Function`` in whose forward the running code is, within its module's forward; None where in none.
 

@@ -18,6 +18,7 @@ from lightning_flops.instrument.autograd_state import (
     inside_function_forward,
     node_sequence,
     sequence_number,
+    whole_backward_is_compiled,
 )
 from lightning_flops.instrument.operators import Operator
 from lightning_flops.instrument.thread_state import UNKNOWN, GraphTask, Table, ThreadState
@@ -112,6 +113,16 @@ class BackwardScope:
         self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
         return self._unknown
 
+    def _without_node(self) -> str:
+        """The module of what runs in a backward but in none of its nodes."""
+        if not whole_backward_is_compiled():
+            return OUTSIDE  # at a backward's end: a reducer's callback
+        self._note(
+            "The backward ran compiled as a whole (compiled autograd), which does not tell its parts apart: all of it "
+            "stands under the root, what it repeats of the forward and what hooks of gradients do included."
+        )
+        return self._unknown
+
     def table_of_node(self, state: ThreadState) -> Table | None:
         """Where the costs of the running autograd node go, when ``state.segment_table`` says so; else None."""
         task_id = graph_task_id()
@@ -142,7 +153,7 @@ class BackwardScope:
             return state.table_of(top.name, "recompute" if repeats else "backward")
         node = current_node()
         if node is None:
-            return state.table_of(OUTSIDE, "backward")  # what runs at a backward's end: a reducer's callback
+            return state.table_of(self._without_node(), "backward")
         try:
             sequence = node._sequence_nr()  # node_sequence(), without a call of ours
         except AttributeError:

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import is_grad_enabled, nn
@@ -37,7 +38,7 @@ from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_
 from lightning_flops.instrument.tallies import merge_records, total_flops
 from lightning_flops.instrument.template_kernels import heard_kernels
 from lightning_flops.instrument.thread_state import UNKNOWN, Running, RunningKind, ThreadState
-from lightning_flops.records import OUTSIDE, FlopRecord, PhaseFlops
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +178,14 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        threads = self._thread_states()
-        return merge_records(threads, self._notes, self._compiled.hidden)
+        record = merge_records(self._thread_states(), self._notes, self._compiled.hidden)
+        if self._root is None or record.module_calls or not any(_is_strays(cell) for cell in record.cells):
+            return record
+        note = (
+            "No module of the model was called where FLOPs were counted: what ran, perhaps compiled as a function that "
+            "calls the model, stands under (outside)."
+        )
+        return replace(record, notes=(*record.notes, note))
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
@@ -373,6 +380,10 @@ class FlopCounter:
         if self._parameter_owners is None:
             self._parameter_owners = self._names.parameter_owners()
         return self._parameter_owners.get(id(parameter), OUTSIDE)
+
+
+def _is_strays(cell: OperatorCell) -> bool:
+    return cell.module == OUTSIDE and cell.phase == "forward" and cell.flops > 0
 
 
 def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running) -> str | None:
