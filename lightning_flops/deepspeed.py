@@ -28,6 +28,7 @@ from lightning_flops.instrument.patches import Patches
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
 
@@ -42,7 +43,8 @@ class Handle:
 
     def __init__(self, config: ProfilerConfig) -> None:
         self._config = config
-        self._profile: Profile | None = None
+        self._profiles: list[Profile] = []
+        self._throughput: ThroughputSummary | None = None
         # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the profiler.
         self._profiler: Callable[[], EngineProfiler | None] = lambda: None
 
@@ -53,17 +55,28 @@ class Handle:
 
     @property
     def profile(self) -> Profile | None:
-        """What the window measured; None until it has closed."""
-        return self._profile
+        """What the latest window measured; None until one has closed."""
+        return self._profiles[-1] if self._profiles else None
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """What every window measured, the first one first."""
+        return tuple(self._profiles)
+
+    @property
+    def throughput(self) -> ThroughputSummary | None:
+        """What the run's batches came to; None before it was detached, or if nothing was monitored."""
+        return self._throughput
 
     def detach(self) -> None:
-        """Report what there is if the window is open, and leave nothing on the engine; the profile stays."""
+        """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
         profiler = self._profiler()
         if profiler is not None and not profiler.out:
             profiler.end()
+            self._throughput = profiler.throughput
 
     def _publish(self, profile: Profile) -> None:
-        self._profile = profile
+        self._profiles.append(profile)
 
 
 _handles: weakref.WeakKeyDictionary[Any, Handle] = weakref.WeakKeyDictionary()

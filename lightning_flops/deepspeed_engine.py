@@ -218,13 +218,13 @@ class EngineProfiler(RunProfiler):
             try:
                 batch = fetch(iterator)
             except StopIteration:
-                self._fetch_ends()
+                self._fetch_is_over()
                 raise
             except BaseException as error:
                 self._interrupted(error)
                 raise
             self._fetches += 1
-            self._fetch_ends()
+            self._fetch_is_over()
             return batch
 
         return run
@@ -275,8 +275,9 @@ class EngineProfiler(RunProfiler):
         else:
             self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
         self._loss_may_follow = False
-        self._enter("forward")
-        return True
+        if self._whole_step:
+            self._enter("forward")
+        return self._whole_step
 
     @guarded
     def _forward_ends(self) -> None:
@@ -286,7 +287,7 @@ class EngineProfiler(RunProfiler):
     @guarded
     def _backward_begins(self) -> bool:
         """A backward begins; True if it is a part of a step, and not inside another backward."""
-        if self._backward_depth or not self._on_our_thread():
+        if self._backward_depth or not self._whole_step or not self._on_our_thread():
             return False
         if self._evaluating:
             self._note(
@@ -321,9 +322,10 @@ class EngineProfiler(RunProfiler):
         managed = getattr(type(engine), "managed_gradient_accumulation", None)
         # An engine that leaves the border to its user says that it is there while its step runs only.
         updates = (managed is not None and not managed(engine)) or bool(engine.is_gradient_accumulation_boundary())
-        if updates:
+        marked = updates and self._whole_step
+        if marked:
             self._enter("optimizer")
-        return updates
+        return marked
 
     @guarded
     def _micro_step_ends(self, *, ends_step: bool) -> None:
@@ -338,27 +340,29 @@ class EngineProfiler(RunProfiler):
             if self._batch is None:  # an update without a forward of the engine before it
                 self._batch, self._shapes = (), ()
             self._batch_ends(self._batch, updates=int(ends_step), ends_step=ends_step)
-            self._compare_batch_size()
-            self._leave_scope()
-            self._after_batch()
+            if recorder.counting:
+                self._compare_batch_size()
+            if self._scope is not None:
+                self._leave_scope()
+                self._after_batch()
         self._batch = None
         if ends_step:
             self._whole_step = True
             self._at_border = True
             self._fetches = 0
             self._trains_in_eval_mode = not self._engine.module.training
+        recorder = self._recorder  # another one where a window has just closed
         if self._whole_step and recorder.marking and not self._out:
             self._scope = self._enter_batch_scope()
 
     def _compare_batch_size(self) -> None:
         """Say so where the counted batch is not of the size that the engine's config names."""
-        recorder, found = self._recorder, self._micro_batch_size
-        assert recorder is not None
+        found = self._micro_batch_size
         declared = int(self._engine.train_micro_batch_size_per_gpu())
-        if recorder.counting and found is not None and found != declared and self._config.batch_size is None:
+        if found is not None and found != declared and self._config.batch_size is None:
             self._note(
                 f"train_micro_batch_size_per_gpu is {declared}, and the tensors of a forward are of {found} samples: "
-                f"samples are counted by the tensors, unless batch_size is set."
+                "samples are counted by the tensors, unless batch_size is set."
             )
 
     def _look_at_fetches(self) -> None:
@@ -387,7 +391,7 @@ class EngineProfiler(RunProfiler):
         return True
 
     @guarded
-    def _fetch_ends(self) -> None:
+    def _fetch_is_over(self) -> None:
         self._fetching = False
         self._leave()
 
