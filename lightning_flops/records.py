@@ -261,7 +261,7 @@ class TracedStepRecord:
     columns: TraceColumns | None
     """None if a device took part: what its events say stands in the file alone."""
     path: str | None
-    """Local trace file, plain JSON, to be deleted by whoever was given this record; None if none was written."""
+    """Local trace file, plain JSON, there as long as what recorded it; None if none was written."""
     metadata: Mapping[str, Any]
     """What stands beside the events in a trace file."""
 

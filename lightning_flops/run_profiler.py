@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.analysis.traced_step import NEEDS_NUMPY, TracedStep, analyze_traced_step, can_read_traces
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
@@ -30,6 +31,7 @@ from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.tracing import StepTracer
+from lightning_flops.sinks.trace_file import keep_trace
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import MemoryRecord, RunContext, RunFacts
+    from lightning_flops.records import MemoryRecord, RunContext, RunFacts, WindowRecord
 
 logger = logging.getLogger(__name__)
 
@@ -204,8 +206,11 @@ class RunProfiler(ABC):
         self._recorder.open(steps_done=self._steps_done)
         self._in_window = True
 
-    def _tracer(self, device: torch.device) -> StepTracer:
+    def _tracer(self, device: torch.device) -> StepTracer | None:
         config = self._config
+        if config.trace_dir is None and not can_read_traces():
+            self._note(f"No step was traced: {NEEDS_NUMPY}.")
+            return None
         return StepTracer(
             self._root,
             device=device,
@@ -476,7 +481,8 @@ class RunProfiler(ABC):
                 logger.warning("nothing was profiled: training ended while the first step was being counted")
             return
         window = replace(window, facts=self._run_facts(), memory=self._memory_record())
-        profile = build_profile(window, config=self._config)
+        window, traced = self._traced_step(window)
+        profile = build_profile(window, config=self._config, traced=traced)
         self._profile = profile
         self._counted_shapes, self._counted_updates = recorder.counted_shapes, recorder.counted_updates
         self._publish(profile)
@@ -492,6 +498,28 @@ class RunProfiler(ABC):
         except Exception as error:  # it asks objects of the user's; the report does without
             logger.warning("what the memory is for could not be read: %s: %s", type(error).__name__, error)
             return None
+
+    def _traced_step(self, window: WindowRecord) -> tuple[WindowRecord, TracedStep | None]:
+        """The window's traced step, analysed and its trace kept; the window with notes on what of it failed."""
+        record, folder, notes = window.traced, self._config.trace_dir, list(window.notes)
+        if record is None:
+            return window, None
+        file, traced = None, None
+        if folder is not None and record.path is not None:
+            try:
+                file = keep_trace(record.path, folder, rank=window.context.rank, step=record.index)
+            except OSError as error:
+                notes.append(f"The trace was not kept: {error}.")
+        try:
+            like_counted = not window.variable and record.signature == window.counted_steps[0].signature
+            traced = analyze_traced_step(record, rank=window.context.rank, like_counted=like_counted, file=file)
+        except Exception as error:  # a report without the traced step is still a report
+            logger.debug("the traced step could not be analysed", exc_info=True)
+            notes.append(f"The traced step could not be analysed: {error}.")
+        for note in notes[len(window.notes) :]:
+            if self._writes:
+                logger.warning(note)
+        return replace(window, notes=tuple(notes)), traced
 
     def _run_facts(self) -> RunFacts | None:
         try:

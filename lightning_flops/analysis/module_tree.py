@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.analysis.traced_step import ModuleTimes
 from lightning_flops.records import OUTSIDE, ModuleRecord, OperatorCell, PhaseFlops
 
 _NONE = PhaseFlops()
@@ -36,6 +37,8 @@ class ModuleProfile:
     """Read and written, with the modules below it."""
     alias_of: str | None = None
     """Name under which the same module object stands earlier in the tree."""
+    times: ModuleTimes | None = None
+    """What it took in the traced step; None if none was traced, or it was not called there."""
 
     @property
     def short_name(self) -> str:
@@ -43,12 +46,20 @@ class ModuleProfile:
         return self.name.rpartition(".")[2]
 
 
-def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[ModuleProfile, ...]:
+def build_modules(
+    records: Iterable[ModuleRecord], counts: FlopCounts, times: Mapping[str, ModuleTimes] | None = None
+) -> tuple[ModuleProfile, ...]:
     """Every module in tree order: each before those below it, siblings in the model's own order.
 
     A module that did work and that *records* does not list (it was created while the step ran) is added at the end of
     its parent, so that no FLOPs are lost from the tree.
+
+    Args:
+        records: the model's modules.
+        counts: what they spent.
+        times: what each took in the traced step.
     """
+    times = times or {}
     by_name: dict[str, ModuleRecord] = {}
     for record in records:
         by_name.setdefault(record.name, record)
@@ -82,6 +93,7 @@ def build_modules(records: Iterable[ModuleRecord], counts: FlopCounts) -> tuple[
             total=total[name],
             total_bytes=total_bytes[name],
             alias_of=by_name[name].alias_of,
+            times=times.get(name),
         )
         for name in ordered
     )
@@ -134,7 +146,7 @@ def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
     """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
 
     Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs and aliases.
-    Bytes may differ.
+    Bytes and times may differ.
 
     Returns:
         The root's node; None without modules.
@@ -184,7 +196,7 @@ def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:
 
 
 def _what_shows(module: ModuleProfile) -> object:
-    """What makes *module* look like another one to a reader; bytes differ between layers that are the same."""
+    """What makes *module* look like another one to a reader; bytes and times differ between equal layers."""
     return (
         module.type_name,
         module.extra_repr,

@@ -29,6 +29,7 @@ from lightning_flops.analysis.step_flops import (
 )
 from lightning_flops.analysis.step_rates import Rates, build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import TimingProfile, build_timing, is_timed
+from lightning_flops.analysis.traced_step import TracedStep, module_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
@@ -118,6 +119,8 @@ class Profile:
     """Operators that ran and are in no sum, over all counted steps."""
     memory: MemoryRecord | None
     """Of this rank in the counted step; None if nobody looked."""
+    traced: TracedStep | None
+    """One more step, which ran under torch.profiler; None if there is none."""
     advice: tuple[Advice, ...]
     """What holds the run back, the most at stake first."""
     notes: tuple[str, ...]
@@ -147,24 +150,24 @@ class Profile:
         return dataclass_json.load(Profile, text, version_field="schema_version", version=SCHEMA_VERSION)
 
 
-def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
+def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
     """Count, divide and look up: the profile of *window*.
 
     Args:
         window: what was measured.
         config: the profiler's settings; a ``peak_flops_per_sec`` in it wins over the table of devices.
+        traced: the window's traced step, analysed.
     """
+
+    def peak_of(dtype: str) -> float | None:
+        return peak_for(device_name=window.context.device_name, dtype=dtype, given=config.peak_flops_per_sec)
+
     counts = FlopCounts(window.flops)
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
     total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
     timing = build_timing(timed, mixed_phases=window.mixed_phases)
-    dtypes = flops_by_dtype(
-        window.flops.cells,
-        peak_of=lambda dtype: peak_for(
-            device_name=window.context.device_name, dtype=dtype, given=config.peak_flops_per_sec
-        ),
-    )
+    dtypes = flops_by_dtype(window.flops.cells, peak_of=peak_of)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
     rates, unavailable = build_rates(
@@ -186,7 +189,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         modules=window.modules,
         context=window.context,
         facts=window.facts,
-        trace=None,
+        trace=None if traced is None else traced.tables,
         peak_memory_bytes=_device_peak_bytes(window.memory),
         lower_bound=lower_bound,
         thresholds=config.thresholds,
@@ -224,11 +227,16 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig) -> Profile:
         rates=rates,
         unavailable=unavailable,
         lower_bound=lower_bound,
-        modules=build_modules(window.modules, counts),
+        modules=build_modules(
+            window.modules,
+            counts,
+            {} if traced is None else module_times(traced, counts, counted_steps=steps, peak_of=peak_of),
+        ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=flops_by_operator(window.flops.cells),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
+        traced=traced,
         advice=advise(evidence, config.thresholds),
         notes=_notes(window, timed=len(timed), rates=rates),
     )

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import time
+import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ class StepTracer:
         self._device = device
         self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
         self._keep_file = keep_file
+        self._folder: str | None = None
         self._profiler: Any = None
         self._prepared = False
         self._recording = False
@@ -272,7 +274,7 @@ class StepTracer:
     def _read(self, profiler: Any, signature: StepSignature, metadata: Mapping[str, Any]) -> TracedStepRecord:
         events = profiler.profiler.kineto_results.events()
         columns = _columns(events)
-        path = _export(profiler) if self._keep_file or columns is None else None
+        path = self._export(profiler) if self._keep_file or columns is None else None
         return TracedStepRecord(
             index=self._index,
             signature=signature,
@@ -281,6 +283,15 @@ class StepTracer:
             path=path,
             metadata=metadata,
         )
+
+    def _export(self, profiler: Any) -> str:
+        """The trace as a file of torch's own writing, which goes when this tracer does."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        path = f"{self._folder}/step{self._index}.pt.trace.json"
+        profiler.export_chrome_trace(path)
+        return path
 
 
 class _ModuleMarks:
@@ -379,18 +390,6 @@ def _columns(events: list[Any]) -> TraceColumns | None:
         categories=tuple(categories),
         threads=tuple(threads),
     )
-
-
-def _export(profiler: Any) -> str:
-    """The trace as a file of torch's own writing in a temporary place."""
-    handle, path = tempfile.mkstemp(prefix="lightning_flops-", suffix=".pt.trace.json")
-    os.close(handle)
-    try:
-        profiler.export_chrome_trace(path)
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
-    return path
 
 
 class _ProcessorUse:

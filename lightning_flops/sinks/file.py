@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 import fsspec
@@ -41,7 +42,15 @@ def write_text_file(path: str | Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written, for whatever reason; the message names it.
     """
-    content = (text if text.endswith("\n") else text + "\n").encode()
+    write_file(path, [(text if text.endswith("\n") else text + "\n").encode()])
+
+
+def write_file(path: str | Path, content: Iterable[bytes]) -> None:
+    """Replace the content of the file at *path* by *content*, piece by piece; otherwise as ``write_text_file``.
+
+    Raises:
+        OSError: the file cannot be written, for whatever reason; the message names it.
+    """
     try:
         file_system, name = fsspec.core.url_to_fs(str(path))
         if isinstance(file_system, LocalFileSystem):
@@ -51,7 +60,8 @@ def write_text_file(path: str | Path, text: str) -> None:
         with contextlib.suppress(PermissionError):
             file_system.makedirs(file_system._parent(name), exist_ok=True)
         with file_system.open(name, "wb") as file:
-            file.write(content)
+            for piece in content:
+                file.write(piece)
     except OSError as error:
         if error.errno is None:
             raise OSError(f"cannot write {path}: {error}") from error
@@ -78,7 +88,7 @@ def free_path(path: str) -> str:
     return free
 
 
-def _write_local(path: Path, content: bytes) -> None:
+def _write_local(path: Path, content: Iterable[bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path = path.resolve()  # a link stays a link; what it points to is replaced
     try:
@@ -86,14 +96,19 @@ def _write_local(path: Path, content: bytes) -> None:
     except FileNotFoundError:
         mode = None
     if mode is not None and not stat.S_ISREG(mode):
-        path.write_bytes(content)  # a device or a pipe cannot be replaced; a folder raises, as it should
+        _write(path, content)  # a device or a pipe cannot be replaced; a folder raises, as it should
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
-        draft.write_bytes(content)
+        _write(draft, content)
         if mode is not None:
             shutil.copymode(path, draft)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _write(path: Path, content: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(content)
