@@ -23,6 +23,7 @@ from lightning_flops.analysis.forward_profile import (
 )
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.clocks import Clock, clock_for
+from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.module_scope import describe_modules, named_modules
 from lightning_flops.instrument.module_timer import ModuleTimer
@@ -184,6 +185,9 @@ class FlopsProfiler:
             detailed=detailed,
             recompute_fwd_factor=self.recompute_fwd_factor,
         )
+        if self._counted is None:
+            self._say_nothing_is_there()
+            return
         text = render_forward_text(self._profile(), settings)
         if output_file:
             try:
@@ -200,8 +204,15 @@ class FlopsProfiler:
             module_depth: deepest level shown, the model's own being 0; -1 shows all.
             top_modules: classes listed at each depth.
         """
+        if self._counted is None:
+            self._say_nothing_is_there()
+            return
         settings = ForwardReportSettings(module_depth=module_depth, top_modules=top_modules)
         sys.stdout.write(render_aggregated_text(self._profile(), settings))
+
+    def _say_nothing_is_there(self) -> None:
+        # No error, as it is none for DeepSpeed: loops start the profiler on one rank and print on all.
+        logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
 
     def _open(self, counter: FlopCounter | None) -> None:
         window = _Window(self.model, counter, _clock_of(self.model))
@@ -379,12 +390,11 @@ def _engine_record(engine: Any) -> EngineRecord:
     # The engine's timers hold all micro-steps of a step, the profile those between its start and stop.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
         seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
-    dp_size = engine.dp_world_size
+    sizes = parallel_sizes(engine)
     return EngineRecord(
         world_size=engine.world_size,
-        # With sequence parallelism the engine has no data parallel group of its own.
-        dp_size=engine.seq_dp_world_size if dp_size is None else dp_size,
-        tp_size=engine.mp_world_size,
+        dp_size=sizes.dp_size,
+        tp_size=sizes.tp_size,
         micro_batch_size=engine.train_micro_batch_size_per_gpu(),
         backward_sec=seconds["bwd"],
         optimizer_sec=seconds["step"],

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import FlopsProfiler, LightningFlopsError
+from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from tests.fake_clock import FakeNow
 from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state, torch_state
 
@@ -410,10 +411,21 @@ def test_a_profiler_that_an_error_leaves_behind_takes_itself_off_torch() -> None
 
 def test_nothing_to_read_before_the_first_start_is_an_error_that_says_so() -> None:
     profiler = FlopsProfiler(model_of_two())
-    for read in (profiler.get_total_flops, profiler.get_total_duration, profiler.print_model_profile):
+    for read in (profiler.get_total_flops, profiler.get_total_macs, profiler.get_total_duration):
         with pytest.raises(LightningFlopsError, match="nothing was profiled: start_profile"):
             read()
     assert profiler.get_total_params() == 3 * 5 + 5 + 5 * 7 + 7
+
+
+def test_nothing_to_print_is_a_warning_for_loops_that_print_on_ranks_that_profile_nothing(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    profiler = FlopsProfiler(model_of_two())
+    with caplog.at_level(logging.WARNING):
+        profiler.print_model_profile()
+        profiler.print_model_aggregated_profile()
+    assert caplog.text.count("nothing was profiled") == 2
+    assert capsys.readouterr().out == ""
 
 
 # Time
@@ -579,9 +591,6 @@ class Engine:
     """The part of a DeepSpeed engine that a profiler asks; seconds of its timers are in milliseconds."""
 
     world_size = 8
-    dp_world_size: int | None = 4
-    seq_dp_world_size = 2
-    mp_world_size = 2
 
     def __init__(self, *, breakdown: bool = True, accumulate: int = 1) -> None:
         self.breakdown = breakdown
@@ -605,6 +614,11 @@ class Engine:
         return Timer()
 
 
+@pytest.fixture
+def four_ranks_of_data_two_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_flops.standalone.parallel_sizes", lambda engine: ParallelSizes(dp_size=4, tp_size=2))
+
+
 def printed_with(
     engine: Engine, now: FakeNow, capsys: pytest.CaptureFixture[str], factor: float = 0.0
 ) -> dict[str, str]:
@@ -620,6 +634,7 @@ def printed_with(
     return {parts[0]: parts[1].strip() for parts in lines if len(parts) == 2 and parts[1].strip()}
 
 
+@pytest.mark.usefixtures("four_ranks_of_data_two_of_weights")
 def test_an_engine_tells_sizes_and_the_latencies_of_its_step(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
     # 60 FLOPs in 2 s forward, 4 s backward, 2 s step.
     printed = printed_with(Engine(), now, capsys)
@@ -642,16 +657,31 @@ def test_recomputed_forwards_are_in_the_estimates(now: FakeNow, capsys: pytest.C
     assert printed["bwd FLOPS per GPU = 3 * fwd flops per GPU / bwd latency"] == "45 FLOPS (estimated)"
 
 
-def test_with_sequence_parallelism_the_data_parallel_size_is_that_of_the_ranks_with_different_data(
-    now: FakeNow, capsys: pytest.CaptureFixture[str]
-) -> None:
-    engine = Engine()
-    engine.dp_world_size = None
-    assert printed_with(engine, now, capsys)["data parallel size"] == "2"
-
-
 @pytest.mark.parametrize("engine", [Engine(breakdown=False), Engine(accumulate=4)])
 def test_latencies_that_the_engine_does_not_have_for_one_forward_are_not_printed(
     engine: Engine, now: FakeNow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not [label for label in printed_with(engine, now, capsys) if "bwd" in label and "=" in label]
+
+
+# Devices
+
+
+def test_a_model_on_a_device_without_a_clock_is_counted_and_its_latency_is_not_available(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7)).to("meta")
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(2, 3, device="meta"))
+    profiler.stop_profile()
+    assert profiler.get_total_flops() == FIRST + SECOND
+    assert profiler.get_total_duration() is None
+    assert profiler.get_total_duration(as_string=True) == "n/a"
+    profiler.print_model_profile()
+    printed = capsys.readouterr().out
+    assert "fwd latency:" + " " * 60 + "n/a\n" in printed
+    assert "fwd FLOPS per GPU = fwd flops per GPU / fwd latency:" + " " * 20 + "n/a\n" in printed
+    assert "    fwd latency - {'Sequential': 'n/a'}\n" in printed
+    assert "(0): Linear(20 = 32.26% Params, 30 MACs = 30% MACs, n/a = n/a latency, n/a, in_features=3" in printed
+    assert "Note: Latencies are n/a: no clock of ours reads this device" in printed
