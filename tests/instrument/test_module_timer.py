@@ -151,7 +151,7 @@ def test_a_root_left_by_an_error_is_abandoned_at_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise RuntimeError("mine")
 
-    abandoned = []
+    abandoned: list[bool] = []
 
     def abandon() -> None:
         timer.__exit__()
