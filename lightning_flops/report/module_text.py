@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, folded_tree
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
 from lightning_flops.report.layout import WIDTH, paragraph, title
-from lightning_flops.units import percent, si
+from lightning_flops.units import duration, percent, si
 
 _STEP = "  "
 _NOT_DESCRIBED = "(not described)"
@@ -20,30 +21,37 @@ _NOT_DESCRIBED = "(not described)"
 def aggregated_lines(profile: Profile) -> list[str]:
     """The classes of modules that weigh most at each depth; a shared module's parameters count once."""
     top, limit = profile.settings.top_modules, profile.settings.module_depth
-    columns: tuple[tuple[str, str, Callable[[ModuleProfile], float]], ...] = (
-        ("params", "", lambda module: module.params if module.alias_of is None else 0),
-        ("MACs", "MACs", lambda module: profile.per_step(module.total.forward) / 2),
-        ("bwd flops", "", lambda module: profile.per_step(module.total.backward)),
-    )
+    columns: list[tuple[str, Callable[[float], str], Callable[[ModuleProfile], float]]] = [
+        ("params", si, lambda module: module.params if module.alias_of is None else 0),
+        ("MACs", lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
+        ("bwd flops", si, lambda module: profile.per_step(module.total.backward)),
+    ]
+    timed = any(module.times is not None for module in profile.modules)
+    if timed:
+        columns += [
+            ("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0),
+            ("bwd latency", duration, lambda module: module.times.backward_sec if module.times else 0.0),
+        ]
     if not profile.modules:
         return []
     lines = [
         title("Aggregated Profile per GPU"),
         *paragraph(
-            f"Top {top} modules in terms of params, MACs or bwd flops at different model depths, modules of one class "
-            "at one depth added up:"
+            f"Top {top} modules in terms of params, MACs"
+            + (", bwd flops or latency (of the traced step)" if timed else " or bwd flops")
+            + " at different model depths, modules of one class at one depth added up:"
         ),
     ]
     for depth in range(_depth_shown(profile) + 1):
         modules = [module for module in profile.modules if module.depth == depth]
         lines.append(f"depth {depth}:")
-        for label, unit, weight in columns:
+        for label, words, weight in columns:
             sums: defaultdict[str, float] = defaultdict(float)
             for module in modules:
                 sums[module.type_name or _NOT_DESCRIBED] += weight(module)
             # Sorting keeps the model's order where two classes weigh the same.
             heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
-            entries = ", ".join(f"'{name}': '{si(value, unit)}'" for name, value in heaviest)
+            entries = ", ".join(f"'{name}': '{words(value)}'" for name, value in heaviest)
             lines += paragraph(f"{{{entries}}}", first=f"    {label:<11} - ", rest=" " * 19)
     if _depth_shown(profile) == limit < _deepest(profile):
         levels = f"{_deepest(profile)} level{'' if _deepest(profile) == 1 else 's'}"
@@ -60,11 +68,13 @@ def detailed_lines(profile: Profile) -> list[str]:
     lines += paragraph(
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
         "fwd MACs, percentage of total MACs, fwd flops, bwd flops (measured), recomputed flops where there are any, "
-        "percentage of total flops (fwd, bwd and recomputed). All of one global step, the modules inside included. "
+        "percentage of total flops (fwd, bwd and recomputed). "
+        + _about_times(profile.modules)
+        + "All of one global step, the modules inside included. "
         "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
-        "of each."
+        "of each" + (", the times their mean." if profile.modules[0].times else ".")
     )
-    lines += ["", *_Tree(profile).lines(root, indent="")]
+    lines += ["", *_Tree(profile).lines(root, names=[""], indent="")]
     if profile.outside.total:
         spent = (
             ("fwd", profile.outside.forward),
@@ -77,6 +87,18 @@ def detailed_lines(profile: Profile) -> list[str]:
     return lines
 
 
+def _about_times(modules: Sequence[ModuleProfile]) -> str:
+    """What the times in the tree are; nothing without any."""
+    clock = next((module.times.clock for module in modules if module.times is not None), None)
+    if clock is None:
+        return ""
+    what = "time its kernels occupy the device" if clock == "device" else "time on the host"
+    return (
+        "In angle brackets, from the traced step: fwd latency, percentage of the whole fwd latency, fwd FLOPS and "
+        f"percentage of the peak where it is known, and the same of the bwd; a module's latency is the {what}. "
+    )
+
+
 class _Tree:
     """Writes one module after the other, with shares of the whole model's figures."""
 
@@ -84,8 +106,16 @@ class _Tree:
         self._profile = profile
         self._depth_shown = _depth_shown(profile)
         self._root = profile.modules[0]
+        self._times = {module.name: module.times for module in profile.modules}
 
-    def lines(self, node: ModuleNode, *, indent: str) -> Iterator[str]:
+    def lines(self, node: ModuleNode, *, names: Sequence[str], indent: str) -> Iterator[str]:
+        """The lines of *node*.
+
+        Args:
+            node: one module, or several that are alike.
+            names: qualified names of all modules that it stands for, those in folded modules around it included.
+            indent: what every line begins with.
+        """
         module = node.module
         name = f"({module.short_name}): " if module.name else ""
         if node.last is not None:
@@ -93,20 +123,42 @@ class _Tree:
         opening = f"{indent}{name}{module.type_name or _NOT_DESCRIBED}("
         extra = " ".join(module.extra_repr.split())
         figures = self._figures(node)
+        times = self._times_text(mean_times([self._times.get(one) for one in names]))
         if not node.children:
+            figures += f", {times}" if times else ""
             yield from _leaf_lines(opening, figures, extra, indent=indent)
             return
         inside = indent + _STEP
         yield opening
         yield f"{inside}{figures}"
+        if times:
+            yield from _wrapped(times, indent=inside)
         if extra:
             yield from _wrapped(extra, indent=inside)
         if module.depth >= self._depth_shown:
             yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:
             for child in node.children:
-                yield from self.lines(child, indent=inside)
+                yield from self.lines(child, names=_names_below(names, child), indent=inside)
         yield f"{indent})"
+
+    def _times_text(self, times: ModuleTimes | None) -> str:
+        if times is None or self._root.times is None:
+            return ""
+        root = self._root.times
+        sides = (
+            ("fwd", times.forward_sec, root.forward_sec, times.forward_flops_per_sec, times.forward_utilization),
+            ("bwd", times.backward_sec, root.backward_sec, times.backward_flops_per_sec, times.backward_utilization),
+        )
+        parts = []
+        for name, seconds, whole, flops_per_sec, utilization in sides:
+            part = f"{name} latency {duration(seconds)}, {percent(ratio(part=seconds, whole=whole))} {name} latency"
+            if flops_per_sec is not None:
+                part += f", {si(flops_per_sec, 'FLOPS')}"
+            if utilization is not None:
+                part += f", {percent(utilization)} of peak"
+            parts.append(part)
+        return f"<{'; '.join(parts)}>"
 
     def _figures(self, node: ModuleNode) -> str:
         module, total, root = node.module, node.module.total, self._root
@@ -140,6 +192,14 @@ class _Tree:
         if module.calls and calls != micro_steps:
             parts.append(f"{si(calls)} call{'' if calls == 1 else 's'}")
         return ", ".join(parts)
+
+
+def _names_below(names: Sequence[str], child: ModuleNode) -> list[str]:
+    """Qualified names of all modules that *child* stands for, below each of *names*."""
+    short = [child.module.short_name]
+    if child.last is not None:
+        short = [str(number) for number in range(int(short[0]), int(child.last.short_name) + 1)]
+    return [f"{name}.{one}" if name else one for name in names for one in short]
 
 
 def _leaf_lines(opening: str, figures: str, extra: str, *, indent: str) -> Iterator[str]:

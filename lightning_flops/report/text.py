@@ -17,6 +17,7 @@ from lightning_flops.report.step_text import (
     time_lines,
     uncounted_lines,
 )
+from lightning_flops.report.traced_text import traced_lines
 from lightning_flops.units import duration, plain, si
 
 _NOTATIONS = (
@@ -39,6 +40,7 @@ def render_text(profile: Profile) -> str:
         throughput_lines(profile),
         memory_lines(profile.memory),
         operator_lines(profile),
+        traced_lines(profile),
         uncounted_lines(profile),
         advice_lines(profile.advice),
         notes_lines(profile),

@@ -16,6 +16,7 @@ from lightning_flops.analysis.trace_tables import (
     TracesReport,
 )
 from lightning_flops.report import layout
+from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 
 TOP_ROWS = 20
@@ -23,16 +24,6 @@ TOP_ROWS = 20
 
 _NAME_CHARS = 56
 _STATISTICS = ("total", "mean", "max", "min", "ratio")
-_STEP_PARTS = (
-    ("kernel", "kernel_us"),
-    ("memcpy", "memcpy_us"),
-    ("memset", "memset_us"),
-    ("communication", "communication_us"),
-    ("runtime", "runtime_us"),
-    ("data loader", "data_loader_us"),
-    ("cpu", "cpu_us"),
-    ("other", "other_us"),
-)
 
 
 def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, children: bool = False) -> str:
@@ -57,6 +48,7 @@ def _trace(report: TraceReport, top_rows: int | None, children: bool) -> list[st
     lines += _device(report)
     lines += _overview(report)
     lines += _model_summary(report)
+    lines += _modules(report, top_rows)
     lines += _communication(report)
     lines += _kernels(report, top_rows)
     lines += _operators(report, top_rows, children)
@@ -81,10 +73,10 @@ def _section(title: str, explanation: str) -> list[str]:
 
 def _step_times(report: TraceReport) -> list[str]:
     times = report.step_times
-    head = ["", "wall", *(label for label, _ in _STEP_PARTS)]
+    head = ["", "wall", *(label for label, _ in STEP_PARTS)]
     rows = [_step_row(_step_name(step), step) for step in times.steps] if len(times.steps) > 1 else []
     rows.append(_step_row("mean" if len(times.steps) > 1 else _step_name(times.steps[0]), times.mean))
-    shares = [_share(times.mean, attribute) for _, attribute in _STEP_PARTS]
+    shares = [_share(times.mean, attribute) for _, attribute in STEP_PARTS]
     rows.append(["ratio", percent(1.0) if times.mean.wall_us else NOT_AVAILABLE, *shares])
     explanation = (
         "Every moment of a step under one name, the first from the left that ran in it; the parts add up to the wall "
@@ -98,7 +90,7 @@ def _step_name(step: StepTime) -> str:
 
 
 def _step_row(name: str, step: StepTime) -> list[str]:
-    return [name, _us(step.wall_us), *(_us(getattr(step, attribute)) for _, attribute in _STEP_PARTS)]
+    return [name, _us(step.wall_us), *(_us(getattr(step, attribute)) for _, attribute in STEP_PARTS)]
 
 
 def _share(step: StepTime, attribute: str) -> str:
@@ -163,6 +155,40 @@ def _model_summary(report: TraceReport) -> list[str]:
     if summary.step.device is not None:
         lines += ["", *layout.table(["device", "calls", *_STATISTICS], device)]
     return lines
+
+
+def _modules(report: TraceReport, top_rows: int | None) -> list[str]:
+    modules = report.modules
+    if modules is None:
+        return []
+    where = "on the device" if modules.clock == "device" else "on the host"
+    lines = _section(
+        "Modules",
+        f"Time {where}, all steps together; self: without the modules inside. The backward has what it repeats of the "
+        "forward; gradient accumulation, which is the whole model's, has a line of its own.",
+    )
+    for label, time_us in (
+        ("forward", modules.forward_us),
+        ("  of it no module's", modules.unattributed_forward_us),
+        ("backward", modules.backward_us),
+        ("  of it gradient accumulation", modules.gradient_accumulation_us),
+        ("  of it no module's", modules.unattributed_backward_us),
+        ("optimizer", modules.optimizer_us),
+    ):
+        lines.append(layout.line(label, _us(time_us)))
+    longest = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
+    rows = [
+        [
+            _short(row.name or "(root)"),
+            plain(row.calls),
+            *map(_us, (row.own_forward_us, row.forward_us, row.own_backward_us, row.backward_us)),
+            *([] if row.forward_kernels is None else [plain(row.forward_kernels), plain(row.backward_kernels)]),
+        ]
+        for row in longest[:top_rows]
+    ]
+    head = ["module", "calls", "fwd self", "fwd total", "bwd self", "bwd total"]
+    head += ["fwd kernels", "bwd kernels"] if modules.clock == "device" else []
+    return [*lines, "", *layout.table(head, rows), *_left_out(modules.rows, top_rows)]
 
 
 def _communication(report: TraceReport) -> list[str]:

@@ -1,0 +1,183 @@
+"""The traced step as text: where one step's time went, in short; the command line prints its tables whole."""
+
+from __future__ import annotations
+
+from lightning_flops.analysis.module_tree import ModuleProfile
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.trace_tables import ModuleTable, StepTime, TraceReport
+from lightning_flops.report.layout import line, paragraph, table, title
+from lightning_flops.units import duration, percent, plain, si
+
+_ROWS_SHOWN = 5
+_NAME_CHARS = 60
+_US = 1e-6
+
+STEP_PARTS = (
+    ("kernel", "kernel_us"),
+    ("memcpy", "memcpy_us"),
+    ("memset", "memset_us"),
+    ("communication", "communication_us"),
+    ("runtime", "runtime_us"),
+    ("data loader", "data_loader_us"),
+    ("cpu", "cpu_us"),
+    ("other", "other_us"),
+)
+"""The parts of a step in a trace by priority, and the fields that hold them."""
+
+
+def traced_lines(profile: Profile) -> list[str]:
+    """A section of the report; empty if no step was traced."""
+    traced = profile.traced
+    if traced is None:
+        return []
+    tables = traced.tables
+    lines = [title("Traced step")]
+    about = f"Step {traced.index} ran under torch.profiler, apart from the counted and the timed steps."
+    if not traced.like_counted:
+        about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
+    if traced.file is not None:
+        about += f" Every table: lightning-flops trace {traced.file}"
+    lines += paragraph(about)
+    lines += _step_lines(tables, profile)
+    lines += _device_lines(tables)
+    if tables.modules is not None:
+        lines += ["", *_phase_lines(tables.modules), *_module_lines(profile)]
+    lines += _operator_lines(tables)
+    lines += _kernel_lines(tables)
+    lines += _scope_lines(tables)
+    return lines
+
+
+def _step_lines(tables: TraceReport, profile: Profile) -> list[str]:
+    mean = tables.step_times.mean
+    wall = duration(mean.wall_us * _US)
+    if profile.timing is not None and (times := ratio(part=mean.wall_us * _US, whole=profile.timing.global_step_sec)):
+        wall += f" ({times:.2f} x the timed steps' mean)"
+    return [line("wall time", wall), line("of it, by priority", _parts(mean))]
+
+
+def _parts(step: StepTime) -> str:
+    known = [(name, getattr(step, field)) for name, field in STEP_PARTS]
+    return ", ".join(
+        f"{name} {percent(ratio(part=value, whole=step.wall_us))}" for name, value in known if value is not None
+    )
+
+
+def _device_lines(tables: TraceReport) -> list[str]:
+    lines = []
+    for device in tables.device_metrics or ():
+        occupancy = None if device.occupancy_percent is None else device.occupancy_percent / 100
+        lines.append(line(f"GPU {device.device} utilization (a kernel ran)", percent(device.utilization)))
+        lines.append(
+            line(
+                "SM efficiency, achieved occupancy (estimated), blocks per SM",
+                f"{percent(device.sm_efficiency)}, {percent(occupancy)}, {plain(device.blocks_per_sm)}",
+            )
+        )
+    for idle in tables.idle or ():
+        if idle.stream is None:
+            waits = f"{duration(idle.host_wait_us * _US)} for the host, {duration(idle.kernel_gap_us * _US)} between"
+            lines.append(line(f"GPU {idle.device} idle", f"{waits} kernels, {duration(idle.other_us * _US)} other"))
+    if tables.overlap is not None:
+        exposed = tables.overlap.communication_us - tables.overlap.overlap_us
+        share = percent(tables.overlap.overlap_ratio)
+        lines.append(line("communication not hidden", f"{duration(exposed * _US)} ({share} is hidden)"))
+    if tables.kernel_summary is not None:
+        lines.append(line("kernel time on tensor cores", percent(tables.kernel_summary.tensor_core_ratio)))
+    summary = tables.device_summary
+    if summary.cpu_process_ratio is not None:
+        lines.append(line("CPU time of this process / wall time", percent(summary.cpu_process_ratio)))
+    if summary.cpu_system_ratio is not None:
+        lines.append(line("CPU of the machine, busy / (busy + idle)", percent(summary.cpu_system_ratio)))
+    return lines
+
+
+def _phase_lines(modules: ModuleTable) -> list[str]:
+    seconds = _US / max(1, modules.steps)
+    where = "on the device" if modules.clock == "device" else "on the host"
+
+    def spent(time_us: float, lost_us: float) -> str:
+        return f"{duration(time_us * seconds)} ({percent(ratio(part=lost_us, whole=time_us))} of it no module's)"
+
+    return [
+        line(f"forward {where}", spent(modules.forward_us, modules.unattributed_forward_us)),
+        line(f"backward {where}", spent(modules.backward_us, modules.unattributed_backward_us)),
+        line("  of it gradient accumulation", duration(modules.gradient_accumulation_us * seconds)),
+        line(f"optimizer {where}", duration(modules.optimizer_us * seconds)),
+    ]
+
+
+def _module_lines(profile: Profile) -> list[str]:
+    """The modules that took longest themselves."""
+
+    def own_sec(module: ModuleProfile) -> float:
+        return module.times.own_forward_sec + module.times.own_backward_sec if module.times else 0.0
+
+    longest = sorted(profile.modules, key=own_sec, reverse=True)[:_ROWS_SHOWN]
+    whole = sum(map(own_sec, profile.modules))
+    rows = []
+    for module in longest:
+        times = module.times
+        if times is None or not own_sec(module):
+            continue
+        rows.append(
+            [
+                _short(module.name or "(root)"),
+                duration(times.own_forward_sec),
+                duration(times.own_backward_sec),
+                percent(ratio(part=own_sec(module), whole=whole)),
+                *([plain(times.forward_kernels), plain(times.backward_kernels)] if times.clock == "device" else []),
+                si(times.forward_flops_per_sec, "FLOPS"),
+                si(times.backward_flops_per_sec, "FLOPS"),
+            ]
+        )
+    kernels = ["fwd kernels", "bwd kernels"] if rows and len(rows[0]) > 6 else []
+    head = ["module", "own fwd", "own bwd", "share", *kernels, "fwd", "bwd"]
+    return ["", *table(head, rows)] if rows else []
+
+
+def _operator_lines(tables: TraceReport) -> list[str]:
+    rows = [
+        [
+            _short(row.name),
+            plain(row.calls),
+            duration((row.device_self or row.host_self).total_us * _US),
+            percent((row.device_self or row.host_self).ratio),
+            duration((row.device or row.host).total_us * _US),
+        ]
+        for row in (tables.operators or ())[:_ROWS_SHOWN]
+    ]
+    return ["", *table(["operator", "calls", "self", "share", "total"], rows)] if rows else []
+
+
+def _kernel_lines(tables: TraceReport) -> list[str]:
+    rows = [
+        [
+            _short(row.name),
+            plain(row.calls),
+            duration(row.device.total_us * _US),
+            percent(row.device.ratio),
+            duration(row.device.mean_us * _US),
+        ]
+        for row in (tables.kernels or ())[:_ROWS_SHOWN]
+    ]
+    return ["", *table(["kernel", "calls", "total", "share", "mean"], rows)] if rows else []
+
+
+def _scope_lines(tables: TraceReport) -> list[str]:
+    rows = [
+        [
+            _short(row.name),
+            plain(row.calls),
+            duration(row.host.total_us * _US),
+            duration(None if row.device is None else row.device.total_us * _US),
+            percent(row.host.ratio),
+        ]
+        for row in (tables.user_scopes or ())[:_ROWS_SHOWN]
+    ]
+    return ["", *table(["user-defined scope", "calls", "host", "device", "of the step"], rows)] if rows else []
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…"
