@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks of a training step that this callback inherits and has no use for."""
 
-_RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", *_IDLE_HOOKS)
+_RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
 """Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
 
 
@@ -265,7 +265,13 @@ class FlopsProfilerCallback(_CallbackBases):
             return
         self._profiles = []
         self._throughput = None
-        self._fit = FitProfiler.start(trainer, pl_module, config=self._config, publish=self._profiles.append)
+        self._fit = FitProfiler.start(
+            trainer,
+            pl_module,
+            config=self._config,
+            publish=self._profiles.append,
+            hear_starts=self._hear_starts,
+        )
         self._drop_idle_hooks()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -301,7 +307,7 @@ class FlopsProfilerCallback(_CallbackBases):
     def _end_fit(self) -> None:
         self._builtin.put_back()
         fit, self._fit = self._fit, None
-        for name in _IDLE_HOOKS:
+        for name in (*_IDLE_HOOKS, "on_train_batch_start"):
             self.__dict__.pop(name, None)
         if fit is not None:
             self._throughput = fit.throughput
@@ -312,3 +318,10 @@ class FlopsProfilerCallback(_CallbackBases):
         for name in _IDLE_HOOKS:
             if getattr(type(self), name) in [getattr(base, name, None) for base in FlopsProfilerCallback.__bases__]:
                 self.__dict__[name] = None
+
+    def _hear_starts(self, wanted: bool) -> None:
+        """Have ``on_train_batch_start`` called, or let the Trainer pass over it like an idle hook."""
+        if wanted:
+            self.__dict__.pop("on_train_batch_start", None)
+        elif type(self).on_train_batch_start is FlopsProfilerCallback.on_train_batch_start:
+            self.__dict__["on_train_batch_start"] = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
     FitOutput,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BATCHES_COMPARED = 10
+"""So many batches at least are looked at before and after their step, which may change what it is given."""
+
 
 class FitProfiler(RunProfiler):
     """The profiler inside one fit, on one rank. Made by ``start``; inert after ``take_out``."""
@@ -40,6 +44,7 @@ class FitProfiler(RunProfiler):
         *,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
+        hear_starts: Callable[[bool], None],
     ) -> None:
         super().__init__(pl_module, config=config, publish=publish, writes=trainer.is_global_zero)
         self._trainer = trainer
@@ -50,6 +55,10 @@ class FitProfiler(RunProfiler):
         self._raw_updates = 0
         self._raw_depth = 0
         self._context: RunContext | None = None
+        self._hear_starts = hear_starts
+        self._hears_starts = True
+        self._batches_compared = 0
+        self._batches_change = False
         self._last_global_step = 0
         self._optimizer_steps: Callable[[], int] = lambda: 0
 
@@ -61,6 +70,7 @@ class FitProfiler(RunProfiler):
         *,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
+        hear_starts: Callable[[bool], None],
     ) -> FitProfiler:
         """Tap *trainer*'s loop for the fit that begins now.
 
@@ -68,9 +78,10 @@ class FitProfiler(RunProfiler):
             trainer: about to run its first batch.
             pl_module: the root of the module tree.
             config: the settings.
-            publish: gets the profile when the window has closed.
+            publish: gets each profile when its window has closed.
+            hear_starts: told whether ``batch_starts`` must be called; as long as it is not, it must.
         """
-        fit = cls(trainer, pl_module, config=config, publish=publish)
+        fit = cls(trainer, pl_module, config=config, publish=publish, hear_starts=hear_starts)
         fit._begin()
         return fit
 
@@ -182,18 +193,35 @@ class FitProfiler(RunProfiler):
         return run
 
     def _around_fetch_start(self, before_fetch: Callable[[], Any]) -> Callable[[], Any]:
+        monitor = self._monitor
+
+        # This one and the next are called for every batch of the run, and so guard themselves.
         def run() -> Any:
-            self._fetch_begins()
+            try:
+                if monitor is not None:
+                    monitor.fetch_begins()
+                if self._marking:
+                    self._enter("data_wait")
+            except Exception as error:
+                self._fail(error)
             return before_fetch()
 
         return run
 
     def _around_fetch_end(self, after_fetch: Callable[[], Any]) -> Callable[[], Any]:
+        monitor = self._monitor
+
         def run() -> Any:
             try:
                 return after_fetch()
             finally:
-                self._fetch_ends()
+                try:
+                    if self._marking:
+                        self._leave()
+                    if monitor is not None:
+                        monitor.fetch_ends()
+                except Exception as error:
+                    self._fail(error)
 
         return run
 
@@ -215,7 +243,6 @@ class FitProfiler(RunProfiler):
         """A batch has been fetched and transferred."""
         try:
             self._batch_starts(batch)
-            self._raw_depth = 0  # a step that raised, and was caught, never told that it ended
         except Exception as error:
             self._fail(error)
 
@@ -225,10 +252,27 @@ class FitProfiler(RunProfiler):
             steps = self._optimizer_steps()
             updates = steps - self._last_global_step + self._raw_updates
             self._last_global_step = steps
-            self._raw_updates = 0
+            self._raw_updates = self._raw_depth = 0  # a step that raised, and was caught, never told that it ended
+            if self._hears_starts:
+                self._consider_starts(batch)
             self._batch_ends(batch, updates=updates, ends_step=updates > 0 or self._steps_without_optimizer())
         except Exception as error:
             self._fail(error)
+
+    def _consider_starts(self, batch: Any) -> None:
+        """Hear of batches that start as long as a window is open, or the user's steps change the shapes in a batch."""
+        if self._batch is not None and tensor_shapes(batch) != self._shapes:
+            self._batches_change = True
+        self._batches_compared += 1
+        if self._batches_compared >= _BATCHES_COMPARED and not self._in_window and not self._batches_change:
+            self._hears_starts = False
+            self._hear_starts(False)
+
+    def _open_window(self) -> None:
+        if not self._hears_starts:
+            self._hears_starts = True
+            self._hear_starts(True)
+        super()._open_window()
 
     def _steps_without_optimizer(self) -> bool:
         """Whether every batch is a step, for want of an optimizer that would tell."""

@@ -308,27 +308,6 @@ class RunProfiler(ABC):
 
         return make
 
-    # These two, and the two borders below, are called for every batch of the run. They are short where no window is
-    # open, and guard themselves: a decorator's frames would cost as much as what they do.
-
-    def _fetch_begins(self) -> None:
-        try:
-            if self._monitor is not None:
-                self._monitor.fetch_begins()
-            if self._marking:
-                self._enter("data_wait")
-        except Exception as error:
-            self._fail(error)
-
-    def _fetch_ends(self) -> None:
-        try:
-            if self._marking:
-                self._leave()
-            if self._monitor is not None:
-                self._monitor.fetch_ends()
-        except Exception as error:
-            self._fail(error)
-
     @guarded
     def _training_stops(self, reason: str) -> None:
         if self._monitor is not None:
@@ -353,7 +332,7 @@ class RunProfiler(ABC):
         if self._monitor is not None:
             self._monitor.include("epoch restart")
 
-    # ---- the borders
+    # ---- the borders: called for every batch of the run, and so without a decorator's frames; the caller guards them
 
     def _batch_starts(self, batch: Any) -> None:
         """Take the batch's shapes before the user's step may change it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_flops.records import BatchTotals, Extremes
 
@@ -25,11 +26,27 @@ class MonitorReading:
     """Every step had the batch shapes of the step whose FLOPs are known."""
 
 
+class _Clocks(NamedTuple):
+    """What the monitor's clocks showed at one moment; all but the first only ever grow while the run trains."""
+
+    at: float
+    excluded_sec: float
+    wait_sec: float
+    fetches: int
+
+
+_Batch = tuple[float, float, float, int, int | None, bool, bool]
+"""The clocks when a batch ended, its samples, whether it ended a step, and whether that was like the counted one."""
+
+_LONGEST_LOG = 1000
+"""Batches that wait to be added up at most: a few hundred kilobytes."""
+
+
 class Monitor:
     """Adds up batches, samples and data wait until it is read, and over the whole run.
 
-    All that happens at every batch is a few stamps, sums and comparisons: it is called from inside training loops whose
-    steps may take less than a millisecond.
+    It is called at every batch from inside training loops whose steps may take less than a millisecond, and there code
+    that ran a step ago is in no cache any more: so a batch only leaves a stamp, and the stamps are added up together.
 
     Args:
         now: the host's clock, in seconds.
@@ -38,40 +55,31 @@ class Monitor:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._reasons: set[str] = set()
-        # These two only ever grow: an interval of any kind is a difference of two of their values.
         self._excluded_sec = 0.0
         self._wait_sec = 0.0
         self._fetches = 0
         self._excluded_since = 0.0  # means something while there is a reason only
         self._fetch_since: float | None = None
+        self._log: list[_Batch] = []
         self._cost = _Spread()
         self._wait = _Spread()
         self._rate = _Spread()
         self._total_samples: int | None = 0
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget what went by: the next reading and the next batch begin here."""
-        now = self._now()
-        self._cut_exclusion(now)
-        self._begin_reading(now)
-        self._begin_batch(now)
-
-    def _begin_reading(self, now: float) -> None:
-        self._read_since = now
-        self._read_excluded_sec = self._excluded_sec
-        self._read_wait_sec = self._wait_sec
-        self._read_fetches = self._fetches
         self._batches = 0
         self._steps = 0
         self._samples: int | None = 0
         self._counted_signature = True
+        self._before = self._read_from = self._clocks(now())
 
-    def _begin_batch(self, now: float) -> None:
-        self._batch_since = now
-        self._batch_excluded_sec = self._excluded_sec
-        self._batch_wait_sec = self._wait_sec
-        self._batch_fetches = self._fetches
+    # ---- what goes by
+
+    def restart(self) -> None:
+        """Forget what went by since the last batch and the last reading: the next of each begin here."""
+        self._add_up()
+        now = self._now()
+        self._cut_exclusion(now)
+        self._begin_reading(now)
+        self._before = self._clocks(now)
 
     def fetch_begins(self) -> None:
         """The loop turns to the data loader."""
@@ -99,47 +107,28 @@ class Monitor:
             if not self._reasons:
                 self._excluded_sec += self._now() - self._excluded_since
 
-    def _cut_exclusion(self, now: float) -> None:
-        """Book what has been excluded up to *now*; what follows is booked by ``include``."""
-        if self._reasons:
-            self._excluded_sec += now - self._excluded_since
-            self._excluded_since = now
-
     def batch(self, *, samples: int | None, ends_step: bool, counted_signature: bool) -> None:
         """A batch went through the loop."""
         now = self._now()
         if self._reasons:
             self._cut_exclusion(now)
-        seconds = now - self._batch_since - (self._excluded_sec - self._batch_excluded_sec)
-        self._cost.add(seconds)
-        if self._fetches != self._batch_fetches:
-            self._wait.add(self._wait_sec - self._batch_wait_sec)
-        self._batch_since = now
-        self._batch_excluded_sec = self._excluded_sec
-        self._batch_wait_sec = self._wait_sec
-        self._batch_fetches = self._fetches
-        self._batches += 1
-        if ends_step:
-            self._steps += 1
-        if not counted_signature:
-            self._counted_signature = False
-        if samples is None:
-            self._samples = self._total_samples = None
-            return
-        if self._samples is not None:
-            self._samples += samples
-        if self._total_samples is not None:
-            self._total_samples += samples
-            if seconds > 0:
-                self._rate.add(samples / seconds)
+        self._log.append(
+            (now, self._excluded_sec, self._wait_sec, self._fetches, samples, ends_step, counted_signature)
+        )
+        if len(self._log) > _LONGEST_LOG:
+            self._add_up()
+
+    # ---- what it comes to
 
     def read(self) -> MonitorReading:
         """What went by since the last reading; the next one begins here."""
+        self._add_up()
         now = self._now()
         self._cut_exclusion(now)
+        start = self._read_from
         reading = MonitorReading(
-            seconds=now - self._read_since - (self._excluded_sec - self._read_excluded_sec),
-            data_wait_sec=None if self._fetches == self._read_fetches else self._wait_sec - self._read_wait_sec,
+            seconds=now - start.at - (self._excluded_sec - start.excluded_sec),
+            data_wait_sec=None if self._fetches == start.fetches else self._wait_sec - start.wait_sec,
             batches=self._batches,
             steps=self._steps,
             samples=self._samples,
@@ -150,6 +139,7 @@ class Monitor:
 
     def totals(self) -> BatchTotals:
         """All batches of the run but those that ``restart`` made forget."""
+        self._add_up()
         return BatchTotals(
             batches=self._cost.number,
             seconds=self._cost.record(),
@@ -157,6 +147,43 @@ class Monitor:
             samples=self._total_samples,
             samples_per_sec=None if self._total_samples is None else self._rate.record(),
         )
+
+    def _add_up(self) -> None:
+        for at, excluded_sec, wait_sec, fetches, samples, ends_step, counted_signature in self._log:
+            before, now = self._before, _Clocks(at, excluded_sec, wait_sec, fetches)
+            seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
+            self._cost.add(seconds)
+            if now.fetches != before.fetches:
+                self._wait.add(now.wait_sec - before.wait_sec)
+            if samples is not None and seconds > 0:
+                self._rate.add(samples / seconds)
+            self._total_samples = _sum(self._total_samples, samples)
+            self._samples = _sum(self._samples, samples)
+            self._batches += 1
+            self._steps += ends_step
+            self._counted_signature &= counted_signature
+            self._before = now
+        self._log.clear()
+
+    def _begin_reading(self, now: float) -> None:
+        self._read_from = self._clocks(now)
+        self._batches = 0
+        self._steps = 0
+        self._samples = 0
+        self._counted_signature = True
+
+    def _clocks(self, now: float) -> _Clocks:
+        return _Clocks(now, self._excluded_sec, self._wait_sec, self._fetches)
+
+    def _cut_exclusion(self, now: float) -> None:
+        """Book what has been excluded up to *now*; what follows is booked by ``include``."""
+        if self._reasons:
+            self._excluded_sec += now - self._excluded_since
+            self._excluded_since = now
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 class _Spread:
