@@ -1,0 +1,280 @@
+"""What a marked trace says of each module; all times are worked out by hand from the events above them."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_flops.analysis.trace import module_table
+from lightning_flops.analysis.trace_marks import module_mark, phase_mark
+from lightning_flops.analysis.trace_tables import ModuleRow, ModuleTable
+from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
+
+
+def module(name: str, start: float, length: float, *, thread: int = 1) -> Event:
+    # Marks are operators in a trace of torch's own writing.
+    return operator(module_mark(name), start, length, thread=thread)
+
+
+def phase(part: str, start: float, length: float) -> Event:
+    return operator(phase_mark(part), start, length)
+
+
+def made(sequence: int, start: float, length: float = 1, *, name: str = "aten::addmm", thread: int = 1) -> Event:
+    """A forward operator that makes the node of this number."""
+    return operator(name, start, length, thread=thread, **{"Sequence number": sequence, "Fwd thread id": 0})
+
+
+def node(
+    sequence: int, start: float, length: float, *, name: str = "AddmmBackward0", thread: int = 1, made_on: int = 1
+) -> Event:
+    return operator(
+        f"autograd::engine::evaluate_function: {name}",
+        start,
+        length,
+        thread=thread,
+        **{"Sequence number": sequence, "Fwd thread id": made_on},
+    )
+
+
+def accumulation(start: float, length: float) -> Event:
+    return operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start, length)
+
+
+def table_of(*events: Event) -> ModuleTable:
+    table = module_table(trace(*events))
+    assert table is not None
+    return table
+
+
+def rows(table: ModuleTable) -> dict[str, ModuleRow]:
+    return {row.name: row for row in table.rows}
+
+
+STEP = (
+    step(4, 0, 400),
+    phase("data_wait", 0, 20),
+    phase("forward", 20, 100),
+    module("", 30, 80),
+    module("first", 35, 20),
+    made(7, 40),
+    module("second", 60, 40),
+    module("second.inner", 70, 10),
+    made(8, 72),
+    made(9, 85),
+    made(10, 105),  # in the root, outside of its children
+    phase("backward", 130, 200),
+    node(10, 140, 10, name="SumBackward0"),
+    node(9, 152, 30),
+    node(8, 185, 40),
+    accumulation(230, 15),
+    node(7, 250, 70),
+    phase("optimizer", 340, 50),
+)
+
+
+def test_every_moment_of_the_forward_belongs_to_the_innermost_module() -> None:
+    found = rows(table_of(*STEP))
+    assert {name: (row.forward_us, row.own_forward_us) for name, row in found.items()} == {
+        "": (100, 20 + 80 - 20 - 40),  # the phase without its module, and the root without its children
+        "first": (20, 20),
+        "second": (40, 30),
+        "second.inner": (10, 10),
+    }
+    assert [row.calls for row in found.values()] == [1, 1, 1, 1]
+
+
+def test_a_node_of_the_backward_belongs_to_the_module_whose_operator_made_it() -> None:
+    found = rows(table_of(*STEP))
+    assert {name: (row.backward_us, row.own_backward_us) for name, row in found.items()} == {
+        "": (150, 10),
+        "first": (70, 70),
+        "second": (70, 30),
+        "second.inner": (40, 40),
+    }
+
+
+def test_gradient_accumulation_the_optimizer_and_what_no_module_owns_have_lines_of_their_own() -> None:
+    table = table_of(*STEP)
+    assert (table.clock, table.steps) == ("host", 1)
+    assert table.forward_us == 100
+    assert table.unattributed_forward_us == 0
+    assert table.backward_us == 200
+    assert table.gradient_accumulation_us == 15
+    assert table.unattributed_backward_us == 200 - 10 - 30 - 40 - 15 - 70
+    assert table.optimizer_us == 50
+
+
+def test_the_parts_of_the_backward_add_up_to_all_of_it() -> None:
+    table = table_of(*STEP)
+    own = sum(row.own_backward_us for row in table.rows)
+    assert own + table.gradient_accumulation_us + table.unattributed_backward_us == table.backward_us
+
+
+def test_forward_and_backward_in_an_optimizers_closure_are_not_the_optimizers() -> None:
+    table = table_of(
+        step(0, 0, 100),
+        phase("optimizer", 0, 100),
+        phase("forward", 10, 20),
+        module("layer", 12, 10),
+        made(1, 13),
+        phase("backward", 40, 30),
+        node(1, 45, 20),
+    )
+    assert (table.optimizer_us, table.forward_us, table.backward_us) == (50, 20, 30)
+    assert rows(table)["layer"].backward_us == 20
+
+
+def test_nodes_inside_a_node_are_taken_out_of_its_time_and_what_it_repeats_is_backward() -> None:
+    # A reentrant checkpoint of "block": its node runs the block again, and then the nodes that this made.
+    table = table_of(
+        step(0, 0, 300),
+        phase("forward", 0, 100),
+        module("block", 10, 50),
+        made(5, 11, 48, name="CheckpointFunction"),
+        module("block.layer", 20, 30),
+        phase("backward", 100, 200),
+        node(5, 110, 150, name="CheckpointFunctionBackward"),
+        module("block.layer", 120, 30),
+        made(6, 125),
+        node(6, 160, 80),
+    )
+    found = rows(table)
+    assert found["block.layer"].calls == 1
+    assert found["block.layer"].forward_us == 30
+    assert found["block.layer"].own_backward_us == 30 + 80  # the repeated forward, and its own node
+    assert found["block"].own_backward_us == 150 - 30 - 80
+    assert found["block"].backward_us == 150
+    assert table.unattributed_backward_us == 200 - 150
+
+
+def test_a_node_that_a_node_made_belongs_to_the_same_module() -> None:
+    # With create_graph a backward makes nodes of its own, which a second backward runs.
+    table = table_of(
+        step(0, 0, 300),
+        module("layer", 0, 20),
+        made(1, 5),
+        node(1, 50, 30),
+        made(2, 60, name="aten::mm"),
+        node(2, 100, 40, name="MmBackward0"),
+    )
+    assert rows(table)["layer"].backward_us == 30 + 40
+
+
+def test_the_last_operator_of_a_number_made_the_node() -> None:
+    # Operators that make no node carry the number of the next one, also in other modules.
+    table = table_of(
+        step(0, 0, 100),
+        module("without", 0, 10),
+        made(3, 1, name="aten::eq"),
+        module("with", 20, 10),
+        made(3, 21),
+        node(3, 50, 10),
+    )
+    assert rows(table)["with"].backward_us == 10
+    assert rows(table)["without"].backward_us == 0
+
+
+def test_a_node_from_before_the_trace_is_nobodys() -> None:
+    table = table_of(step(0, 0, 100), module("layer", 0, 10), made(30, 1), node(2, 50, 10))
+    assert table.unattributed_backward_us == table.backward_us == 10
+
+
+def test_threads_that_number_their_nodes_alike_are_told_apart() -> None:
+    table = table_of(
+        step(0, 0, 200),
+        module("left", 0, 50, thread=1),
+        made(11, 1, thread=1),
+        made(12, 3, thread=1),
+        module("right", 0, 50, thread=2),
+        made(1, 1, thread=2),
+        made(2, 3, thread=2),
+        node(12, 100, 10, thread=3, made_on=1),
+        node(11, 110, 20, thread=3, made_on=1),
+        node(2, 140, 1, thread=3, made_on=2),
+        node(1, 145, 2, thread=3, made_on=2),
+    )
+    found = rows(table)
+    assert (found["left"].backward_us, found["right"].backward_us) == (30, 3)
+
+
+def test_modules_that_a_validation_inside_the_step_calls_are_nobodys() -> None:
+    table = table_of(
+        step(0, 0, 200), phase("forward", 0, 50), module("layer", 10, 20), phase("validation", 60, 90),
+        module("layer", 70, 40), phase("transfer", 160, 20), module("layer", 165, 5),
+    )  # fmt: skip
+    assert rows(table)["layer"].calls == 2
+    assert rows(table)["layer"].forward_us == 20 + 5
+    assert table.forward_us == 50 + 5
+
+
+def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
+    table = table_of(step(0, 0, 100), module("layer", 0, 50), module("layer", 5, 40))
+    assert rows(table)["layer"].calls == 1
+    assert rows(table)["layer"].forward_us == 50
+
+
+def test_a_module_named_like_a_phase_is_no_phase() -> None:
+    marked = trace(step(0, 0, 100), phase("forward", 0, 60), module("lstm.backward", 10, 20), made(1, 11))
+    table = module_table(marked)
+    assert table is not None
+    assert table.backward_us == 0
+    assert rows(table)["lstm.backward"].forward_us == 20
+
+
+def test_a_trace_without_marks_has_no_modules() -> None:
+    assert module_table(trace(step(0, 0, 10), scope("mine", 1, 2), operator("aten::mm", 4, 1))) is None
+
+
+ON_DEVICE = (
+    step(0, 0, 1000),
+    phase("forward", 0, 100),
+    module("left", 10, 20),
+    made(1, 11),
+    launch(1, 12),
+    kernel(1, 200, 50),
+    module("right", 40, 20),
+    made(2, 41),
+    launch(2, 42),
+    kernel(2, 230, 40, stream=8),  # runs beside the other from 230 to 250
+    launch(3, 45),
+    kernel(3, 300, 10),
+    phase("backward", 100, 100),
+    node(2, 110, 10, thread=9),
+    launch(4, 111, thread=9),
+    kernel(4, 400, 70),
+    node(1, 125, 10, thread=9),
+    launch(5, 126, thread=9),
+    kernel(5, 480, 30),
+    operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 140, 10, thread=9),
+    launch(6, 141, thread=9),
+    kernel(6, 520, 8),
+    phase("optimizer", 210, 20),
+    launch(7, 215),
+    kernel(7, 540, 25),
+)
+
+
+def test_a_device_is_occupied_by_what_was_launched_in_the_module_overlaps_counted_once() -> None:
+    table = table_of(*ON_DEVICE)
+    found = rows(table)
+    assert table.clock == "device"
+    assert (found["left"].forward_us, found["right"].forward_us) == (50, 40 + 10)
+    assert found[""].forward_us == 70 + 10  # 200 to 270, and 300 to 310
+    assert found[""].own_forward_us == 0
+    assert (found["left"].forward_kernels, found["right"].forward_kernels, found[""].forward_kernels) == (1, 2, 3)
+
+
+def test_a_device_works_for_the_backward_of_the_module_whose_node_launched_on_autograds_thread() -> None:
+    table = table_of(*ON_DEVICE)
+    found = rows(table)
+    assert (found["left"].backward_us, found["right"].backward_us, found[""].backward_us) == (30, 70, 100)
+    assert (found["left"].backward_kernels, found[""].backward_kernels) == (1, 2)
+    assert table.gradient_accumulation_us == 8
+    assert table.optimizer_us == 25
+    assert table.backward_us == 70 + 30 + 8
+    assert table.unattributed_backward_us == 0
+
+
+@pytest.mark.parametrize("name", ["", "encoder.layers.0", "a b.c"])
+def test_a_module_is_read_back_under_the_name_it_was_marked_with(name: str) -> None:
+    assert name in rows(table_of(step(0, 0, 10), module(name, 1, 2)))
