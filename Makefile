@@ -8,10 +8,11 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting clean
+.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
+	@echo "make demo-deepspeed  train a small GPT with DeepSpeed on two processes, profiled by its config's block"
 	@echo "make test      lint, type-check and test"
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make lint      lint and type-check only"
@@ -20,6 +21,15 @@ help:
 
 demo: $(VENV)/.installed-examples
 	$(RUN) examples/train_digits.py
+
+# On the CPU unless told otherwise, as DS_ACCELERATOR=cuda PROCESSES=1 does.
+demo-deepspeed: export DS_ACCELERATOR ?= cpu
+demo-deepspeed: export OMP_NUM_THREADS ?= 1
+demo-deepspeed: PROCESSES ?= 2
+demo-deepspeed: ZERO ?= 1
+demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
+	$(RUN) -m torch.distributed.run --standalone --nproc-per-node $(PROCESSES) \
+		-m lightning_flops run examples/deepspeed_gpt.py --zero $(ZERO)
 
 test: lint
 	$(RUN) -m pytest -m "not slow"
