@@ -96,6 +96,10 @@ class FlopsProfiler:
         self.model = model
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
+        self.flops: int | None = None
+        """FLOPs that the report printed last; so for ``macs`` and ``params``."""
+        self.macs: int | None = None
+        self.params: int | None = None
         self.started = False
         """Between ``start_profile`` and ``end_profile``."""
         self._ignored_types: Collection[type[nn.Module]] = ()
@@ -188,7 +192,9 @@ class FlopsProfiler:
         if self._counted is None:
             self._say_nothing_is_there()
             return
-        text = render_forward_text(self._profile(), settings)
+        profile = self._profile()
+        self.flops, self.macs, self.params = profile.flops.forward, profile.root.macs, profile.root.module.params
+        text = render_forward_text(profile, settings)
         if output_file:
             try:
                 write_text_file(output_file, text)

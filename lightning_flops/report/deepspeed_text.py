@@ -21,7 +21,7 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.report.layout import line, paragraph
-from lightning_flops.units import plain
+from lightning_flops.units import NOT_AVAILABLE, plain
 
 _TITLE_WIDTH = 78
 _SECTION_WIDTH = 86
@@ -80,8 +80,8 @@ def render_aggregated_text(profile: ForwardProfile, settings: ForwardReportSetti
 
 def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
     engine, root, module = profile.engine, profile.root, profile.root.module
-    forward = module.total.forward
-    at_least = ["lower bound"] if profile.lower_bound else []
+    forward, counted = module.total.forward, profile.timed_while_counted
+    at_least = _bound(profile.lower_bound)
     mp_size = 1 if engine is None else engine.tp_size
     sharded = module.params != module.local_params * mp_size
     params_of_model = "params of model" if sharded else "params of model = params per GPU * mp_size"
@@ -101,8 +101,11 @@ def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> 
         line(
             "fwd flops of model = fwd flops per GPU * mp_size", _marked(number_to_string(forward * mp_size), at_least)
         ),
-        line("fwd latency", _latency(profile, profile.forward_sec)),
-        line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", _rate(profile, forward, profile.forward_sec)),
+        line("fwd latency", _latency(profile.forward_sec, counted)),
+        line(
+            "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
+            _rate(profile, forward, profile.forward_sec, counted),
+        ),
         *_backward_lines(profile),
         *_engine_rate_lines(profile, settings),
     ]
@@ -111,7 +114,7 @@ def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> 
 
 def _backward_lines(profile: ForwardProfile) -> Iterator[str]:
     """What DeepSpeed's profiler cannot know: the backward, if one was counted."""
-    at_least = ["lower bound"] if profile.lower_bound else []
+    at_least = _bound(profile.lower_bound)
     for label, flops in (
         ("bwd flops per GPU", profile.flops.backward),
         ("recomputed flops per GPU", profile.flops.recompute),
@@ -120,33 +123,51 @@ def _backward_lines(profile: ForwardProfile) -> Iterator[str]:
             yield line(label, _marked(number_to_string(flops), ["measured", *at_least]))
 
 
-def _engine_rate_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
+def _engine_rate_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> Iterator[str]:
+    """Rates over the latencies that only an engine knows."""
     engine = profile.engine
     if engine is None or engine.backward_sec is None or engine.optimizer_sec is None:
-        return []
-    forward, seconds = profile.flops.forward, profile.forward_sec
+        return
     factor = 2 + settings.recompute_fwd_factor
-    both = None if seconds is None else seconds + engine.backward_sec
-    iteration = None if both is None else both + engine.optimizer_sec
-    samples = per_second(amount=engine.micro_batch_size * engine.dp_size, seconds=iteration)
-    return [
-        line("bwd latency", duration_to_string(engine.backward_sec)),
-        line(
-            f"bwd FLOPS per GPU = {factor:g} * fwd flops per GPU / bwd latency",
-            _marked(flops_to_string(per_second(amount=factor * forward, seconds=engine.backward_sec)), ["estimated"]),
-        ),
-        line(
-            f"fwd+bwd FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / (fwd+bwd latency)",
-            _rate(profile, (factor + 1) * forward, both, "estimated"),
-        ),
-        line("step latency", duration_to_string(engine.optimizer_sec)),
-        line("iter latency", _latency(profile, iteration)),
-        line(
-            f"FLOPS per GPU = {factor + 1:g} * fwd flops per GPU / iter latency",
-            _rate(profile, (factor + 1) * forward, iteration, "estimated"),
-        ),
-        line("samples/second", "n/a" if samples is None else _marked(f"{samples:.2f}", _timed_words(profile, "lower"))),
-    ]
+    backward_counted = profile.timed_while_counted and profile.flops.backward > 0
+    both_sec = None if profile.forward_sec is None else profile.forward_sec + engine.backward_sec
+    iter_sec = None if both_sec is None else both_sec + engine.optimizer_sec
+    samples = per_second(amount=engine.micro_batch_size * engine.dp_size, seconds=iter_sec)
+    yield line("bwd latency", _latency(engine.backward_sec, backward_counted))
+    yield from _backward_rates(
+        profile, "bwd FLOPS per GPU", factor, "bwd latency", engine.backward_sec, backward_counted
+    )
+    yield from _backward_rates(
+        profile, "fwd+bwd FLOPS per GPU", factor + 1, "(fwd+bwd latency)", both_sec, profile.timed_while_counted
+    )
+    yield line("step latency", duration_to_string(engine.optimizer_sec))
+    yield line("iter latency", _latency(iter_sec, profile.timed_while_counted))
+    yield from _backward_rates(
+        profile, "FLOPS per GPU", factor + 1, "iter latency", iter_sec, profile.timed_while_counted
+    )
+    yield line(
+        "samples/second",
+        NOT_AVAILABLE if samples is None else _marked(f"{samples:.2f}", _bound(profile.timed_while_counted)),
+    )
+
+
+def _backward_rates(
+    profile: ForwardProfile, label: str, factor: float, latency: str, seconds: float | None, counted: bool
+) -> Iterator[str]:
+    """The rate of *factor* forwards, as DeepSpeed has it, and below it the measured one if a backward was counted."""
+    flops = profile.flops
+    yield line(
+        f"{label} = {factor:g} * fwd flops per GPU / {latency}",
+        _rate(profile, factor * flops.forward, seconds, counted, "estimated"),
+    )
+    if flops.backward:
+        spent, words = (
+            flops.backward + flops.recompute,
+            "bwd+recomputed flops" if flops.recompute else "bwd flops per GPU",
+        )
+        if label != "bwd FLOPS per GPU":
+            spent, words = spent + flops.forward, f"fwd+{words}"
+        yield line(f"{label} = {words} / {latency}", _rate(profile, spent, seconds, counted, "measured"))
 
 
 def _aggregated_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
@@ -167,7 +188,9 @@ def _aggregated_lines(profile: ForwardProfile, settings: ForwardReportSettings) 
             # Sorting keeps the model's order where two classes weigh the same.
             heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
             known = label != "fwd latency" or profile.root.seconds is not None
-            lines.append(f"    {label:<11} - { {name: text(size) if known else 'n/a' for name, size in heaviest} }")
+            lines.append(
+                f"    {label:<11} - { {name: text(size) if known else NOT_AVAILABLE for name, size in heaviest} }"
+            )
     return lines
 
 
@@ -259,20 +282,20 @@ def _depth_shown(profile: ForwardProfile, settings: ForwardReportSettings) -> in
     return deepest if settings.module_depth < 0 else min(settings.module_depth, deepest)
 
 
-def _latency(profile: ForwardProfile, seconds: float | None) -> str:
-    return _marked(duration_to_string(seconds), [] if seconds is None else _timed_words(profile, "upper"))
+def _latency(seconds: float | None, counted: bool) -> str:
+    """*seconds*, an upper bound if they were *counted* in."""
+    return _marked(duration_to_string(seconds), ["upper bound"] if counted and seconds is not None else [])
 
 
-def _rate(profile: ForwardProfile, flops: float, seconds: float | None, *words: str) -> str:
+def _rate(profile: ForwardProfile, flops: float, seconds: float | None, counted: bool, *words: str) -> str:
     rate = per_second(amount=flops, seconds=seconds)
     if rate is None:
-        return flops_to_string(None)
-    bound = ["lower bound"] if profile.lower_bound or profile.timed_while_counted else []
-    return _marked(flops_to_string(rate), [*words, *bound])
+        return NOT_AVAILABLE
+    return _marked(flops_to_string(rate), [*words, *_bound(counted or profile.lower_bound)])
 
 
-def _timed_words(profile: ForwardProfile, side: str) -> list[str]:
-    return [f"{side} bound"] if profile.timed_while_counted else []
+def _bound(is_lower_bound: bool) -> list[str]:
+    return ["lower bound"] if is_lower_bound else []
 
 
 def _marked(text: str, words: list[str]) -> str:
@@ -281,7 +304,7 @@ def _marked(text: str, words: list[str]) -> str:
 
 def _share(part: float | None, whole: float | None) -> str:
     if part is None or whole is None:
-        return "n/a"
+        return NOT_AVAILABLE
     return f"{round(100 * part / whole, 2) if whole else 0:g}%"
 
 

@@ -100,6 +100,13 @@ def test_a_module_that_does_more_in_eval_than_set_a_flag_undoes_it() -> None:
     assert [layer.merged, layer.training] == [True, False]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_model_can_be_profiled_and_keeps_its_mode() -> None:
+    model = torch.jit.script(model_of_two())
+    assert quiet(model, input_shape=(2, 3)) == (FIRST + SECOND, (FIRST + SECOND) // 2, PARAMS)
+    assert all(module.training for module in model.modules())
+
+
 def test_a_model_that_draws_random_numbers_leaves_the_random_state() -> None:
     random = torch.get_rng_state()
     quiet(Calling(lambda self, x: x + torch.rand(3)), input_shape=(2, 3))

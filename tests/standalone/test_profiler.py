@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lightning_flops import FlopsProfiler, LightningFlopsError
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes
@@ -45,6 +45,8 @@ def test_a_training_loop_as_deepspeed_documents_it(capsys: pytest.CaptureFixture
             assert profiler.get_total_params() == 3 * 5 + 5 + 5 * 7 + 7
             assert isinstance(profiler.get_total_duration(), float)
             profiler.print_model_profile(profile_step=step)
+            assert (profiler.flops, profiler.macs) == (FIRST + SECOND, (FIRST + SECOND) // 2)
+            assert profiler.params == 3 * 5 + 5 + 5 * 7 + 7
             profiler.end_profile()
             assert torch_state() == before
         loss.backward()
@@ -254,7 +256,9 @@ def test_what_another_model_or_the_loss_spends_is_not_the_models(capsys: pytest.
     assert f"Flops outside the model: {SECOND}\n" in capsys.readouterr().out
 
 
-def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(now: FakeNow) -> None:
+def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
     block = nn.Sequential(nn.Linear(3, 5), Sleeping(now, 1.0))
 
     def forward(self: Calling, x: Tensor) -> Tensor:
@@ -262,11 +266,15 @@ def test_recomputed_forwards_are_neither_forward_flops_nor_forward_time(now: Fak
 
     model = Calling(forward, block)
     profiler = FlopsProfiler(model)
-    profiler.start_profile()
-    model(torch.randn(2, 3)).sum().backward()
-    profiler.stop_profile()
+    with set_checkpoint_early_stop(False):
+        profiler.start_profile()
+        model(torch.randn(2, 3)).sum().backward()
+        profiler.stop_profile()
     assert profiler.get_total_flops() == FIRST
     assert profiler.get_total_duration() == 1.0 + 1
+    profiler.print_model_profile(detailed=False)
+    (printed,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("recomputed flops per GPU:"))
+    assert printed.split()[-2:] == [str(FIRST), "(measured)"]
 
 
 def test_a_compiled_model_is_not_compiled_again() -> None:
@@ -662,6 +670,33 @@ def test_latencies_that_the_engine_does_not_have_for_one_forward_are_not_printed
     engine: Engine, now: FakeNow, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not [label for label in printed_with(engine, now, capsys) if "bwd" in label and "=" in label]
+
+
+def test_where_a_backward_was_counted_its_measured_rates_stand_below_the_estimated_ones(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def block(self: Calling, x: Tensor) -> Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    model = nn.Sequential(Calling(block, nn.Linear(3, 5)), Sleeping(now, 2.0), nn.Linear(5, 7))
+    profiler = FlopsProfiler(model, Engine())
+    with set_checkpoint_early_stop(False):
+        profiler.start_profile()
+        model(torch.randn(2, 3)).sum().backward()
+        profiler.start_profile(count=False)
+        model(torch.randn(2, 3)).sum().backward()
+        profiler.end_profile()
+    profiler.print_model_profile(detailed=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if "FLOPS per GPU =" in line]
+    # Forward 60 + 140 in 2 s; backward 60 + 2 * 140, and 60 recomputed, in 4 s; the optimizer takes 2 s.
+    assert lines[1:] == [
+        "bwd FLOPS per GPU = 2 * fwd flops per GPU / bwd latency: 100 FLOPS (estimated)",
+        "bwd FLOPS per GPU = bwd+recomputed flops / bwd latency: 100 FLOPS (measured)",
+        "fwd+bwd FLOPS per GPU = 3 * fwd flops per GPU / (fwd+bwd latency): 100 FLOPS (estimated)",
+        "fwd+bwd FLOPS per GPU = fwd+bwd+recomputed flops / (fwd+bwd latency): 100 FLOPS (measured)",
+        "FLOPS per GPU = 3 * fwd flops per GPU / iter latency: 75 FLOPS (estimated)",
+        "FLOPS per GPU = fwd+bwd+recomputed flops / iter latency: 75 FLOPS (measured)",
+    ]
 
 
 # Devices
