@@ -23,6 +23,7 @@ from lightning_flops.run_profiler import guarded
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.monitor import Monitor
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import TimePhase
     from lightning_flops.run_profiler import RunOutput
@@ -55,6 +56,7 @@ class PipelineProfiler(EngineProfiler):
         self._writes = _is_first_of_stage(engine)
         self._in_train_batch = False
         self._micro_batches: list[tuple[Any, Shapes]] = []
+        self._samples_of_step: int | None = 0
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         if not self._loads:
             self._meter = self._meter_without_batches()
@@ -125,11 +127,11 @@ class PipelineProfiler(EngineProfiler):
         def run() -> Any:
             if not self._in_train_batch:
                 return next_batch()
-            self._fetch_begins()
+            self._wait_begins()
             try:
                 batch = next_batch()
             finally:
-                self._fetch_ends()
+                self._wait_ends()
             self._has_micro_batch(batch, batch)
             return batch
 
@@ -145,12 +147,23 @@ class PipelineProfiler(EngineProfiler):
 
     @guarded
     def _train_batch_begins(self) -> None:
-        assert self._recorder is not None
         self._thread = threading.get_ident()
         self._in_train_batch = True
         self._micro_batches.clear()
-        if self._scope is None and self._recorder.marking:
+        if self._scope is None and self._marking:
             self._scope = self._enter_batch_scope()
+
+    @guarded
+    def _wait_begins(self) -> None:
+        if self._monitor is not None:
+            self._monitor.fetch_begins()
+        self._enter("data_wait")
+
+    @guarded
+    def _wait_ends(self) -> None:
+        self._leave()
+        if self._monitor is not None:
+            self._monitor.fetch_ends()
 
     @guarded
     def _has_micro_batch(self, batch: Any, tensors: Any) -> None:
@@ -158,8 +171,6 @@ class PipelineProfiler(EngineProfiler):
 
     @guarded
     def _train_batch_ends(self) -> None:
-        recorder = self._recorder
-        assert recorder is not None
         self._in_train_batch = False
         *first, last = self._micro_batches or [((), ())]
         for batch, shapes in first:
@@ -168,12 +179,20 @@ class PipelineProfiler(EngineProfiler):
         self._micro_batches.clear()
         self._leave_scope()
         self._after_batch()
-        if recorder.marking and not self._out:
+        if self._marking and not self._out:
             self._scope = self._enter_batch_scope()
 
     def _ends(self, batch: Any, shapes: Shapes, *, ends_step: bool) -> None:
         self._batch, self._shapes = batch, shapes
         self._batch_ends(batch, updates=int(ends_step), ends_step=ends_step)
+
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, slowed: bool) -> None:
+        """Tell *monitor* of a whole step as of one batch: a pipeline's micro-batches overlap."""
+        known = self._samples_of_step is not None and samples is not None
+        self._samples_of_step = (self._samples_of_step or 0) + (samples or 0) if known else None
+        if ends_step:
+            super()._watch(monitor, samples=self._samples_of_step, ends_step=True, slowed=slowed)
+            self._samples_of_step = 0
 
     def _meter_without_batches(self) -> BatchMeter:
         """A meter for a stage that gets activations: their first dimension need not be the samples'."""

@@ -132,7 +132,7 @@ class StageOutput:
     def __init__(self, engine: Any, config: ProfilerConfig, *, stage: int) -> None:
         self._config = config
         self._stage = stage
-        self._folder = DeepSpeedMonitorSink(engine.monitor).folder() or "."
+        self._folder = _monitors_folder(engine)
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Write the text if a file was named for it, and the profile."""
@@ -152,6 +152,15 @@ class StageOutput:
         """Where this stage writes what stage 0 writes to *path*: ``flops.txt`` -> ``flops_stage1.txt``."""
         root, suffix = os.path.splitext(path)
         return f"{root}_stage{self._stage}{suffix}"
+
+
+def _monitors_folder(engine: Any) -> str:
+    """The folder of rank 0's first monitor that has one; the other ranks have no monitors, but their settings."""
+    monitors = engine._config.monitor_config
+    for settings in (monitors.tensorboard, monitors.csv_monitor):
+        if settings.enabled:
+            return str(os.path.join(settings.output_path, settings.job_name))
+    return "."
 
 
 def _write_file(path: str, text: str) -> None:

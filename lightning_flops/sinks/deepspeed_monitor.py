@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,13 +47,10 @@ class DeepSpeedMonitorSink:
         return taken
 
     def folder(self) -> str | None:
-        """The local folder of the first monitor that has one, on ranks that do not write to it as well."""
+        """The local folder of the first monitor that has one."""
         for monitor in self._monitors:
             folder = getattr(getattr(monitor, "summary_writer", None), "log_dir", None)
             folder = folder or getattr(monitor, "log_dir", None)
-            if not folder and getattr(monitor, "enabled", False) and getattr(monitor, "output_path", None):
-                # How rank 0, which alone has a writer, puts it together.
-                folder = os.path.join(monitor.output_path, getattr(monitor, "job_name", ""))
             if isinstance(folder, str) and folder:
                 return folder
         return None

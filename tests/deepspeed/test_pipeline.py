@@ -1,0 +1,175 @@
+"""Pipelines of stages: each stage's profile is exact and true of the stage, and the stages add up to the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops import count_flops
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.report.text import render_text
+from tests.deepspeed.launching import INSTALLED, launch, profile_in
+
+pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs deepspeed")
+
+# As scenarios_pipeline says it, which imports DeepSpeed: three micro-steps of four samples.
+ROWS, IN, HIDDEN, OUT = 3 * 4, 8, 16, 4
+FIRST, SECOND, THIRD, FOURTH = (2 * ROWS * size for size in (IN * HIDDEN, HIDDEN**2, HIDDEN**2, HIDDEN * OUT))
+
+
+def on_two(scenario: str) -> list[dict[str, Any]]:
+    return launch("scenarios_two_parallel", ranks=2)(scenario)
+
+
+def on_four(scenario: str) -> list[dict[str, Any]]:
+    return launch("scenarios_four_parallel", ranks=4)(scenario)
+
+
+def flops(profile: Profile) -> tuple[int, int, int, int]:
+    one = profile.flops
+    return one.forward, one.backward, one.recompute, one.optimizer
+
+
+def test_each_stage_counts_its_own_layers_of_all_micro_batches_and_no_evaluation() -> None:
+    first, second = (profile_in(returned) for returned in on_two("attached"))
+    # The data needs no gradient; the second stage sends its input's gradient back.
+    assert flops(first) == (FIRST + SECOND, FIRST + 2 * SECOND, 0, 0)
+    assert flops(second) == (THIRD + FOURTH, 2 * (THIRD + FOURTH), 0, 0)
+    forwards = {module.name: module.total.forward for module in second.modules if module.total.forward}
+    assert forwards == {"": THIRD + FOURTH, "2": THIRD, "3": FOURTH}
+    assert not first.uncounted and not second.uncounted
+    assert first.outside.total == second.outside.total == 0
+
+
+@pytest.mark.parametrize(("launched", "stages"), [(on_two, 2), (on_four, 4)])
+def test_stages_add_up_to_what_the_model_costs_without_stages(launched: Any, stages: int) -> None:
+    profiles = [profile_in(returned) for returned in launched("attached" if stages == 2 else "four_stages")]
+    widths = (IN, HIDDEN, HIDDEN, HIDDEN, OUT)
+    model = nn.Sequential(*(nn.Linear(wide, high) for wide, high in zip(widths, widths[1:], strict=False)))
+    with count_flops(model) as counts:
+        nn.functional.mse_loss(model(torch.zeros(ROWS, IN)), torch.zeros(ROWS, OUT)).backward()  # type: ignore[no-untyped-call]
+    assert sum(profile.flops.forward for profile in profiles) == counts.forward == FIRST + SECOND + THIRD + FOURTH
+    assert sum(profile.flops.backward for profile in profiles) == counts.backward
+    assert counts.backward == FIRST + 2 * (SECOND + THIRD + FOURTH)
+    assert sum(profile.params or 0 for profile in profiles) == sum(weight.numel() for weight in model.parameters())
+    assert [profile.context.pp_rank for profile in profiles] == list(range(stages))
+
+
+def test_a_stage_in_the_middle_knows_its_samples_though_it_sees_no_batch() -> None:
+    for profile in (profile_in(returned) for returned in on_four("four_stages")):
+        context = profile.context
+        assert (context.pp_size, context.dp_size, context.tp_size, context.world_size) == (4, 1, 1, 4)
+        assert (profile.micro_steps, profile.samples, profile.tokens) == (3, ROWS, 7 * ROWS)
+        assert (context.micro_batch_size, context.accumulate) == (4, 3)
+        assert profile.timed_steps == (4, 5, 6)
+
+
+def test_every_part_of_a_step_has_its_time_and_the_exchange_with_the_other_stage_is_the_bubble() -> None:
+    for stage, returned in enumerate(on_two("timed")):
+        timing = profile_in(returned).timing
+        assert timing is not None
+        # Three micro-batches, each loaded in 4 s, sent once in 0.25 s and received once in 0.5 s; 1 s for the loss.
+        parts = {part.name: (part.minimum_sec, part.mean_sec, part.maximum_sec) for part in timing.parts}
+        seconds = {
+            "data wait": 3 * 4.0,
+            "transfer": 0.0,
+            "forward": 3 * 1.0,
+            "backward": 3 * 2.0,
+            "bubble": 3 * (0.25 + 0.5) + 1.0,
+            "optimizer": 8.0,
+            "other": 0.125,
+        }
+        assert parts == {name: (value,) * 3 for name, value in seconds.items()}
+        assert timing.bubble_sec == seconds["bubble"]
+        assert timing.global_step_sec == sum(seconds.values())
+        assert timing.reader_sec == 12.0
+        # An evaluation loads and computes as much, and sends or receives one way, after each of the three steps.
+        assert timing.excluded_sec == {"validation": 3 * 3 * (4.0 + 1.0 + (0.5 if stage else 0.25))}
+
+
+def test_a_step_is_all_that_train_batch_does() -> None:
+    for returned in on_two("timed"):
+        profile = profile_in(returned)
+        assert (profile.counted_steps, profile.timed_steps) == ((1,), (4, 5, 6))
+        assert (profile.micro_steps, profile.samples) == (3, ROWS)
+        assert profile.rates.samples_per_sec == ROWS / (12.0 + 3.0 + 6.0 + 3.25 + 8.0 + 0.125)
+
+
+def test_the_report_says_which_stage_it_is_of_and_shows_its_bubble() -> None:
+    for stage, returned in enumerate(on_two("attached")):
+        lines = render_text(profile_in(returned)).splitlines()
+        words = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
+        only = f"(stage {stage} of 2)"
+        assert words["fwd flops of model = fwd flops per GPU * mp_size"].endswith(only)
+        assert any(label.startswith("params of model") and value.endswith(only) for label, value in words.items())
+        assert any("(pp 2)" in line for line in lines)
+        assert any(line.startswith("bubble ") for line in lines)
+
+
+def test_a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
+    first, second = (profile_in(returned) for returned in on_two("tied"))
+    tied, layer = IN * IN, IN * IN + IN
+    assert (first.params, first.local_params) == (tied + layer, tied + layer)
+    assert (second.params, second.local_params) == (layer, tied + layer)
+    assert flops(first) == (2 * 2 * ROWS * IN * IN, 3 * 2 * ROWS * IN * IN, 0, 0)
+    assert flops(second) == (2 * 2 * ROWS * IN * IN, 4 * 2 * ROWS * IN * IN, 0, 0)
+
+
+def test_what_a_stage_computes_again_for_its_backward_is_recompute() -> None:
+    first, second = (profile_in(returned) for returned in on_two("checkpointed"))
+    # DeepSpeed lets the data need a gradient, or nothing behind a reentrant checkpoint would.
+    assert flops(first) == (FIRST + SECOND, 2 * (FIRST + SECOND), FIRST + SECOND, 0)
+    assert flops(second) == (THIRD + FOURTH, 2 * (THIRD + FOURTH), THIRD + FOURTH, 0)
+
+
+def test_losses_and_weights_are_the_same_bits_with_the_hook_and_without() -> None:
+    for returned in on_two("same_bits"):
+        without, switched_off, profiled = returned["losses"]
+        assert without == switched_off == profiled
+        assert len(set(without)) == len(without)  # they train
+        without, switched_off, profiled = returned["weights"]
+        assert without == switched_off == profiled
+
+
+def test_an_engine_whose_block_is_off_has_nothing_of_ours() -> None:
+    for returned in on_two("same_bits"):
+        without, switched_off, _ = returned["names"]
+        assert without == switched_off
+
+
+def test_detaching_leaves_the_engine_as_it_was() -> None:
+    for returned in on_two("attached"):
+        assert returned["tapped"] and returned["left"]
+
+
+def test_an_exception_in_a_step_leaves_nothing_behind_and_is_the_users() -> None:
+    for returned in on_two("interrupted"):
+        assert (returned["raised"], returned["left"]) == ("the user's own", True)
+        profile = profile_in(returned)
+        assert profile.counted_steps == (1,)
+        assert "Training was interrupted by FloatingPointError." in profile.notes
+
+
+def test_a_step_that_is_never_reached_is_one_warning_of_each_stage() -> None:
+    for returned in on_two("never_reached"):
+        assert returned["profile"] is None
+        (warning,) = returned["warnings"]
+        assert warning.startswith("nothing was profiled: profile_step is 50")
+
+
+def test_ranks_that_see_different_data_are_told_from_stages() -> None:
+    for rank, returned in enumerate(on_four("two_pipelines")):
+        profile = profile_in(returned)
+        context = profile.context
+        assert (context.rank, context.pp_rank) == (rank, rank // 2)
+        assert (context.dp_size, context.pp_size, context.tp_size) == (2, 2, 1)
+        assert profile.timing is not None
+        assert profile.rates.samples_per_sec == 2 * ROWS / profile.timing.global_step_sec
+
+
+def test_the_first_rank_of_each_stage_writes_its_report_beside_that_of_stage_0() -> None:
+    for returned in on_four("two_pipelines"):
+        assert returned["files"] == ["flops.txt", "flops_stage1.txt", "logs/profile.json", "logs/profile_stage1.json"]
