@@ -39,8 +39,12 @@ def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "h
         The counts.
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
-    with counter:
-        yield FlopCounts(counter.record)
+    counts = FlopCounts(counter.record)
+    try:
+        with counter:
+            yield counts
+    finally:
+        counts.settle()  # so that they do not keep the model
 
 
 def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["full", "half"] = "full") -> FlopCounts:
@@ -51,13 +55,14 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
 
     Args:
         model: stays as it is.
-        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
         causal_attention: ``"half"`` counts half of the score matrix where attention is flagged causal.
 
     Returns:
         The counts.
 
     Raises:
+        LightningFlopsError: a lazy module has no shapes yet.
         Exception: whatever the model raises where its forward needs the values of tensors, and not their shapes alone.
     """
     return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import lightning_flops
+from lightning_flops.errors import LightningFlopsError
 from lightning_flops.pytorch import count_flops, count_offline
 from lightning_flops.records import PhaseFlops
 
@@ -165,3 +170,45 @@ def test_an_offline_count_leaves_a_weight_that_a_hook_computes() -> None:
     weight = model.weight
     assert count_offline(model, torch.empty(2, 3)).backward == FIRST
     assert model.weight is weight
+
+
+def test_counts_do_not_keep_the_model_alive() -> None:
+    model = model_of_two()
+    with count_flops(model) as counts:
+        model(torch.randn(2, 3)).sum().backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert counts.forward == FIRST + SECOND
+
+
+def test_counts_show_their_phases_and_what_they_lack() -> None:
+    with count_flops(None) as counts:
+        torch.zeros(100, 20) @ torch.zeros(20, 3)
+        assert repr(counts) == "<FlopCounts forward=12,000, backward=0, recompute=0, optimizer=0>"
+        torch.ops.lightning_flops_tests.gemm_nobody_knows(torch.zeros(3))
+    assert repr(counts) == (
+        "<FlopCounts forward=12,000, backward=0, recompute=0, optimizer=0, uncounted=1 operator, a lower bound>"
+    )
+
+
+@torch.library.custom_op("lightning_flops_tests::gemm_nobody_knows", mutates_args=())
+def gemm_nobody_knows(x: torch.Tensor) -> torch.Tensor:
+    """An operator that no formula is registered for."""
+    return x.clone()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.(script|trace):DeprecationWarning")
+def test_an_offline_count_of_a_scripted_model_is_its_own_and_leaves_it_usable() -> None:
+    model: Any = torch.jit.script(model_of_two())
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    counts = count_offline(model, torch.empty(2, 3))
+    assert (counts.forward, counts.backward) == (FIRST + SECOND, FIRST + 2 * SECOND)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    model(torch.randn(2, 3)).sum().backward()
+
+
+def test_an_offline_count_of_a_lazy_model_says_what_it_lacks() -> None:
+    with pytest.raises(LightningFlopsError, match=r"shapes of all parameters, and 0\.bias, 0\.weight of lazy modules"):
+        count_offline(nn.Sequential(nn.LazyLinear(5)), torch.empty(2, 3))

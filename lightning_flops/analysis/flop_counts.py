@@ -54,6 +54,25 @@ class FlopCounts:
         """The record that the sums are over."""
         return self._record if isinstance(self._record, FlopRecord) else self._record()
 
+    def settle(self) -> None:
+        """Reads the record a last time: the answers stay, and what was counted is no longer held."""
+        self._record = self.record
+
+    def __repr__(self) -> str:
+        """The four phases, and whether they are all."""
+        total, uncounted = self.total, len(self.uncounted)
+        parts = [
+            f"forward={total.forward:,}",
+            f"backward={total.backward:,}",
+            f"recompute={total.recompute:,}",
+            f"optimizer={total.optimizer:,}",
+        ]
+        if uncounted:
+            parts.append(f"uncounted={uncounted} operators" if uncounted > 1 else "uncounted=1 operator")
+        if self.is_lower_bound:
+            parts.append("a lower bound")
+        return f"<FlopCounts {', '.join(parts)}>"
+
     @property
     def total(self) -> PhaseFlops:
         """All modules and operators together, work outside the root included."""

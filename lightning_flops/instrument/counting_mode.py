@@ -22,7 +22,7 @@ from lightning_flops.instrument.compiled_regions import CompiledRegions
 from lightning_flops.instrument.compiler_sight import hide
 from lightning_flops.instrument.dispatch_stack import is_pushed, pushed
 from lightning_flops.instrument.formulas import Entry, Work, heavy_hint
-from lightning_flops.instrument.formulas.contract import dtype_of_first_tensor, no_flops
+from lightning_flops.instrument.formulas.contract import dtype_of_first_tensor, no_flops, whole_flops
 from lightning_flops.instrument.operators import (
     NO_TENSORS,
     Operator,
@@ -193,7 +193,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             work = operator.compute(args, kwargs, out)
             dtype: Any = operator.dtype_of(args, kwargs, out)
             if work.__class__ is not int and not isinstance(work, Work):
-                work = int(work)
+                work = whole_flops(work)
             if (work if isinstance(work, int) else work.flops) < 0:
                 raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
         except Exception as error:

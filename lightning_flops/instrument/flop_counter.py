@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from torch import is_grad_enabled, nn
+from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument import autograd_state
@@ -30,7 +31,7 @@ from lightning_flops.instrument.compiled_backward import CompiledBackwards
 from lightning_flops.instrument.compiled_regions import CompiledRegions, autograd_is_compiled
 from lightning_flops.instrument.counting_mode import CountingMode
 from lightning_flops.instrument.dispatch_stack import is_pushed, push, remove
-from lightning_flops.instrument.formulas import watch_functions
+from lightning_flops.instrument.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, named_modules, wraps
@@ -94,6 +95,8 @@ class FlopCounter:
             note=self._note,
         )
         self._mode.on_function = self._compiled_backwards.watch
+        self._graph_ran = False
+        """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
         self._entered = 0
         self._undo = ExitStack()
 
@@ -179,13 +182,19 @@ class FlopCounter:
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
         record = merge_records(self._thread_states(), self._notes, self._compiled.hidden)
-        if self._root is None or record.module_calls or not any(_is_strays(cell) for cell in record.cells):
-            return record
-        note = (
-            "No module of the model was called where FLOPs were counted: what ran, perhaps compiled as a function that "
-            "calls the model, stands under (outside)."
-        )
-        return replace(record, notes=(*record.notes, note))
+        return replace(record, notes=(*record.notes, *self._afterthoughts(record)))
+
+    def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
+        """Sentences about the record as a whole."""
+        no_module_ran = self._graph_ran or not record.module_calls
+        if self._root is not None and no_module_ran and any(_is_strays(cell) for cell in record.cells):
+            yield (
+                "Traced or compiled code ran outside of the model's modules. If it was made from the model, by "
+                "torch.compile of a function that calls it or by torch.func.linearize, the model's FLOPs stand under "
+                "(outside)."
+            )
+        for name in formulas_without_operator():
+            yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
@@ -251,6 +260,8 @@ class FlopCounter:
                     # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
                     if caller.kind == "optimizer":
                         self._enter_running(state, OUTSIDE, module, "module")
+                    elif caller.kind == "base" and isinstance(module, GraphModule):
+                        self._graph_ran = True
                     return
             outermost = state.modes == 0 and len(state.stack) == 1
             task = graph_task_id()

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
+from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.instrument.graph_hooks import tensors_of
 from lightning_flops.records import FlopRecord
@@ -24,14 +26,26 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
     Args:
         model: its parameters' shapes, dtypes and devices are what counts.
-        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
         causal_attention: as for ``FlopCounter``.
 
     Raises:
+        LightningFlopsError: a lazy module has no shapes yet.
         Exception: whatever the model raises where its forward needs values (``.item()``, data-dependent shapes).
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
-    states = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
+    holder = _Holder(model)
+    states = {
+        **dict(holder.named_parameters(remove_duplicate=False)),
+        **dict(holder.named_buffers(remove_duplicate=False)),
+    }
+    lazy = sorted(name.removeprefix("held.") for name, tensor in states.items() if is_lazy(tensor))
+    if lazy:
+        raise LightningFlopsError(
+            f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
+            "call the model once before"
+        )
     with (
         _attributes_put_back(model),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
@@ -41,14 +55,26 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
         fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
         fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
         inputs = tree_map_only(torch.Tensor, mode.from_tensor, batch)
-        args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
+        # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
+        args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
         with counter:
-            output = torch.func.functional_call(model, fake_states, args, kwargs, tie_weights=False)
+            output = torch.func.functional_call(holder, fake_states, args, kwargs, tie_weights=False)
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return counter.record()
+
+
+class _Holder(nn.Module):
+    """A module around the model."""
+
+    def __init__(self, held: nn.Module) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held(*args, **kwargs)
 
 
 @contextmanager

@@ -135,4 +135,4 @@ def test_a_function_compiled_around_the_model_is_outside_of_it_and_a_note_says_s
     counts = FlopCounts(counter.record())
     assert counts.by_module()[OUTSIDE] == PhaseFlops(forward=FIRST, backward=FIRST)
     (note,) = counts.notes
-    assert "compiled as a function" in note
+    assert "torch.compile of a function" in note

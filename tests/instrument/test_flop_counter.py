@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.instrument.flop_counter import FlopCounter
-from lightning_flops.instrument.formulas import register_flop_formula
+from lightning_flops.instrument.formulas import custom, register_flop_formula, registry
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
 BATCH = 2
@@ -420,3 +420,42 @@ def test_a_formula_that_gives_a_negative_number_leaves_its_operator_uncounted(ca
     assert sum(cell.flops for cell in record.cells) == 0
     assert record.uncounted["lightning_flops_tests.negative"].heavy
     assert any("negative" in entry.getMessage() for entry in caplog.records)
+
+
+@pytest.mark.parametrize("answer", [2.5, float("nan")])
+def test_a_formula_that_gives_no_whole_number_leaves_its_operator_uncounted(
+    answer: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    @torch.library.custom_op("lightning_flops_tests::fraction", mutates_args=())
+    def fraction(x: Tensor) -> Tensor:
+        return x.clone()
+
+    register_flop_formula("lightning_flops_tests::fraction", lambda args, kwargs, out: answer)  # type: ignore[type-var]
+    with FlopCounter(None) as counter:
+        fraction(torch.zeros(3))
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 0
+    assert record.uncounted["lightning_flops_tests.fraction"].heavy
+    assert any("lightning_flops_tests.fraction" in entry.getMessage() for entry in caplog.records)
+
+
+def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "user_formulas", {})
+    monkeypatch.setattr(custom, "user_formulas", registry.user_formulas)
+    register_flop_formula("lightning_flops_tests::late_product", lambda args, kwargs, out: 7)
+    register_flop_formula("aten::mm.outt", lambda args, kwargs, out: 7)
+    register_flop_formula("aten::mm.out", lambda args, kwargs, out: 7)
+
+    def named() -> list[str]:
+        with FlopCounter(None) as counter:
+            pass
+        return [note.split()[6].rstrip(",") for note in counter.record().notes]
+
+    assert named() == ["aten::mm.outt", "lightning_flops_tests::late_product"]
+
+    @torch.library.custom_op("lightning_flops_tests::late_product", mutates_args=())
+    def late_product(x: Tensor) -> Tensor:
+        return x.clone()
+
+    assert named() == ["aten::mm.outt"]
+    registry.forget_entries()

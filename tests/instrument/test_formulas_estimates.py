@@ -53,6 +53,8 @@ CALLS: dict[str, tuple[Callable[[], Any], int]] = {
     "full svd": (lambda: torch.linalg.svd(tall(9, 6)), 4 * 81 * 6 + 8 * 9 * 36 + 9 * 216),
     "eigh": (lambda: torch.linalg.eigh(spd(N)), 9 * N**3),
     "eig": (lambda: torch.linalg.eig(spd(N)), 25 * N**3),
+    # Five products of (6, 6) matrices for each of the batch
+    "matrix exponential": (lambda: torch.linalg.matrix_exp(spd(N, 2)), 2 * 5 * (2 * N**3)),
     "least squares": (
         lambda: torch.linalg.lstsq(tall(9, 6), torch.ones(9, 2)),
         2 * 36 * 7 + 2 * (4 * 9 * 6 - 36),

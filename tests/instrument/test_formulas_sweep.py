@@ -16,7 +16,6 @@ from lightning_flops.instrument.formulas.registry import OVERLOAD_RULES, RULES
 UNKNOWN_ON_PURPOSE = {
     "_cslt_sparse_mm_search",  # tries out kernels: what it runs is not the model's work
     "_spsolve",  # a direct sparse solver: fill-in decides
-    "linalg_matrix_exp",  # the norm of the values decides how many products it takes
     "_foobar",  # torch's own tests
     "_test_autograd_multiple_dispatch",
     "_test_autograd_multiple_dispatch_view_copy",

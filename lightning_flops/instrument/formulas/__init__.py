@@ -5,7 +5,7 @@
 
 from lightning_flops.instrument.formulas.contract import Entry, Formula, Kind, Unreadable, Work
 from lightning_flops.instrument.formulas.custom import FunctionListener, register_flop_formula, watch_functions
-from lightning_flops.instrument.formulas.registry import heavy_hint, lookup
+from lightning_flops.instrument.formulas.registry import formulas_without_operator, heavy_hint, lookup
 
 __all__ = [
     "Entry",
@@ -14,6 +14,7 @@ __all__ = [
     "Kind",
     "Unreadable",
     "Work",
+    "formulas_without_operator",
     "heavy_hint",
     "lookup",
     "register_flop_formula",

@@ -124,6 +124,18 @@ def dtype_of_first_tensor(args: Arguments, kwargs: Keywords, out: Any) -> torch.
     return torch.get_default_dtype() if any_dtype is None else arithmetic_of(any_dtype)
 
 
+def whole_flops(answer: Any) -> int:
+    """A formula's answer as an int.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    flops = int(answer)
+    if flops != answer:
+        raise ValueError(f"it gave {answer}, and FLOPs are whole numbers")
+    return flops
+
+
 def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """What a free operator spends."""
     return 0

@@ -51,8 +51,9 @@ def register_flop_formula(
     """Tell every counter how many FLOPs a call of *target* spends; a multiply-add is two.
 
     The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
-    the call returned. It returns an int (or a ``Work``). It should read shapes only; one that raises turns the
-    operator into an uncounted one, with a warning. A second registration replaces the first::
+    the call returned. It returns a whole number (or a ``Work``). It should read shapes only; one that raises, or gives
+    a fraction, turns the operator into an uncounted one, with a warning. A second registration replaces the first. The
+    operator may be made later; where there is none of the name when FLOPs were counted, a note says so::
 
         @torch.library.custom_op("mylib::pair_product", mutates_args=())
         def pair_product(a: Tensor, b: Tensor) -> Tensor: ...

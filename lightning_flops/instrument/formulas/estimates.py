@@ -16,6 +16,10 @@ from lightning_flops.instrument.formulas.contract import RESULT, Rule
 
 _GOLUB = "leading terms of Golub and Van Loan, Matrix Computations"
 _FFT = "5 N log2 N for a complex transform of N points, half of that where one side is real"
+_EXPONENTIAL = (
+    "five products for a Taylor polynomial of degree 18 (Bader, Blanes and Casas 2019); matrices of small norm take "
+    "fewer, and those of large norm squarings, which are left out"
+)
 _GRID = "one multiply-add for each neighbour of each output element; finding the neighbours is left out"
 _DISTANCE = "one multiply-add for each pair of rows and each of their coordinates"
 
@@ -131,6 +135,11 @@ def pseudo_inverse(matrix: torch.Tensor, hermitian: bool) -> int:
     m, n = _tall(matrix)
     factors = symmetric_eigen(matrix, True) if hermitian else svd(matrix, False, True)
     return factors + 2 * _batch(matrix) * m * n * n
+
+
+def matrix_exponential(matrix: torch.Tensor) -> int:
+    """The five products of a Taylor polynomial of degree 18: 10·n³."""
+    return _per_square(10)(matrix)
 
 
 def _fft(points: int, transforms: float) -> int:
@@ -253,6 +262,7 @@ ESTIMATE_RULES: dict[str, Rule] = {
     "aten::_linalg_svd": _golub(svd, "A", "full_matrices", "compute_uv"),
     "prims::svd": _golub(lambda matrix, full: svd(matrix, full, True), "A", "full_matrices"),
     "aten::_linalg_eigh": _golub(symmetric_eigen, "A", "compute_v"),
+    "aten::linalg_matrix_exp": Rule(matrix_exponential, ("self",), "self", _EXPONENTIAL),
     "aten::linalg_eig": _golub(_per_square(25), "self"),
     "aten::linalg_eigvals": _golub(_per_square(10), "self"),
     "aten::_linalg_eigvals": _golub(_per_square(10), "self"),

@@ -23,6 +23,7 @@ from lightning_flops.instrument.formulas.contract import (
     bind_formula,
     dtype_of_first_tensor,
     no_flops,
+    whole_flops,
 )
 from lightning_flops.instrument.formulas.convolution import CONVOLUTION_OVERLOAD_RULES, CONVOLUTION_RULES
 from lightning_flops.instrument.formulas.estimates import ESTIMATE_RULES
@@ -72,6 +73,21 @@ _entries: dict[Any, Entry] = {}
 def forget_entries() -> None:
     """Look every operator up anew: a formula was registered."""
     _entries.clear()
+
+
+def formulas_without_operator() -> list[str]:
+    """Names for which users registered a formula and under which torch knows no operator: misspelled, or not loaded."""
+    return [name for name in sorted(user_formulas) if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    namespace, _, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), operator)
+        return not overload or overload in packet.overloads()
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def lookup(operator: Any) -> Entry:
@@ -179,7 +195,7 @@ def as_our_formula(formula: Callable[..., Any]) -> Formula:
     """Torch's signature ``f(*args, out_val=out, **kwargs)`` in ours."""
 
     def call(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
-        return int(formula(*args, **kwargs, out_val=out))
+        return whole_flops(formula(*args, **kwargs, out_val=out))
 
     return call
 
@@ -207,4 +223,4 @@ def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
     return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(left), reversed(right), strict=False))
 
 
-__all__ = ["Entry", "Formula", "Kind", "Work", "heavy_hint", "lookup"]
+__all__ = ["Entry", "Formula", "Kind", "Work", "formulas_without_operator", "heavy_hint", "lookup"]
