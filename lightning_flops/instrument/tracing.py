@@ -240,9 +240,12 @@ class StepTracer:
         self._prepared = True
 
     def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        whole = weakref.ref(self)  # a patch outlives its undoing until somebody collects the garbage
+
         def begin(*args: Any, **kwargs: Any) -> Any:
-            if not self._ours:
-                self._lose("No step was traced: another profiler was set up meanwhile, and torch runs one at a time.")
+            tracer = whole()
+            if tracer is not None and not tracer._ours:
+                tracer._lose("No step was traced: another profiler was set up meanwhile, and torch runs one at a time.")
             return original(*args, **kwargs)
 
         return begin
