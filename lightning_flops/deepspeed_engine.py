@@ -351,8 +351,7 @@ class EngineProfiler(RunProfiler):
             self._at_border = True
             self._fetches = 0
             self._trains_in_eval_mode = not self._engine.module.training
-        recorder = self._recorder  # another one where a window has just closed
-        if self._whole_step and recorder.marking and not self._out:
+        if self._whole_step and not self._out and self._marking:
             self._scope = self._enter_batch_scope()
 
     def _compare_batch_size(self) -> None:
