@@ -37,7 +37,9 @@ def read_back(folder: Path) -> EventAccumulator:
 def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    callback = FlopsProfilerCallback(profile_step=1, timing_steps=3, tokens_per_sample=5, peak_flops_per_sec=1e12)
+    callback = FlopsProfilerCallback(
+        profile_step=1, timing_steps=3, tokens_per_sample=5, peak_flops_per_sec=1e12, trace=False
+    )
     trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4).fit(new_net(root), loader(20))
     events = read_back(tmp_path)
     tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("flops_profiler/")}
@@ -71,7 +73,7 @@ def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(
 def test_the_monitor_logs_at_the_loggers_interval_until_the_end(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    callback = FlopsProfilerCallback(profile_step=1, timing_steps=2, peak_flops_per_sec=1e12)
+    callback = FlopsProfilerCallback(profile_step=1, timing_steps=2, peak_flops_per_sec=1e12, trace=False)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=5, max_epochs=2)
     run.fit(new_net(root), loader(15))
     events = read_back(tmp_path)
@@ -92,7 +94,7 @@ def monitored_run(
     now = FakeNow()
     monkeypatch.setattr("lightning_flops.run_profiler.clock_for", lambda device: WallClock(now))
     monkeypatch.setattr("lightning_flops.run_profiler.Monitor", lambda: Monitor(now))
-    profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1.0)
+    profiler = FlopsProfilerCallback(profile_step=2, timing_steps=2, peak_flops_per_sec=1.0, trace=False)
     slow = [make(now) for make in callbacks]
     run = trainer(slow[0], profiler, slow[1], logger=tensorboard_logger(root, tmp_path), **settings)
     validates = "val_check_interval" in settings
@@ -144,7 +146,7 @@ def test_what_runs_between_epochs_is_no_training_whichever_callback_comes_first(
 def test_the_monitors_mfu_is_missing_where_a_step_had_other_shapes(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    callback = FlopsProfilerCallback(profile_step=0, timing_steps=1, peak_flops_per_sec=1e12)
+    callback = FlopsProfilerCallback(profile_step=0, timing_steps=1, peak_flops_per_sec=1e12, trace=False)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=5, max_epochs=2)
     run.fit(new_net(root), loader(9, extra=2))  # the tenth batch of an epoch is smaller
     events = read_back(tmp_path)
@@ -155,7 +157,7 @@ def test_the_monitors_mfu_is_missing_where_a_step_had_other_shapes(
 def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    callback = FlopsProfilerCallback(timing_steps=1, monitor=False)
+    callback = FlopsProfilerCallback(timing_steps=1, monitor=False, trace=False)
     run, seen = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=1), []
     net = new_net(root)
     net.on_train_batch_end = lambda *args: seen.append("_on_before_fetch" in vars(run.fit_loop.epoch_loop))
@@ -167,7 +169,7 @@ def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
 def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    callback = FlopsProfilerCallback(timing_steps=1)
+    callback = FlopsProfilerCallback(timing_steps=1, trace=False)
     csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
     trainer(callback, logger=csv_logger).fit(new_net(root), loader(8))
     folder = tmp_path / "run" / "version_0"
