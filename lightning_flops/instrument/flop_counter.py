@@ -34,7 +34,7 @@ from lightning_flops.instrument.dispatch_stack import is_pushed, push, remove
 from lightning_flops.instrument.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.module_hooks import module_hooks
-from lightning_flops.instrument.module_scope import ModuleNames, named_modules, wraps
+from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records, total_flops
 from lightning_flops.instrument.template_kernels import heard_kernels
@@ -97,6 +97,7 @@ class FlopCounter:
         self._mode.on_function = self._compiled_backwards.watch
         self._graph_ran = False
         """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
+        self._reducer_hooks: set[str] = set()
         self._entered = 0
         self._undo = ExitStack()
 
@@ -193,6 +194,12 @@ class FlopCounter:
                 "torch.compile of a function that calls it or by torch.func.linearize, the model's FLOPs stand under "
                 "(outside)."
             )
+        hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
+        if hooks:
+            yield (
+                f"DistributedDataParallel's communication hook {', '.join(sorted(hooks))} may go on computing on the "
+                "process group's threads, where nothing is counted; what it does before counts as the optimizer's."
+            )
         for name in formulas_without_operator():
             yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
 
@@ -262,6 +269,7 @@ class FlopCounter:
                         self._enter_running(state, OUTSIDE, module, "module")
                     elif caller.kind == "base" and isinstance(module, GraphModule):
                         self._graph_ran = True
+                    self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
                     return
             outermost = state.modes == 0 and len(state.stack) == 1
             task = graph_task_id()

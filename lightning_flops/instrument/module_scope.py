@@ -83,6 +83,24 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         pending.extend(reversed(below))
 
 
+_MOVING_HOOKS = frozenset(
+    (
+        "allreduce_hook fp16_compress_hook bf16_compress_hook noop_hook post_localSGD_hook "
+        "quantization_pertensor_hook quantization_perchannel_hook "
+        "_reducer_allreduce_and_upcast_hook"
+    ).split()
+)
+"""Communication hooks of torch's own that cast and send gradients, and multiply nothing."""
+
+
+def computing_hooks(module: nn.Module) -> Iterator[str]:
+    """Names of the communication hooks of a DistributedDataParallel that may compute more than casts."""
+    for hook, _ in module.__dict__.get("_comm_hooks") or ():
+        name = getattr(hook, "__name__", type(hook).__name__)
+        if name not in _MOVING_HOOKS:
+            yield name
+
+
 class ModuleNames:
     """The names of a model's modules, kept beside the model."""
 
