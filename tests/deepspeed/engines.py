@@ -1,0 +1,167 @@
+"""What the scenarios train, and how they look at what is left behind. Runs inside the launched processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as torch_dataloader
+
+from lightning_flops.deepspeed import Handle, attach, install, uninstall
+from lightning_flops.instrument.flop_counter import FlopCounter
+
+SAMPLES = 2
+"""Of a micro-batch."""
+
+BLOCK: dict[str, Any] = {"enabled": True, "profile_step": 2, "timing_steps": 2, "monitor": False, "trace": False}
+
+
+class Net(nn.Module):
+    """Two layers, and a product right in the root's forward.
+
+    A sample costs 2·8·8 FLOPs in the root, 2·8·16 in ``first`` and 2·16·4 in ``second`` forward. Backward, each costs
+    that for its weights; ``first`` and ``second`` cost it once more for their inputs, the root's input needs nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(8, 8) / 8)
+        self.first = nn.Linear(8, 16)
+        self.second = nn.Linear(16, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden: Tensor = self.second(torch.relu(self.first(inputs @ self.mix)))
+        return hidden
+
+
+def config(*, stage: int = 0, accumulate: int = 1, block: Any = BLOCK, **more: Any) -> dict[str, Any]:
+    """A DeepSpeed config for ``Net``; without a block if *block* is None."""
+    return {
+        "train_micro_batch_size_per_gpu": SAMPLES,
+        "gradient_accumulation_steps": accumulate,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1000,
+        **({} if block is None else {"flops_profiler": block}),
+        **more,
+    }
+
+
+def engine_of(settings: Any, model: nn.Module | None = None, **more: Any) -> Any:
+    """An engine that trains *model*, or a ``Net`` of the same weights each time, by SGD."""
+    if model is None:
+        torch.manual_seed(1)
+        model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=settings, **more)[0]
+
+
+@contextmanager
+def installed(**options: Any) -> Iterator[None]:
+    """The hook, for a while."""
+    install(**options)
+    try:
+        yield
+    finally:
+        uninstall()
+
+
+def batches(number: int, *, seed: int = 7) -> list[Tensor]:
+    """The same micro-batches each time, other ones on another rank."""
+    generator = torch.Generator().manual_seed(seed + 100 * deepspeed.comm.get_rank())
+    return [torch.randn(SAMPLES, 8, generator=generator) for _ in range(number)]
+
+
+def train(engine: Any, micro_steps: int, *, step: Callable[[Any, Tensor], Tensor] | None = None) -> list[str]:
+    """Train for so many micro-steps; returns the losses to the last bit."""
+    losses = []
+    kind = next(engine.module.parameters()).dtype
+    for batch in batches(micro_steps):
+        if step is None:
+            loss = engine(batch.to(kind)).square().sum()
+            engine.backward(loss)
+            engine.step()
+        else:
+            loss = step(engine, batch.to(kind))
+        losses.append(loss.detach().float().item().hex())
+    return losses
+
+
+def weights(engine: Any) -> list[str]:
+    """The model's parameters to the last bit, gathered where they are sharded."""
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return [value.hex() for one in engine.module.parameters() for value in one.detach().float().flatten().tolist()]
+
+
+def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str, Any]:
+    """What most tests look at: the profile, and what is left on the engine once it is detached."""
+    handle = attach(engine) if handle is None else handle
+    profile = handle.profile
+    handle.detach()
+    return {"profile": None if profile is None else profile.to_json(), "left": left_on(engine), **more}
+
+
+def left_on(engine: Any) -> list[str]:
+    """What there is of ours on *engine*, its module and torch; nothing if all is well."""
+    found = [f"engine.{name}" for name, value in vars(engine).items() if hasattr(value, "__lightning_flops_patch__")]
+    for owner, name in (
+        (torch.autograd, "backward"),
+        (torch_dataloader._BaseDataLoaderIter, "__next__"),
+        (DataLoader, "__iter__"),
+    ):
+        if hasattr(getattr(owner, name), "__lightning_flops_patch__"):
+            found.append(f"{owner.__name__}.{name}")
+    for holder in (torch_module, torch_optimizer):
+        for name, hooks in vars(holder).items():
+            if name.startswith("_global_") and isinstance(hooks, dict):
+                found += [f"{name}: {hook}" for hook in hooks.values() if "lightning_flops" in _origin(hook)]
+    for module in engine.module.modules():
+        found += [
+            f"{name} of a module: {hook}"
+            for name, hooks in vars(module).items()
+            if name.endswith("_hooks") and isinstance(hooks, dict)
+            for hook in hooks.values()
+            if "lightning_flops" in _origin(hook)
+        ]
+    if torch._C._len_torch_dispatch_stack():
+        found.append("a dispatch mode")
+    return found
+
+
+def _origin(hook: Any) -> str:
+    return str(getattr(hook, "__module__", "")) + str(getattr(getattr(hook, "__self__", None), "__module__", ""))
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What the package logs inside, warnings and above."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Keep(level=logging.WARNING)
+    package = logging.getLogger("lightning_flops")
+    package.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        package.removeHandler(handler)
+
+
+def counted_plainly(model: nn.Module, batch: Tensor) -> dict[str, int]:
+    """FLOPs of one forward and backward of *model*, without any engine."""
+    counter = FlopCounter(model)
+    with counter:
+        model(batch).square().sum().backward()
+    total = counter.total()
+    return {"forward": total.forward, "backward": total.backward}

@@ -1,0 +1,396 @@
+"""What belongs to a step, and when its parts begin and end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import lightning_flops.run_profiler
+from lightning_flops.deepspeed import attach
+from lightning_flops.instrument.clocks import WallClock
+from tests.deepspeed.engines import (
+    BLOCK,
+    SAMPLES,
+    Net,
+    batches,
+    config,
+    engine_of,
+    installed,
+    left_on,
+    logged,
+    outcome,
+    train,
+)
+from tests.fake_clock import FakeNow
+
+STEPS = 8
+
+
+def torch_style(stage: int) -> dict[str, Any]:
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = engine(batch).square().sum()
+        loss.backward()
+        engine.step()
+        return loss
+
+    with installed():
+        engine = engine_of(config(stage=stage, accumulate=2))
+        train(engine, 2 * STEPS, step=step)
+        return outcome(engine)
+
+
+def two_forwards_one_backward() -> dict[str, Any]:
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = (engine(batch) * engine(batch + 1)).sum()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    with installed():
+        engine = engine_of(config())
+        train(engine, STEPS, step=step)
+        return outcome(engine)
+
+
+class CallsItself(nn.Module):
+    """Its forward calls the whole of another forward of its own, as Lightning's training_step does with self(x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, inputs: Tensor, *, again: bool = True) -> Tensor:
+        result: Tensor = self(inputs, again=False) if again else self.net(inputs)
+        return result
+
+
+def root_called_inside_itself() -> dict[str, Any]:
+    with installed():
+        engine = engine_of(config(stage=1), CallsItself())
+        train(engine, STEPS)
+        return outcome(engine)
+
+
+def no_sync() -> dict[str, Any]:
+    """Three micro-batches under no_sync, the fourth with the step; the config knows of no accumulation."""
+    with installed():
+        engine = engine_of(config(stage=1))
+        for index, batch in enumerate(batches(4 * STEPS)):
+            if index % 4 < 3:
+                with engine.no_sync():
+                    engine.backward(engine(batch).square().sum())
+            else:
+                engine.backward(engine(batch).square().sum())
+                engine.step()
+        return outcome(engine)
+
+
+def border_set_by_hand() -> dict[str, Any]:
+    with installed():
+        engine = engine_of(config(stage=1))
+        for index, batch in enumerate(batches(3 * STEPS)):
+            last = index % 3 == 2
+            engine.set_gradient_accumulation_boundary(last)
+            engine.backward(engine(batch).square().sum())
+            if last:
+                engine.step()
+        return outcome(engine)
+
+
+def border_left_to_the_loop() -> dict[str, Any] | None:
+    settings = config(stage=1, managed_gradient_accumulation=False)
+    with installed():
+        engine = engine_of(settings)
+        if not hasattr(type(engine), "managed_gradient_accumulation"):
+            engine.destroy()
+            return None
+        for index, batch in enumerate(batches(3 * STEPS)):
+            engine.backward(engine(batch).square().sum())
+            if index % 3 == 2:
+                engine.step()
+        return outcome(engine, global_samples=engine.global_samples)
+
+
+def skipped_updates(stage: int) -> dict[str, Any]:
+    """Loss scaling finds infinite gradients in every one of these steps, and skips the update."""
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = engine(batch).square().sum()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    accelerator = get_accelerator()
+    with installed(), patch.object(accelerator, "is_fp16_supported", lambda: True):  # slow on a CPU, and right
+        engine = engine_of(config(stage=stage, fp16={"enabled": True, "initial_scale_power": 40, "hysteresis": 1}))
+        train(engine, STEPS, step=step)
+        return outcome(engine, skipped=engine.skipped_steps, steps=engine.global_steps)
+
+
+def frozen_helpers() -> dict[str, Any]:
+    """A teacher in evaluation mode before the engine's forward, and a no-grad forward of the engine itself after it."""
+    teacher = nn.Linear(8, 4).eval()
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(batch)
+        out = engine(batch)
+        with torch.no_grad():
+            out_before = engine(batch)
+        loss: Tensor = (out - wanted).square().sum() + out_before.sum()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    with installed():
+        engine = engine_of(config())
+        train(engine, STEPS, step=step)
+        return outcome(engine)
+
+
+def product_in_the_loss() -> dict[str, Any]:
+    """What runs between the engine's forward and the backward is forward time, and forward FLOPs."""
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        out = engine(batch)
+        loss: Tensor = (out @ out.T).square().sum()
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    with installed():
+        engine = engine_of(config())
+        train(engine, STEPS, step=step)
+        return outcome(engine)
+
+
+def evaluation(how: str) -> dict[str, Any]:
+    """Three evaluation forwards after every step."""
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = engine(batch).square().sum()
+        engine.backward(loss)
+        engine.step()
+        if how == "engine":
+            engine.eval()
+        else:
+            engine.module.eval()
+        with torch.set_grad_enabled(how == "with gradients"):
+            for _ in range(3):
+                engine(batch)
+        if how == "engine":
+            engine.train()
+        else:
+            engine.module.train()
+        return loss
+
+    with installed():
+        engine = engine_of(config())
+        train(engine, STEPS, step=step)
+        return outcome(engine)
+
+
+def trained_in_eval_mode() -> dict[str, Any]:
+    with installed():
+        engine = engine_of(config())
+        engine.eval()
+        train(engine, STEPS)
+        return outcome(engine)
+
+
+def first_step() -> dict[str, Any]:
+    with installed():
+        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": 0}))
+        train(engine, 2 * STEPS)
+        return outcome(engine)
+
+
+def attached_in_the_middle() -> dict[str, Any]:
+    """Attached after one of two micro-steps: the step that is half over is nobody's."""
+    engine = engine_of(config(accumulate=2, block=None))
+    train(engine, 1)
+    handle = attach(engine, {**BLOCK, "profile_step": 0})
+    train(engine, 2 * STEPS + 1)
+    return outcome(engine, handle)
+
+
+def compiled() -> dict[str, Any]:
+    with installed():
+        engine = engine_of(config())
+        engine.compile(backend="aot_eager")
+        train(engine, STEPS)
+        return outcome(engine, compiled=engine.is_compiled)
+
+
+class Hard(nn.Module):
+    """What DeepSpeed's profiler raises at: keywords, list forms, list strides, one image, sequences, scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.image = nn.Conv2d(1, 2, 3, stride=[1, 1])  # type: ignore[arg-type]
+        self.memory = nn.GRU(8, 4, batch_first=True)
+        self.script = torch.jit.script(nn.Linear(8, 4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        query, key, value = self.qkv(inputs).reshape(1, 1, SAMPLES, 24).chunk(3, dim=-1)
+        attended = nn.functional.scaled_dot_product_attention(query=query, key=key, value=value, is_causal=True)
+        mixed = torch.einsum(inputs, [0, 1], inputs, [0, 2], [1, 2])
+        image = self.image(inputs[0].reshape(1, 2, 4).repeat(1, 2, 1))  # C, H, W
+        packed = pack_padded_sequence(inputs.reshape(1, SAMPLES, 8), torch.tensor([SAMPLES]), batch_first=True)
+        _, last = self.memory(packed)
+        total: Tensor = attended.sum() + mixed.sum() + image.sum() + last.sum() + self.script(inputs).sum()
+        return total.reshape(1)
+
+
+def hard_operators() -> dict[str, Any]:
+    with installed():
+        engine = engine_of(config(), Hard())
+        train(engine, STEPS)
+        return outcome(engine)
+
+
+def on_a_fake_clock(loader: str) -> dict[str, Any]:
+    """Every part takes a time of its own: 1 to wait, 2 forward, 4 loss, 8 backward, 16 optimizer, 32 elsewhere."""
+    now = FakeNow()
+
+    class Slow(Net):
+        def forward(self, inputs: Tensor) -> Tensor:
+            now.sleep(2 if self.training else 512)
+            return super().forward(inputs)
+
+    class SlowSgd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            now.sleep(16)
+            return super().step(closure)
+
+    class Dataset(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            now.sleep(1 / SAMPLES)
+            return super().__getitem__(index)
+
+    model = Slow()
+    original = lightning_flops.run_profiler.clock_for
+    lightning_flops.run_profiler.clock_for = lambda device: WallClock(now)  # type: ignore[assignment]
+    data = Dataset(torch.randn(4 * SAMPLES * STEPS, 8))
+    try:
+        with installed():
+            import deepspeed
+
+            engine, _, own_loader, _ = deepspeed.initialize(
+                model=model,
+                optimizer=SlowSgd(model.parameters(), lr=0.1),
+                config=config(stage=1, accumulate=2),
+                training_data=data if loader == "engine's" else None,
+            )
+            given: Any = own_loader if loader == "engine's" else DataLoader(data, batch_size=SAMPLES)
+            if loader == "none":
+                given = [list(data[index : index + SAMPLES]) for index in range(0, len(data), SAMPLES)]
+            for index, (batch,) in enumerate(given):
+                loss = engine(batch).square().sum()
+                now.sleep(4)
+                loss.register_hook(lambda _: now.sleep(8))
+                if index % 2:
+                    engine.backward(loss)
+                else:
+                    loss.backward()
+                engine.step()
+                now.sleep(32)
+                if index % 4 == 3:
+                    engine.eval()
+                    now.sleep(64)
+                    with torch.no_grad():
+                        engine(batch)
+                    now.sleep(128)
+                    engine.train()
+                    now.sleep(32)
+    finally:
+        lightning_flops.run_profiler.clock_for = original
+    profile = attach(engine).profile
+    timing = profile.timing if profile is not None else None
+    parts = {} if timing is None else {part.name: part.mean_sec for part in timing.parts}
+    return outcome(engine, parts=parts, excluded={} if timing is None else dict(timing.excluded_sec))
+
+
+def interrupted(where: str) -> dict[str, Any]:
+    """The step that is being counted raises; the loop catches it and looks around."""
+    failing = SimpleNamespace(now=False)
+
+    class Fails(Net):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if failing.now and where == "forward":
+                raise RuntimeError("forward")
+            return super().forward(inputs)
+
+    class FailsSgd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if failing.now and where == "optimizer":
+                raise RuntimeError("optimizer")
+            return super().step(closure)
+
+    def fail(grad: Tensor) -> Tensor:
+        raise RuntimeError("backward")
+
+    class FailingData(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            if failing.now and where == "loader":
+                raise RuntimeError("loader")
+            return super().__getitem__(index)
+
+    import deepspeed
+
+    model = Fails()
+    raised = None
+    with installed(), logged() as lines:
+        engine = deepspeed.initialize(
+            model=model,
+            optimizer=FailsSgd(model.parameters(), lr=0.1),
+            config=config(block={**BLOCK, "monitor": True}),
+        )[0]
+        handle = attach(engine)
+        try:
+            for batch in DataLoader(FailingData(torch.randn(STEPS * SAMPLES, 8)), batch_size=SAMPLES):
+                failing.now = engine.global_steps == 2
+                loss = engine(batch[0]).square().sum()
+                if failing.now and where == "backward":
+                    loss.register_hook(fail)
+                engine.backward(loss)
+                engine.step()
+                failing.now = engine.global_steps == 2
+        except RuntimeError as error:
+            raised = str(error)
+    left = left_on(engine)
+    failing.now = False
+    return {"raised": raised, "left": left, "logged": lines, "no profile": handle.profile is None}
+
+
+SCENARIOS: dict[str, Callable[[], Any]] = {
+    **{f"torch_style_{stage}": (lambda stage=stage: torch_style(stage)) for stage in (1, 2, 3)},
+    "two_forwards_one_backward": two_forwards_one_backward,
+    "root_called_inside_itself": root_called_inside_itself,
+    "no_sync": no_sync,
+    "border_set_by_hand": border_set_by_hand,
+    "border_left_to_the_loop": border_left_to_the_loop,
+    **{f"skipped_updates_{stage}": (lambda stage=stage: skipped_updates(stage)) for stage in (1, 2)},
+    "frozen_helpers": frozen_helpers,
+    "product_in_the_loss": product_in_the_loss,
+    **{f"evaluation_{how}": (lambda how=how: evaluation(how)) for how in ("engine", "module", "with gradients")},
+    "trained_in_eval_mode": trained_in_eval_mode,
+    "first_step": first_step,
+    "attached_in_the_middle": attached_in_the_middle,
+    "compiled": compiled,
+    "hard_operators": hard_operators,
+    **{f"clock_{loader}": (lambda loader=loader: on_a_fake_clock(loader)) for loader in ("engine's", "user's", "none")},
+    **{
+        f"interrupted_{where}": (lambda where=where: interrupted(where))
+        for where in ("forward", "backward", "optimizer", "loader")
+    },
+}
