@@ -233,16 +233,6 @@ class FlopsProfiler:
         """Inside, what no module does is the model's own."""
         return nullcontext() if self._timed is None else self._timed.in_root()
 
-    def _time_whole(self, call: Callable[[], Any]) -> None:
-        """Times one *call*, as it is when nothing listens."""
-        clock = _clock_of(self.model)
-        if clock is not None:
-            start = clock.stamp()
-            call()
-            end = clock.stamp()
-            clock.settle()
-            self._whole_sec = clock.seconds_between(start, end)
-
     def _profile(self) -> ForwardProfile:
         counted, timed = self._counted, self._timed
         if counted is None or counted.counter is None or timed is None:
@@ -279,8 +269,8 @@ def get_model_profile(
 ) -> tuple[int | str, int | str, int | str]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards one is counted, one timed module by module, and one as a whole. The model is left in the
-    mode it came in, the random state as it was, also when a forward raises.
+    After *warm_up* forwards one is timed as a whole, one is counted, and one timed module by module. The model is left
+    in the mode it came in, the random state as it was, also when a forward raises.
 
     Args:
         model: the model.
@@ -291,7 +281,7 @@ def get_model_profile(
         detailed: whether it has the tree of modules.
         module_depth: deepest level of modules shown, the model's own being 0; -1 shows all.
         top_modules: classes of modules listed at each depth.
-        warm_up: forwards before the one that is counted.
+        warm_up: forwards before the first that is timed.
         as_string: ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
         output_file: path or URL of the report; None prints it.
         ignore_modules: classes of modules whose work is listed as that of the module around them.
@@ -310,12 +300,13 @@ def get_model_profile(
         with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
             for _ in range(warm_up):
                 call()
+            whole_sec = _seconds_of(call, _clock_of(model))  # first, while the caches are the forward's own
             for count in (True, False):
                 profiler.start_profile(ignore_modules, count=count)
                 with profiler._in_root() if mode == "generate" else nullcontext():
                     call()
                 profiler.stop_profile()
-            profiler._time_whole(call)
+            profiler._whole_sec = whole_sec
     finally:
         profiler.end_profile()
     if print_profile:
@@ -371,6 +362,18 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         for module, training in before:
             if module.training != training:
                 module.training = training
+
+
+def _seconds_of(call: Callable[[], Any], clock: Clock[Any] | None) -> float | None:
+    """What one *call* takes when nothing listens."""
+    if clock is None:
+        call()
+        return None
+    start = clock.stamp()
+    call()
+    end = clock.stamp()
+    clock.settle()
+    return clock.seconds_between(start, end)
 
 
 def _devices(model: nn.Module) -> set[torch.device]:
