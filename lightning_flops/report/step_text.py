@@ -149,9 +149,11 @@ def throughput_lines(profile: Profile) -> list[str]:
     ]
     context = profile.context
     if context.world_size > 1:
+        whose = "that all ranks work on together"
+        if context.dp_size > 1:
+            whose = f"of all {context.dp_size} ranks that see different data, taken as {context.dp_size} times this rank's"
         lines += paragraph(
-            f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those of all "
-            f"{context.dp_size} ranks that see different data, taken as {context.dp_size} times this rank's."
+            f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those {whose}."
         )
     reasons: dict[str, list[str]] = {}
     for rate, reason in profile.unavailable.items():

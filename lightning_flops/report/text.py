@@ -61,8 +61,10 @@ def _summary_lines(profile: Profile) -> list[str]:
     if flops.without_backward:  # DeepSpeed's formulas would not give these figures
         bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
     sharded = profile.local_params is None or profile.params != profile.local_params * context.tp_size
-    params_of_model = "params of model" if sharded else "params of model = params per GPU * mp_size"
-    stage = f" (stage {context.pp_rank} of {context.pp_size})" if context.pp_size > 1 else ""
+    of_model, stage = "of model", ""
+    if context.pp_size > 1:  # the other stages' figures are in their own reports
+        of_model, stage = "of stage", f" (stage {context.pp_rank} of {context.pp_size})"
+    params_of_model = f"params {of_model}" if sharded else f"params {of_model} = params per GPU * mp_size"
     ranks_of_sample, ranks_of_sample_words = context.tp_size, "mp_size"
     if context.sp_size > 1:
         ranks_of_sample, ranks_of_sample_words = context.tp_size * context.sp_size, "mp_size * sp_size"
@@ -87,11 +89,11 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("batch size per GPU", _batch_size(profile)),
         line("params per GPU", si(profile.local_params)),
         line(params_of_model, f"{si(profile.params)}{stage}"),
-        line("trainable params of model", f"{si(profile.trainable_params)}{stage}"),
+        line(f"trainable params {of_model}", f"{si(profile.trainable_params)}{stage}"),
         line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
         line("fwd flops per GPU", count(si(flops.forward))),
         line(
-            f"fwd flops of model = fwd flops per GPU * {ranks_of_sample_words}",
+            f"fwd flops {of_model} = fwd flops per GPU * {ranks_of_sample_words}",
             _marked(f"{si(flops.forward * ranks_of_sample)}{stage}", *_bound(profile)),
         ),
         line("fwd latency", duration(timing.forward_sec if timing else None)),

@@ -15,12 +15,11 @@ def fresh(scenario: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]
 
     @functools.wraps(scenario)
     def run() -> dict[str, Any]:
-        for name in ("_EXPERT_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP"):
-            for suffix in ("", "_RANKS"):
-                getattr(groups, name + suffix).clear()
-        for name in ("mpu", "mesh_device", "_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP"):
-            setattr(groups, name, None)
-        groups._DATA_PARALLEL_GROUP = None
+        for name, value in vars(groups).items():
+            if isinstance(value, dict) and name.endswith(("_GROUP", "_GROUP_RANKS")):
+                value.clear()
+            elif name in ("mpu", "mesh_device") or (name.endswith("_PARALLEL_GROUP") and name != "_WORLD_GROUP"):
+                setattr(groups, name, None)
         sequences: Any = sys.modules.get("deepspeed.runtime.sequence_parallel.parallel_state_sp")
         if sequences is not None:
             sequences._SEQUENCE_PARALLEL_GROUP = sequences._SEQUENCE_DATA_PARALLEL_GROUP = None

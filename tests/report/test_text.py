@@ -20,6 +20,7 @@ CASES = {
         ProfilerConfig(recompute_fwd_factor=1.0, peak_flops_per_sec={"float32": 1e12}),
     ),
     "parallel": (windows.parallel_window(), ProfilerConfig(detailed=False)),
+    "stage": (windows.stage_window(), ProfilerConfig(detailed=False)),
     "variable": (windows.variable_window(), ProfilerConfig(module_depth=0)),
     "unknown": (windows.unknown_window(), ProfilerConfig()),
 }
