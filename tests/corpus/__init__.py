@@ -22,6 +22,7 @@ FAMILY_MODULES = (
     "checkpointed",
     "autograd_forms",
     "wrapped",
+    "subclasses",
     "compiled",
     "transformers_encoders",
     "transformers_decoders",
