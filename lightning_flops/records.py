@@ -267,6 +267,17 @@ class TracedStepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSecondsRecord:
+    """Forwards of one step that a clock timed at module borders, where no profiler could run."""
+
+    index: int
+    """Steps of this fit before it."""
+    signature: StepSignature
+    own_forward_sec: Mapping[str, float]
+    """Seconds of each module's forward without the modules inside it, by qualified name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseMemory:
     """Memory of one phase of the counted step, in bytes; the largest over its micro-steps."""
 
@@ -321,8 +332,10 @@ class WindowRecord:
     settle_steps: int = 0
     variable: bool = False
     """Signatures kept changing: counted and timed steps are different samples of the same run."""
-    traced: TracedStepRecord | None = None
-    """None if no step was traced; the notes say why."""
+    traces: tuple[TracedStepRecord, ...] = ()
+    """Steps that were traced, one record of each cycle; empty if none was: the notes say why."""
+    module_seconds: ModuleSecondsRecord | None = None
+    """What stands in for a trace where none could be taken."""
     memory: MemoryRecord | None = None
     """None if nobody looked."""
     facts: RunFacts | None = None

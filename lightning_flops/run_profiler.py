@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.throughput import build_throughput
-from lightning_flops.analysis.traced_step import NEEDS_NUMPY, TracedStep, analyze_traced_step, can_read_traces
+from lightning_flops.analysis.traced_step import NEEDS_NUMPY, TracedStep, build_traced_step, can_read_traces
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.forward_timer import ForwardTimer
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.monitor import Monitor, MonitorReading
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.instrument.trace_cycles import TraceCycles, Tracer
 from lightning_flops.instrument.tracing import StepTracer
 from lightning_flops.sinks.trace_file import keep_trace
 
@@ -193,7 +195,7 @@ class RunProfiler(ABC):
             settle_steps=self._settle_steps,
             clock=clock_for(device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
-            tracer=self._tracer(device) if self._config.trace and profile_step is not None else None,
+            tracing=self._tracing(device) if self._config.trace and profile_step is not None else None,
         )
         for sentence in self._notes:
             self._recorder.note(sentence)
@@ -206,19 +208,24 @@ class RunProfiler(ABC):
         self._recorder.open(steps_done=self._steps_done)
         self._in_window = True
 
-    def _tracer(self, device: torch.device) -> StepTracer | None:
+    def _tracing(self, device: torch.device) -> TraceCycles:
         config = self._config
-        if config.trace_dir is None and not can_read_traces():
+        tracers: list[Tracer] = []
+        if config.trace_dir is not None or can_read_traces():
+            tracers.append(
+                StepTracer(
+                    self._root,
+                    device=device,
+                    record_shapes=config.record_shapes,
+                    profile_memory=config.profile_memory,
+                    with_stack=config.with_stack,
+                    keep_file=config.trace_dir is not None,
+                )
+            )
+        else:
             self._note(f"No step was traced: {NEEDS_NUMPY}.")
-            return None
-        return StepTracer(
-            self._root,
-            device=device,
-            record_shapes=config.record_shapes,
-            profile_memory=config.profile_memory,
-            with_stack=config.with_stack,
-            keep_file=config.trace_dir is not None,
-        )
+        tracers.append(ForwardTimer(self._root, lambda: clock_for(device)))
+        return TraceCycles(tracers, config.trace_schedule)
 
     @property
     def out(self) -> bool:
@@ -480,18 +487,18 @@ class RunProfiler(ABC):
 
     def _traced_step(self, window: WindowRecord) -> tuple[WindowRecord, TracedStep | None]:
         """The window's traced step, analysed and its trace kept; the window with notes on what of it failed."""
-        record, folder, notes = window.traced, self._config.trace_dir, list(window.notes)
-        if record is None:
-            return window, None
-        file, traced = None, None
-        if folder is not None and record.path is not None:
+        folder, notes = self._config.trace_dir, list(window.notes)
+        files: dict[int, str] = {}
+        for record in window.traces:
+            if folder is None or record.path is None:
+                continue
             try:
-                file = keep_trace(record.path, folder, rank=window.context.rank, step=record.index)
+                files[record.index] = keep_trace(record.path, folder, rank=window.context.rank, step=record.index)
             except OSError as error:
                 notes.append(f"The trace was not kept: {error}.")
+        traced = None
         try:
-            like_counted = not window.variable and record.signature == window.counted_steps[0].signature
-            traced = analyze_traced_step(record, rank=window.context.rank, like_counted=like_counted, file=file)
+            traced = build_traced_step(window, files=files)
         except Exception as error:  # a report without the traced step is still a report
             logger.debug("the traced step could not be analysed", exc_info=True)
             notes.append(f"The traced step could not be analysed: {error}.")

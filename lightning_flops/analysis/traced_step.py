@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +12,14 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.analysis.trace_tables import ModuleTable, TraceReport
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import OUTSIDE, PhaseFlops, TracedStepRecord
+from lightning_flops.records import (
+    OUTSIDE,
+    PhaseFlops,
+    RunContext,
+    StepSignature,
+    TracedStepRecord,
+    WindowRecord,
+)
 
 _US = 1e-6
 
@@ -21,28 +28,32 @@ NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """One step that ran under torch.profiler."""
+    """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place."""
 
     index: int
     """Steps of the fit before it."""
     like_counted: bool
     """It has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
-    file: str | None
-    """Path or URL where its trace was kept; None if none was asked for, or it could not be written."""
-    tables: TraceReport
+    files: tuple[str, ...]
+    """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
+    tables: TraceReport | None
+    """None if there is no trace."""
+    own_forward_sec: Mapping[str, float] | None
+    """Own seconds of each module's forward by a clock at module borders; None unless that stands in for a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTimes:
     """Seconds of one module in one step, those of the modules below it included unless named *own*."""
 
-    clock: Literal["host", "device"]
-    """``device``: time in which work launched in the module ran on the device. ``host``: where there is none."""
+    clock: Literal["host", "device", "borders"]
+    """``device``: time in which work launched in the module ran on the device. ``host``: where there is none.
+    ``borders``: a clock stamped at module borders, on the stream of a device, or on the host without one."""
     forward_sec: float
     own_forward_sec: float
-    backward_sec: float
-    """With what the backward repeats of the forward; without gradient accumulation."""
-    own_backward_sec: float
+    backward_sec: float | None
+    """With what the backward repeats of the forward; without gradient accumulation. None without a trace."""
+    own_backward_sec: float | None
     forward_kernels: float | None
     backward_kernels: float | None
     forward_flops_per_sec: float | None
@@ -59,18 +70,50 @@ def can_read_traces() -> bool:
     return importlib.util.find_spec("numpy") is not None
 
 
-def analyze_traced_step(record: TracedStepRecord, *, rank: int, like_counted: bool, file: str | None) -> TracedStep:
-    """The tables of a traced step.
+def build_traced_step(window: WindowRecord, *, files: Mapping[int, str]) -> TracedStep | None:
+    """The traced step of *window*: of several, the last that can be compared with the counted one.
 
     Args:
-        record: what was recorded.
-        rank: the rank it was recorded on.
-        like_counted: it has the counted step's signature.
-        file: where its trace was kept.
+        window: what was measured.
+        files: where traces were kept, by the index of their first step.
+
+    Returns:
+        None if no step was traced, and none was timed in its place.
 
     Raises:
         LightningFlopsError: numpy is not installed, or the trace cannot be read.
     """
+
+    def is_like_counted(signature: StepSignature) -> bool:
+        return not window.variable and signature == window.counted_steps[0].signature
+
+    clocked = window.module_seconds
+    own_forward_sec = None if clocked is None else clocked.own_forward_sec
+    if not window.traces:
+        if clocked is None:
+            return None
+        return TracedStep(
+            index=clocked.index,
+            like_counted=is_like_counted(clocked.signature),
+            files=(),
+            tables=None,
+            own_forward_sec=own_forward_sec,
+        )
+    best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), window.traces[-1])
+    kept = sorted(files.items(), key=lambda item: item[0] != best.index)
+    like_counted = is_like_counted(best.signature)
+    if clocked is not None:
+        like_counted &= is_like_counted(clocked.signature)
+    return TracedStep(
+        index=best.index,
+        like_counted=like_counted,
+        files=tuple(file for _, file in kept),
+        tables=_tables(best, window.context, source=files.get(best.index, "(this run)")),
+        own_forward_sec=own_forward_sec,
+    )
+
+
+def _tables(record: TracedStepRecord, context: RunContext, *, source: str) -> TraceReport:
     if not can_read_traces():
         raise LightningFlopsError(NEEDS_NUMPY)
     from lightning_flops.analysis.trace import analyze_trace, load_trace, trace_from_columns
@@ -81,8 +124,10 @@ def analyze_traced_step(record: TracedStepRecord, *, rank: int, like_counted: bo
         trace = load_trace(record.path)
     else:
         raise LightningFlopsError("the traced step left no events")
-    tables = replace(analyze_trace(trace), rank=rank, source=file or "(this run)")
-    return TracedStep(index=record.index, like_counted=like_counted, file=file, tables=tables)
+    tables = replace(analyze_trace(trace), rank=context.rank, source=source)
+    if context.device_type != "cpu" and tables.modules is not None and tables.modules.clock == "host":
+        tables = replace(tables, modules=None)  # the host only launches the device's work: its time is not the modules'
+    return tables
 
 
 def module_times(
@@ -96,21 +141,31 @@ def module_times(
         counted_steps: over so many steps.
         peak_of: dense peak in FLOP/s for a dtype's name, None where it is not known.
     """
-    table = traced.tables.modules
-    if table is None:
-        return {}
+    table = None if traced.tables is None else traced.tables.modules
+    spent = _spent_in_trace(table) if table is not None else _spent_by_borders(traced.own_forward_sec or {})
     flops = counts.by_module() if traced.like_counted else {}
     at_peak = _seconds_at_peak(counts, peak_of)
-    return {
-        row.name: _times(
-            table,
-            place,
-            flops=flops.get(row.name, PhaseFlops()),
-            at_peak=at_peak.get(row.name, (0.0, 0.0)),
-            counted_steps=max(1, counted_steps),
+    steps = max(1, counted_steps)
+
+    def rate(amount: int, seconds: float | None) -> float | None:
+        return per_second(amount=mean(total=amount, steps=steps), seconds=seconds) if amount else None
+
+    def utilization(amount: int, peak_sec: float | None, seconds: float | None) -> float | None:
+        return ratio(part=mean(total=peak_sec, steps=steps), whole=seconds) if amount else None
+
+    times = {}
+    for name, one in spent.items():
+        of_module = flops.get(name, PhaseFlops())
+        forward, backward = of_module.forward, of_module.backward + of_module.recompute
+        forward_peak_sec, backward_peak_sec = at_peak.get(name, (0.0, 0.0))
+        times[name] = replace(
+            one,
+            forward_flops_per_sec=rate(forward, one.forward_sec),
+            backward_flops_per_sec=rate(backward, one.backward_sec),
+            forward_utilization=utilization(forward, forward_peak_sec, one.forward_sec),
+            backward_utilization=utilization(backward, backward_peak_sec, one.backward_sec),
         )
-        for place, row in enumerate(table.rows)
-    }
+    return times
 
 
 def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
@@ -125,19 +180,24 @@ def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
         values = [value for value in map(of, known) if value is not None]
         return sum(values) / len(values) if len(values) == len(known) else None
 
-    def over_all(rate: Callable[[ModuleTimes], float | None], seconds: Callable[[ModuleTimes], float]) -> float | None:
+    def over_all(
+        rate: Callable[[ModuleTimes], float | None], seconds: Callable[[ModuleTimes], float | None]
+    ) -> float | None:
         """A rate of all of them: rates are not averaged, what was done is added up and divided by all the time."""
-        rates = [rate(one) for one in known]
-        total = sum(seconds(one) for one in known)
-        done = [value * seconds(one) for value, one in zip(rates, known, strict=True) if value is not None]
-        return sum(done) / total if len(done) == len(known) and total else None
+        done = total = 0.0
+        for one in known:
+            value, spent = rate(one), seconds(one)
+            if value is None or spent is None:
+                return None
+            done, total = done + value * spent, total + spent
+        return done / total if total else None
 
     return ModuleTimes(
         clock=known[0].clock,
         forward_sec=sum(one.forward_sec for one in known) / len(known),
         own_forward_sec=sum(one.own_forward_sec for one in known) / len(known),
-        backward_sec=sum(one.backward_sec for one in known) / len(known),
-        own_backward_sec=sum(one.own_backward_sec for one in known) / len(known),
+        backward_sec=average(lambda one: one.backward_sec),
+        own_backward_sec=average(lambda one: one.own_backward_sec),
         forward_kernels=average(lambda one: one.forward_kernels),
         backward_kernels=average(lambda one: one.backward_kernels),
         forward_flops_per_sec=over_all(lambda one: one.forward_flops_per_sec, lambda one: one.forward_sec),
@@ -147,37 +207,53 @@ def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
     )
 
 
-def _times(
-    table: ModuleTable,
-    place: int,
-    *,
-    flops: PhaseFlops,
-    at_peak: tuple[float | None, float | None],
-    counted_steps: int,
-) -> ModuleTimes:
-    row, steps = table.rows[place], max(1, table.steps)
-    forward_sec, backward_sec = row.forward_us * _US / steps, row.backward_us * _US / steps
-    forward, backward = flops.forward, flops.backward + flops.recompute
+_NO_RATES = {
+    "forward_flops_per_sec": None,
+    "backward_flops_per_sec": None,
+    "forward_utilization": None,
+    "backward_utilization": None,
+}
 
-    def rate(amount: int, seconds: float) -> float | None:
-        return per_second(amount=mean(total=amount, steps=counted_steps), seconds=seconds) if amount else None
 
-    def utilization(amount: int, peak_sec: float | None, seconds: float) -> float | None:
-        return ratio(part=mean(total=peak_sec, steps=counted_steps), whole=seconds) if amount else None
+def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
+    steps = max(1, table.steps)
 
-    return ModuleTimes(
-        clock=table.clock,
-        forward_sec=forward_sec,
-        own_forward_sec=row.own_forward_us * _US / steps,
-        backward_sec=backward_sec,
-        own_backward_sec=row.own_backward_us * _US / steps,
-        forward_kernels=None if row.forward_kernels is None else row.forward_kernels / steps,
-        backward_kernels=None if row.backward_kernels is None else row.backward_kernels / steps,
-        forward_flops_per_sec=rate(forward, forward_sec),
-        backward_flops_per_sec=rate(backward, backward_sec),
-        forward_utilization=utilization(forward, at_peak[0], forward_sec),
-        backward_utilization=utilization(backward, at_peak[1], backward_sec),
-    )
+    def kernels(count: int | None) -> float | None:
+        return None if count is None else count / steps
+
+    return {
+        row.name: ModuleTimes(
+            clock=table.clock,
+            forward_sec=row.forward_us * _US / steps,
+            own_forward_sec=row.own_forward_us * _US / steps,
+            backward_sec=row.backward_us * _US / steps,
+            own_backward_sec=row.own_backward_us * _US / steps,
+            forward_kernels=kernels(row.forward_kernels),
+            backward_kernels=kernels(row.backward_kernels),
+            **_NO_RATES,
+        )
+        for row in table.rows
+    }
+
+
+def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for name, seconds in own_forward_sec.items():
+        for above in _with_those_above(name):
+            total[above] += seconds
+    return {
+        name: ModuleTimes(
+            clock="borders",
+            forward_sec=seconds,
+            own_forward_sec=own_forward_sec.get(name, 0.0),
+            backward_sec=None,
+            own_backward_sec=None,
+            forward_kernels=None,
+            backward_kernels=None,
+            **_NO_RATES,
+        )
+        for name, seconds in total.items()
+    }
 
 
 def _seconds_at_peak(

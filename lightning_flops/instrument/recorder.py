@@ -3,7 +3,7 @@
 A front door translates its framework's events into calls on a ``Recorder``; which step is counted, which are timed and
 when the window is over is decided here and nowhere else::
 
-    waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> warming ──> tracing ──> closed
+    waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
                                                        │                         │
                               signatures keep changing └──> counting more ───────┘
 """
@@ -23,6 +23,7 @@ from lightning_flops.instrument.batches import Shapes, shapes_text
 from lightning_flops.instrument.clocks import Clock
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.phase_timer import PhaseTimer, StepMarks
+from lightning_flops.instrument.trace_cycles import TraceCycles
 from lightning_flops.records import (
     FlopRecord,
     ModuleRecord,
@@ -31,7 +32,6 @@ from lightning_flops.records import (
     StepRecord,
     StepSignature,
     TimePhase,
-    TracedStepRecord,
     WindowRecord,
 )
 
@@ -44,9 +44,6 @@ LIMIT_FACTOR = 10
 
 _FEW_MATCHES = 10
 """Signatures "keep changing" when fewer than one timed step in this many has the counted step's."""
-
-_TRACE_TRIES = 3
-"""So many steps are traced at most until one has the counted step's signature."""
 
 
 class Counter(Protocol):
@@ -71,36 +68,6 @@ class Counter(Protocol):
         """What was counted so far."""
 
 
-class Tracer(Protocol):
-    """What the recorder needs of something that traces one step; it never raises."""
-
-    @property
-    def record(self) -> TracedStepRecord | None:
-        """The latest step that was traced to its end."""
-
-    @property
-    def lost(self) -> str | None:
-        """Why no step is traced, in a sentence; None as long as one can be."""
-
-    def warm_up(self) -> None:
-        """The next step will be traced."""
-
-    def start(self, index: int) -> None:
-        """The step begins, or the next of its batches does."""
-
-    def enter(self, part: str) -> None:
-        """*part* of the step begins."""
-
-    def leave(self) -> None:
-        """The part entered last ends."""
-
-    def stop(self, signature: StepSignature) -> None:
-        """The step is over: keep what was recorded."""
-
-    def give_up(self) -> None:
-        """Whatever is under way ends here; nothing stays on torch."""
-
-
 class State(Enum):
     """Where in the window the run is."""
 
@@ -109,7 +76,6 @@ class State(Enum):
     SETTLING = "settling"
     TIMING = "timing"
     COUNTING_MORE = "counting more"
-    WARMING = "warming"
     TRACING = "tracing"
     CLOSED = "closed"
 
@@ -147,7 +113,7 @@ class Recorder:
         settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
         clock: stamps the parts of a step; None where the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
-        tracer: traces one step after the timed ones; None: no step is traced.
+        tracing: traces steps after the timed ones; None: none is traced.
     """
 
     def __init__(
@@ -159,11 +125,10 @@ class Recorder:
         settle_steps: int,
         clock: Clock[Any] | None,
         new_counter: Callable[[nn.Module], Counter],
-        tracer: Tracer | None = None,
+        tracing: TraceCycles | None = None,
     ) -> None:
         self._root = root
-        self._tracer = tracer
-        self._trace_tries = 0
+        self._tracing = tracing
         self._profile_step = profile_step
         self._timing_steps = timing_steps
         self._settle_steps = min(settle_steps, timing_steps)
@@ -214,12 +179,12 @@ class Recorder:
     @property
     def marking(self) -> bool:
         """The running step's phases must be marked."""
-        return self.counting or self._state in (State.TIMING, State.WARMING, State.TRACING)
+        return self.counting or self._state in (State.TIMING, State.TRACING)
 
     @property
     def tracing(self) -> bool:
-        """The running step is traced, or the next one will be: its time means nothing."""
-        return self._state in (State.WARMING, State.TRACING)
+        """The running step is traced, or soon one will be: its time means nothing."""
+        return self._state is State.TRACING
 
     @property
     def reached(self) -> bool:
@@ -262,9 +227,12 @@ class Recorder:
         A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` is still
         its own.
         """
-        if self._tracer is not None and self.tracing:
-            with self._traced_batch(self._tracer):
-                yield
+        if self._state is State.TRACING and self._tracing is not None:
+            self._tracing.batch_begins(self._steps_done)
+            yield
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                self._end_traced_step(self._tracing, ended)
             return
         if not self.counting or self._counter is None:
             yield
@@ -276,19 +244,6 @@ class Recorder:
         if ended is not None:
             self._end_counted_step(ended)
 
-    @contextmanager
-    def _traced_batch(self, tracer: Tracer) -> Iterator[None]:
-        if self._state is State.WARMING:
-            tracer.warm_up()
-        else:
-            tracer.start(self._steps_done)
-        if tracer.lost is not None:
-            self._close_tracing(tracer)
-        yield
-        ended, self._ended = self._ended, None
-        if ended is not None and self._state is State.TRACING:
-            self._end_traced_step(tracer, ended)
-
     def enter(self, part: TimePhase | str) -> None:
         """*part* of the step begins, inside whatever part is running.
 
@@ -296,8 +251,8 @@ class Recorder:
         """
         if self._state is State.TIMING and self._timer is not None:
             self._timer.enter(part)
-        elif self._state is State.TRACING and self._tracer is not None:
-            self._tracer.enter(part)
+        elif self._state is State.TRACING and self._tracing is not None:
+            self._tracing.enter(part)
         elif self.counting and self._counter is not None:
             self._look(self._counter)
             self._open_parts.append(part)
@@ -318,8 +273,8 @@ class Recorder:
         """The part entered last ends."""
         if self._state is State.TIMING and self._timer is not None:
             self._timer.leave()
-        elif self._state is State.TRACING and self._tracer is not None:
-            self._tracer.leave()
+        elif self._state is State.TRACING and self._tracing is not None:
+            self._tracing.leave()
         elif self._scopes and self._counter is not None:
             self._look(self._counter)
             self._open_parts.pop()
@@ -395,8 +350,6 @@ class Recorder:
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
-        elif state is State.WARMING:
-            self._state = State.TRACING
         self._steps_done += 1
         if state is State.WAITING and self._steps_done >= self._profile_step:
             self._open()
@@ -454,21 +407,16 @@ class Recorder:
     def _trace_or_close(self) -> None:
         """Counts and times are complete."""
         self._complete = True
-        self._state = State.CLOSED if self._tracer is None else State.WARMING
-
-    def _end_traced_step(self, tracer: Tracer, step: _Step) -> None:
-        self._steps_done += 1
-        self._trace_tries += 1
-        tracer.stop(step.signature())
-        alike = self._variable or step.signature() == self._counted[0].signature
-        if alike or tracer.lost is not None or self._trace_tries >= _TRACE_TRIES:
-            self._close_tracing(tracer)
-
-    def _close_tracing(self, tracer: Tracer) -> None:
         self._state = State.CLOSED
-        tracer.give_up()
-        if tracer.lost is not None:
-            self.note(tracer.lost)
+        if self._tracing is not None:
+            self._tracing.begin(lambda signature: self._variable or signature == self._counted[0].signature)
+            self._state = State.CLOSED if self._tracing.over else State.TRACING
+
+    def _end_traced_step(self, tracing: TraceCycles, step: _Step) -> None:
+        self._steps_done += 1
+        tracing.step_ends(step.signature())
+        if tracing.over:
+            self._state = State.CLOSED
 
     def _record(self, step: _Step) -> StepRecord:
         return StepRecord(
@@ -486,8 +434,8 @@ class Recorder:
         self._state = State.CLOSED
         while self._scopes:
             self._scopes.pop().close()
-        if self._tracer is not None:
-            self._tracer.give_up()
+        if self._tracing is not None:
+            self._tracing.give_up()
 
     def close(self, *, context: RunContext, report_step: int) -> WindowRecord | None:
         """End the window, whatever state it is in, and say what it measured.
@@ -500,8 +448,8 @@ class Recorder:
             None if no step was counted to its end.
         """
         closed_early = not self._complete
-        if self.tracing:
-            self.note("Training ended before a step could be traced.")
+        if self._state is State.TRACING and self._tracing is not None:
+            self.note("Training ended before all was traced that was to be.")
         self.abandon()
         if self._counter is None or not self._counted:
             return None
@@ -549,9 +497,10 @@ class Recorder:
             timing_steps=self._timing_steps,
             settle_steps=self._settle_steps,
             variable=self._variable,
-            traced=None if self._tracer is None else self._tracer.record,
+            traces=() if self._tracing is None else self._tracing.traces,
+            module_seconds=None if self._tracing is None else self._tracing.module_seconds,
             mixed_phases=tuple(phase for phase in _TIME_PHASES if phase in self._mixed | self._unseen),
-            notes=tuple(self._notes),
+            notes=(*self._notes, *(self._tracing.notes if self._tracing is not None else ())),
         )
 
     def _read_times(self) -> tuple[StepRecord, ...]:

@@ -77,7 +77,7 @@ _new_mark = _mark_type()
 
 
 class StepTracer:
-    """Traces one step: ``warm_up`` a step ahead, ``start`` and ``stop`` around the step, ``enter``/``leave`` its parts.
+    """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
 
     Nothing of it reaches the step: not its failures, and not the profiler's, which a profiler of the user's ends.
 
@@ -114,11 +114,11 @@ class StepTracer:
         self._phases: list[Any] = []
         self._marks: _ModuleMarks | None = None
         self._use: _ProcessorUse | None = None
-        self._index = 0
+        self._index = self._first_index = -1
         self.record: TracedStepRecord | None = None
         """The latest step that was traced to its end."""
         self.lost: str | None = None
-        """Why no step is traced, in a sentence; None as long as one can be."""
+        """Why something cannot be traced, in a sentence; None as long as all can be."""
 
     # ---- the schedule
 
@@ -130,6 +130,7 @@ class StepTracer:
             if (other := _other_profiler()) is not None:
                 self._lose(f"No step was traced: {other}, and torch runs one profiler at a time.")
                 return
+            self._index = -1
             self._put_up()
             if self._device.type != "cpu":
                 self._prepare()
@@ -142,9 +143,12 @@ class StepTracer:
         Args:
             index: steps of this fit before it.
         """
-        if self._recording or self.lost is not None:
+        if self.lost is not None:
             return
         try:
+            if self._recording:
+                self._mark_step(index)
+                return
             if self._marks is None:
                 self.warm_up()
             elif (other := _other_profiler()) is not None:
@@ -153,13 +157,12 @@ class StepTracer:
                 return
             if not self._prepared:
                 self._prepare()
-            self._index = index
             with self._by_us():
                 self._profiler.start_trace()
             self._recording = True
             self._use = _ProcessorUse()
-            self._step_mark = record_function(f"ProfilerStep#{index}")
-            self._step_mark.__enter__()
+            self._first_index = index
+            self._mark_step(index)
         except Exception as error:
             self._failed(error)
 
@@ -176,10 +179,10 @@ class StepTracer:
             self._phases.pop().__exit__(None, None, None)
 
     def stop(self, signature: StepSignature) -> None:
-        """The step is over: keep what was recorded.
+        """The last step is over: keep what was recorded; nothing stays on torch.
 
         Args:
-            signature: the step's.
+            signature: the steps'.
         """
         if not self._recording:
             return
@@ -192,7 +195,13 @@ class StepTracer:
                 self._profiler.stop_trace()
             self._recording = self._prepared = False
             profiler, self._profiler = self._profiler, None
-            self.record = self._read(profiler, signature, {METADATA_KEY: use})
+            self.record = record = self._read(profiler, signature, {METADATA_KEY: use})
+            if record.columns is not None and self._device.type != "cpu":
+                self.lost = (
+                    f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
+                    "and device times of modules are n/a."
+                )
+            self.give_up()
         except Exception as error:
             self._failed(error)
 
@@ -239,6 +248,15 @@ class StepTracer:
             self._profiler.prepare_trace()
         self._prepared = True
 
+    def _mark_step(self, index: int) -> None:
+        if index == self._index:
+            return  # another batch of the same step
+        if self._step_mark is not None:
+            self._step_mark.__exit__(None, None, None)
+        self._index = index
+        self._step_mark = record_function(f"ProfilerStep#{index}")
+        self._step_mark.__enter__()
+
     def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
         whole = weakref.ref(self)  # a patch outlives its undoing until somebody collects the garbage
 
@@ -279,7 +297,7 @@ class StepTracer:
         columns = _columns(events)
         path = self._export(profiler) if self._keep_file or columns is None else None
         return TracedStepRecord(
-            index=self._index,
+            index=self._first_index,
             signature=signature,
             process=os.getpid(),
             columns=columns,
@@ -292,7 +310,7 @@ class StepTracer:
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        path = f"{self._folder}/step{self._index}.pt.trace.json"
+        path = f"{self._folder}/step{self._first_index}.pt.trace.json"
         profiler.export_chrome_trace(path)
         return path
 

@@ -30,7 +30,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
     if timed:
         columns += [
             ("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0),
-            ("bwd latency", duration, lambda module: module.times.backward_sec if module.times else 0.0),
+            ("bwd latency", duration, lambda module: (module.times and module.times.backward_sec) or 0.0),
         ]
     if not profile.modules:
         return []
@@ -92,10 +92,16 @@ def _about_times(modules: Sequence[ModuleProfile]) -> str:
     clock = next((module.times.clock for module in modules if module.times is not None), None)
     if clock is None:
         return ""
-    what = "time its kernels occupy the device" if clock == "device" else "time on the host"
+    what = {
+        "device": "time its kernels occupy the device",
+        "host": "time on the host",
+        "borders": "time between its borders",
+    }[clock]
     return (
         "In angle brackets, from the traced step: fwd latency, percentage of the whole fwd latency, fwd FLOPS and "
-        f"percentage of the peak where it is known, and the same of the bwd; a module's latency is the {what}. "
+        "percentage of the peak where it is known"
+        + (", and the same of the bwd" if clock != "borders" else "")
+        + f"; a module's latency is the {what}. "
     )
 
 
@@ -152,6 +158,8 @@ class _Tree:
         )
         parts = []
         for name, seconds, whole, flops_per_sec, utilization in sides:
+            if seconds is None:
+                continue
             part = f"{name} latency {duration(seconds)}, {percent(ratio(part=seconds, whole=whole))} {name} latency"
             if flops_per_sec is not None:
                 part += f", {si(flops_per_sec, 'FLOPS')}"

@@ -9,6 +9,7 @@ from lightning_flops.analysis.trace_tables import ModuleTable, StepTime, TraceRe
 from lightning_flops.report.layout import line, paragraph, table, title
 from lightning_flops.units import duration, percent, plain, si
 
+_COMMAND = "lightning-flops trace"
 _ROWS_SHOWN = 5
 _NAME_CHARS = 60
 _US = 1e-6
@@ -33,12 +34,20 @@ def traced_lines(profile: Profile) -> list[str]:
         return []
     tables = traced.tables
     lines = [title("Traced step")]
-    about = f"Step {traced.index} ran under torch.profiler, apart from the counted and the timed steps."
+    if tables is None:
+        about = (
+            f"No profiler could run. In step {traced.index} a clock was read at the borders between modules, so "
+            "latencies are of the fwd alone."
+        )
+    else:
+        about = f"Step {traced.index} ran under torch.profiler, apart from the counted and the timed steps."
     if not traced.like_counted:
         about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
-    if traced.file is not None:
-        about += f" Every table: lightning-flops trace {traced.file}"
     lines += paragraph(about)
+    for file in traced.files:
+        lines.append(f"Every table: {_COMMAND} {file}")
+    if tables is None:
+        return [*lines, *_module_lines(profile)]
     lines += _step_lines(tables, profile)
     lines += _device_lines(tables)
     if tables.modules is not None:
@@ -112,7 +121,7 @@ def _module_lines(profile: Profile) -> list[str]:
     """The modules that took longest themselves."""
 
     def own_sec(module: ModuleProfile) -> float:
-        return module.times.own_forward_sec + module.times.own_backward_sec if module.times else 0.0
+        return module.times.own_forward_sec + (module.times.own_backward_sec or 0.0) if module.times else 0.0
 
     longest = sorted(profile.modules, key=own_sec, reverse=True)[:_ROWS_SHOWN]
     whole = sum(map(own_sec, profile.modules))

@@ -1,0 +1,159 @@
+"""Which steps after the timed ones are traced, and by what, until one is that can be compared with the counted step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from lightning_flops.config import TraceSchedule
+from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedStepRecord
+
+_LEAST_TRIES = 3
+"""So many cycles are run, whatever the schedule says, until a step has the counted step's signature."""
+
+
+class Tracer(Protocol):
+    """What records one step, or several in a row; it never raises."""
+
+    @property
+    def record(self) -> TracedStepRecord | ModuleSecondsRecord | None:
+        """The latest steps that were recorded to their end."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why something cannot be recorded, in a sentence; None as long as all can be."""
+
+    def warm_up(self) -> None:
+        """The next step, or the one after it, will be recorded."""
+
+    def start(self, index: int) -> None:
+        """A step begins, or the next of its batches does.
+
+        Args:
+            index: steps of this fit before it.
+        """
+
+    def enter(self, part: str) -> None:
+        """*part* of the step begins."""
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+
+    def stop(self, signature: StepSignature) -> None:
+        """The steps are over: keep what was recorded; nothing stays on torch.
+
+        Args:
+            signature: the steps'; where they differ, one that is not the counted step's.
+        """
+
+    def give_up(self) -> None:
+        """Whatever is under way ends here; nothing stays on torch. What was recorded before stays."""
+
+
+class TraceCycles:
+    """Runs the cycles of a schedule: wait, warm up, record.
+
+    Args:
+        tracers: the one to use, and behind it those that take its place when it is lost.
+        schedule: how many steps of each kind make a cycle, and how many cycles there are.
+    """
+
+    def __init__(self, tracers: Sequence[Tracer], schedule: TraceSchedule) -> None:
+        self._tracers = list(tracers)
+        self._schedule = schedule
+        self._is_alike: Callable[[StepSignature], bool] = lambda signature: True
+        self._position = 0
+        self._cycles = 0
+        self._signatures: list[StepSignature] = []
+        self._alike = False
+        self._records: list[TracedStepRecord | ModuleSecondsRecord] = []
+        self.over = not self._tracers
+        """No step will be recorded any more."""
+        self.notes: list[str] = []
+        """What could not be recorded, in sentences."""
+
+    @property
+    def traces(self) -> tuple[TracedStepRecord, ...]:
+        """What was traced, one of each cycle."""
+        return tuple(record for record in self._records if isinstance(record, TracedStepRecord))
+
+    @property
+    def module_seconds(self) -> ModuleSecondsRecord | None:
+        """What was timed in place of a trace."""
+        return next((record for record in self._records if isinstance(record, ModuleSecondsRecord)), None)
+
+    def begin(self, is_alike: Callable[[StepSignature], bool]) -> None:
+        """The first cycle begins with the next step.
+
+        Args:
+            is_alike: whether a step of this signature can be compared with the counted one.
+        """
+        self._is_alike = is_alike
+
+    def batch_begins(self, index: int) -> None:
+        """A batch begins, of the step before which *index* steps of this fit ended."""
+        if self.over:
+            return
+        tracer, schedule = self._tracers[0], self._schedule
+        if self._position >= schedule.wait + schedule.warmup:
+            tracer.start(index)
+        elif self._position >= schedule.wait:
+            tracer.warm_up()
+        self._look_at(tracer)
+
+    def enter(self, part: str) -> None:
+        """*part* of the step begins."""
+        if not self.over:
+            self._tracers[0].enter(part)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if not self.over:
+            self._tracers[0].leave()
+
+    def step_ends(self, signature: StepSignature) -> None:
+        """A step is over, its last batch too."""
+        if self.over:
+            return
+        schedule, before = self._schedule, self._position
+        self._position += 1
+        if before < schedule.wait + schedule.warmup:
+            return
+        self._signatures.append(signature)
+        if self._position < schedule.wait + schedule.warmup + schedule.active:
+            return
+        tracer = self._tracers[0]
+        different = next((one for one in self._signatures if not self._is_alike(one)), None)
+        tracer.stop(signature if different is None else different)
+        self._keep(tracer)
+        self._signatures.clear()
+        self._position = 0
+        self._cycles += 1
+        self._alike |= different is None
+        if tracer.lost is not None:
+            self._look_at(tracer)
+        elif self._cycles >= schedule.repeat and (self._alike or self._cycles >= _LEAST_TRIES):
+            self.over = True
+
+    def give_up(self) -> None:
+        """Nothing more is recorded, and nothing stays on torch."""
+        self.over = True
+        for tracer in self._tracers:
+            tracer.give_up()
+
+    def _keep(self, tracer: Tracer) -> None:
+        record = tracer.record
+        if record is not None and all(record is not kept for kept in self._records):
+            self._records.append(record)
+
+    def _look_at(self, tracer: Tracer) -> None:
+        """Have the next tracer take over from the next step on if *tracer* is lost."""
+        if tracer.lost is None:
+            return
+        tracer.give_up()
+        self.notes.append(tracer.lost)
+        del self._tracers[0]
+        self.over = not self._tracers
+        self._position = self._schedule.wait + self._schedule.warmup - 1  # the step that runs ends first
+        self._signatures.clear()
+        self._cycles, self._alike = 0, False
