@@ -20,6 +20,9 @@ from lightning_flops.instrument.module_scope import ModuleNames
 
 logger = logging.getLogger(__name__)
 
+_MOST_BORDERS = 100_000
+"""Stored between two forwards at most, so that a timer that is never left does not fill the memory."""
+
 
 @dataclass(slots=True)
 class _Call:
@@ -34,10 +37,10 @@ class _Call:
 class ModuleTimer:
     """Times the forwards of a model's modules on the thread that entered it.
 
-    At every border between two modules one stamp is stored with the name of the module that runs from there; nothing
-    is added up before ``seconds``. A module's own time is what no module inside it takes, so the times of all modules
-    add up to that of the outermost calls. What a module hook of ours takes is nobody's. Forwards that a backward runs
-    (activation checkpointing) are not forwards.
+    At every border between two modules one stamp is stored with the name of the module that runs from there; they are
+    added up when they are asked for, and between two forwards when there are many. A module's own time is what no
+    module inside it takes, so the times of all modules add up to that of the outermost calls. What a module hook of
+    ours takes is nobody's. Forwards that a backward runs (activation checkpointing) are not forwards.
 
     Args:
         root: the model; calls of other modules are their caller's.
@@ -57,6 +60,7 @@ class ModuleTimer:
         self._running: list[_Call] = []
         self._stamps: list[Any] = []
         self._owners: list[str | None] = []
+        self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that none above it called."""
@@ -90,15 +94,21 @@ class ModuleTimer:
 
     def seconds(self) -> dict[str, float] | None:
         """Own seconds of each module so far, by name; None if the device has no clock we read or timing failed."""
-        clock = self._clock
-        if clock is None or self._failed:
+        if self._clock is None or self._failed:
             return None
-        clock.settle()
-        own: dict[str, float] = {}
+        self._add_up()
+        return dict(self._own_sec)
+
+    def _add_up(self) -> None:
+        """Turns all borders but the last into seconds."""
+        if self._clock is None or not self._stamps:
+            return
+        self._clock.settle()
         for place, (name, end) in enumerate(zip(self._owners, self._stamps[1:], strict=False)):
             if name is not None:
-                own[name] = own.get(name, 0.0) + clock.seconds_between(self._stamps[place], end)
-        return own
+                spent = self._clock.seconds_between(self._stamps[place], end)
+                self._own_sec[name] = self._own_sec.get(name, 0.0) + spent
+        del self._stamps[:-1], self._owners[:-1]
 
     def _border(self, owner: str | None, stamp: Any = None) -> None:
         if self._clock is not None:
@@ -145,10 +155,13 @@ class ModuleTimer:
                 self._border(running[-1].name)
             elif begun is None:
                 self._border(None)
-            if not running or running[-1].module is None:
-                error = sys.exc_info()[1]
-                if error is not None and error is not call.error:
-                    self._on_raised()
+            if running:
+                return
+            if len(self._stamps) > _MOST_BORDERS:
+                self._add_up()
+            error = sys.exc_info()[1]
+            if error is not None and error is not call.error:
+                self._on_raised()
         except Exception:
             self._fail()
 

@@ -58,6 +58,21 @@ def test_own_seconds_are_those_between_a_modules_borders_and_its_childrens() -> 
     assert timer.outermost_calls == 2
 
 
+def test_a_timer_that_is_never_left_keeps_no_more_than_so_many_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_flops.instrument.module_timer._MOST_BORDERS", 10)
+    now = FakeNow()
+    model = Working(now, 1.0, Working(now, 2.0))
+    timer = ModuleTimer(model, WallClock(now), abandon=not_expected)
+    with timer:
+        for _ in range(50):
+            model(torch.ones(1))
+            now.sleep(100.0)
+            assert len(timer._stamps) <= 10
+        assert timer.seconds() == {"": 100.0, "inside.0": 200.0}
+        model(torch.ones(1))
+    assert timer.seconds() == timer.seconds() == {"": 102.0, "inside.0": 204.0}
+
+
 def test_what_our_hooks_take_is_nobodys() -> None:
     now = CostlyNow()
     model = Working(now, 1.0, Working(now, 2.0))
@@ -168,6 +183,18 @@ def test_a_root_left_by_an_error_is_abandoned_at_once() -> None:
         with pytest.raises(RuntimeError, match="mine"):
             model(torch.ones(1))
     assert len(abandoned) == 1
+
+
+def test_an_error_that_a_call_around_the_forwards_handles_abandons_nothing() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("mine")
+
+    model = Failing()
+    timer = ModuleTimer(model, WallClock(FakeNow()), abandon=not_expected)
+    with timer, timer.in_root(), pytest.raises(RuntimeError, match="mine"):
+        model(torch.ones(1))
+    assert timer.seconds() == {"": 0.0}
 
 
 def test_a_clock_that_fails_is_said_once_and_the_forward_goes_on(caplog: pytest.LogCaptureFixture) -> None:
