@@ -186,6 +186,52 @@ def test_a_teacher_without_grad_has_no_backward_to_estimate() -> None:
     assert counts.estimated_backward() == 2 * (FIRST + SECOND)
 
 
+class LinearFunction(torch.autograd.Function):
+    """What some libraries put in place of ``F.linear``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight, gradients[0].T @ x
+
+
+class FunctionLinear(nn.Linear):
+    """A linear layer, without bias, by that function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = LinearFunction.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return result
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_teacher_whose_layers_are_functions_of_their_own_has_no_backward_to_estimate(inside: bool) -> None:
+    student, teacher = two_layers(), FunctionLinear(3, 7)
+    counter = FlopCounter(nn.ModuleDict({"student": student, "teacher": teacher}) if inside else student)
+    x = batch()
+    with counter:
+        with torch.no_grad():
+            target = teacher(x)
+        (student(x) - target).square().sum().backward()
+    counts = FlopCounts(counter.record())
+    taught = 2 * BATCH * 3 * 7
+    assert counts.forward == FIRST + SECOND + taught
+    assert counts.without_backward == taught
+
+
+def test_a_layer_that_is_a_function_of_its_own_has_its_backward() -> None:
+    student = FunctionLinear(3, 7)
+    with FlopCounter(student) as counter:
+        student(batch()).sum().backward()
+    counts = FlopCounts(counter.record())
+    product = 2 * BATCH * 3 * 7
+    assert (counts.forward, counts.backward, counts.without_backward) == (product, 2 * product, 0)
+
+
 def test_nodes_born_in_a_backward_belong_to_the_module_whose_backward_bears_them() -> None:
     critic = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     counter = FlopCounter(critic)
