@@ -151,7 +151,8 @@ def throughput_lines(profile: Profile) -> list[str]:
     if context.world_size > 1:
         whose = "that all ranks work on together"
         if context.dp_size > 1:
-            whose = f"of all {context.dp_size} ranks that see different data, taken as {context.dp_size} times this rank's"
+            dp_size = context.dp_size
+            whose = f"of all {dp_size} ranks that see different data, taken as {dp_size} times this rank's"
         lines += paragraph(
             f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those {whose}."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import tempfile
@@ -10,10 +11,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lightning_flops.analysis.profile import Profile
 from tests.ranks import DEEPSPEED_ON_CPU, run_ranks
 
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
+OLD = INSTALLED and importlib.metadata.version("deepspeed").startswith("0.16.")
+
+NOT_IN_0_16 = {
+    "checkpointed": "its checkpointing wants streams, which a CPU has not",
+    "sequences": "has no groups of its own for sequences",
+    "automatic_tensor_parallel": "cuts the models of some libraries only",
+}
+"""What keeps a scenario from running under DeepSpeed 0.16."""
 
 
 class Launched:
@@ -25,10 +36,12 @@ class Launched:
 
     def __call__(self, scenario: str) -> list[Any]:
         """What *scenario* returned on each rank, rank 0 first."""
+        if OLD and scenario in NOT_IN_0_16:
+            pytest.skip(f"DeepSpeed 0.16 {NOT_IN_0_16[scenario]}")
         returned = []
         for rank, results in enumerate(self._results):
             result = results.get(scenario, {"failed": f"never ran; {list(results)} did"})
-            assert "failed" not in result, f"rank {rank}: {result['failed']}\n{self.printed[rank]}"
+            assert "failed" not in result, f"rank {rank}: {result['failed']}"
             returned.append(result["returned"])
         return returned
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.deepspeed import scenarios_groups, scenarios_pipeline
-from tests.deepspeed.scenarios_parallel import fresh
+from tests.deepspeed.scenarios_parallel import fresh, possible
 
 SCENARIOS = {
     scenario.__name__: fresh(scenario)
@@ -13,4 +13,5 @@ SCENARIOS = {
         scenarios_groups.routed,
         scenarios_groups.sequences,
     )
+    if possible(scenario.__name__)
 }

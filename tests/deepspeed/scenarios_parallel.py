@@ -9,6 +9,13 @@ from typing import Any
 
 from deepspeed.utils import groups
 
+from tests.deepspeed.launching import NOT_IN_0_16, OLD
+
+
+def possible(scenario: str) -> bool:
+    """Whether the DeepSpeed that is installed can run *scenario*."""
+    return not (OLD and scenario in NOT_IN_0_16)
+
 
 def fresh(scenario: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
     """*scenario* as if no engine had been made in this process; DeepSpeed keeps its groups for the process."""

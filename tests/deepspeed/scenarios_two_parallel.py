@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.deepspeed import scenarios_groups, scenarios_pipeline
-from tests.deepspeed.scenarios_parallel import fresh
+from tests.deepspeed.scenarios_parallel import fresh, possible
 
 SCENARIOS = {
     scenario.__name__: fresh(scenario)
@@ -21,4 +21,5 @@ SCENARIOS = {
         scenarios_groups.automatic_tensor_parallel,
         scenarios_groups.tensor_parallel_unit,
     )
+    if possible(scenario.__name__)
 }

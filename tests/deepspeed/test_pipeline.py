@@ -101,7 +101,7 @@ def test_a_step_is_all_that_train_batch_does() -> None:
 def test_the_report_says_which_stage_it_is_of_and_shows_its_bubble() -> None:
     for stage, returned in enumerate(on_two("attached")):
         lines = render_text(profile_in(returned)).splitlines()
-        of_stage = [line for line in lines if " of stage" in line.partition(":")[0]]
+        of_stage = [line for line in lines if " of stage" in line.partition(":")[0] and ": " in line]
         labels = ["params of stage", "trainable params of stage", "fwd flops of stage"]
         assert [line.partition(":")[0].partition(" =")[0] for line in of_stage] == labels
         assert all(line.endswith(f" (stage {stage} of 2)") for line in of_stage)
