@@ -37,7 +37,8 @@ test: lint
 test-all: lint test-deepspeed-0.16
 	$(RUN) -m pytest
 
-# The older of the two DeepSpeeds in use, which Lightning still asks for, in an environment of its own.
+# The older of the two DeepSpeeds in use, which Lightning still asks for, in an environment of its own. There is no
+# pytest-randomly in it: this DeepSpeed hangs on to that, and warns when it is imported.
 OLD_VENV := .venv-deepspeed-0.16
 
 test-deepspeed-0.16: $(OLD_VENV)/.installed
@@ -47,8 +48,7 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(OLD_VENV)/bin/python || $(PYTHON) -m venv $(OLD_VENV)
 	grep -v '^deepspeed==' constraints.txt > $(OLD_VENV)/constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard]' deepspeed==0.16.9 pytest pytest-randomly \
-		pytest-timeout
+		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard,trace]' deepspeed==0.16.9 pytest pytest-timeout
 	@touch $@
 
 lint: $(VENV)/.installed-dev

@@ -201,6 +201,7 @@ _RULES: Mapping[str, _Rule] = {
         "a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers, or None",
         lambda value: value is None or _is_trace_schedule(value),
     ),
+    "tensorboard_dir": _PATH_OR_NONE,
     "tag_prefix": _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix),
 }
 
@@ -257,6 +258,8 @@ class ProfilerConfig:
     """Only the monitor: no step is counted, timed in its parts, or traced."""
     trace_schedule: TraceSchedule = TraceSchedule()
     """Which steps after the timed ones are traced; a mapping will do."""
+    tensorboard_dir: str | None = None
+    """Folder for TensorBoard's files of an engine whose own monitors do not show scalars; Lightning has its loggers."""
     tag_prefix: str = BLOCK
     """What the tags of scalars and texts begin with."""
 

@@ -86,7 +86,7 @@ class EngineOutput:
     def __init__(self, engine: Any, config: ProfilerConfig) -> None:
         self._engine = engine
         self._config = config
-        self._monitors = DeepSpeedMonitorSink(engine.monitor)
+        self._monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it; what one of them refuses, the others still get."""

@@ -62,6 +62,7 @@ def test_a_message_names_setting_rule_and_value() -> None:
         ("causal_attention", ["quarter", None, True, ["full"]]),
         ("peak_flops_per_sec", [0, -1.0, math.inf, math.nan, True, "1e12", 10**400]),
         ("peak_flops_per_sec", [{}, {"bf16": 1e12}, {"bfloat16": 0}, {"bfloat16": "fast"}, {3: 1e12}]),
+        ("tensorboard_dir", ["", " ", 3]),
         ("tag_prefix", ["", "/", "a/", "/a", "a//b", "a/../b", ".", "..", " a", "a ", "a:b", "a\n", None]),
     ],
 )
@@ -85,6 +86,7 @@ def test_a_value_that_breaks_the_rule_is_refused(name: str, wrong: list[Any]) ->
         ("tokens_per_sample", [None, 1, len]),
         ("causal_attention", ["full", "half"]),
         ("peak_flops_per_sec", [None, 1, 312e12, {"bfloat16": 989e12, "float32": 67e12}]),
+        ("tensorboard_dir", [None, "logs"]),
         ("tag_prefix", ["flops_profiler", "run 1/flops", "a.b-c"]),
     ],
 )

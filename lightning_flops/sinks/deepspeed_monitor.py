@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import html
+import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -21,12 +23,14 @@ class DeepSpeedMonitorSink:
 
     Args:
         master: ``engine.monitor``, which keeps one monitor in each of its attributes, on rank 0.
+        tensorboard_dir: a folder for TensorBoard beside them; None: the engine's monitors alone.
     """
 
-    def __init__(self, master: Any) -> None:
-        self._monitors = tuple(
-            monitor for monitor in vars(master).values() if callable(getattr(monitor, "write_events", None))
-        )
+    def __init__(self, master: Any, *, tensorboard_dir: str | None = None) -> None:
+        monitors = [one for one in vars(master).values() if callable(getattr(one, "write_events", None))]
+        if tensorboard_dir is not None:
+            monitors.append(_TensorBoard(tensorboard_dir))
+        self._monitors = tuple(monitors)
         self._failed: set[int] = set()
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
@@ -49,8 +53,8 @@ class DeepSpeedMonitorSink:
     def folder(self) -> str | None:
         """The local folder of the first monitor that has one."""
         for monitor in self._monitors:
-            folder = getattr(getattr(monitor, "summary_writer", None), "log_dir", None)
-            folder = folder or getattr(monitor, "log_dir", None)
+            folder = getattr(monitor, "log_dir", None)  # of ours, and DeepSpeed's for CSV
+            folder = folder or getattr(getattr(monitor, "summary_writer", None), "log_dir", None)
             if isinstance(folder, str) and folder:
                 return folder
         return None
@@ -69,6 +73,23 @@ class DeepSpeedMonitorSink:
                     error,
                 )
             return None
+
+
+class _TensorBoard:
+    """A monitor like DeepSpeed's, whose files are made when there is something to write."""
+
+    def __init__(self, folder: str) -> None:
+        self.log_dir = folder
+
+    @functools.cached_property
+    def summary_writer(self) -> Any:
+        # The one place here that needs torch, for its writer of TensorBoard's files.
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self.log_dir)
+
+    def write_events(self, events: list[tuple[str, float, int]]) -> None:
+        for event in events:
+            self.summary_writer.add_scalar(*event)
+        self.summary_writer.flush()
 
 
 def _add_text(monitor: Any, tag: str, text: str, step: int) -> bool:

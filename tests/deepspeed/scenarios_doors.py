@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import functools
 import gc
 import io
 import json
@@ -36,11 +37,12 @@ def given_as(form: str) -> dict[str, Any]:
     settings = config()
     Path("ds_config.json").write_text(json.dumps(settings), encoding="utf-8")
     model = Net()
-    more: dict[str, Any] = {
+    forms: dict[str, dict[str, Any]] = {
         "dict": {"config": settings},
         "path": {"config": "ds_config.json"},
         "arguments": {"args": argparse.Namespace(deepspeed_config="ds_config.json", local_rank=0)},
-    }[form]
+    }
+    more = forms[form]
     with installed():
         engine = initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **more)[0]
         train(engine, STEPS)
@@ -116,7 +118,7 @@ def wrong_engines() -> dict[str, Any]:
     hollow = DeepSpeedEngine.__new__(DeepSpeedEngine)
     nn.Module.__init__(hollow)
     found = {
-        "no engine": message(lambda: attach(nn.Linear(2, 2))),  # type: ignore[arg-type]
+        "no engine": message(lambda: attach(nn.Linear(2, 2))),
         "no module": message(lambda: attach(hollow)),
         "no file": message(lambda: attach(engine, "no/such/ds_config.json")),
         "no setting": message(lambda: attach(engine, {"train_batch_size": 8})),
@@ -191,7 +193,12 @@ def forgotten() -> dict[str, Any]:
         known = weakref.ref(engine)
         del engine
         gc.collect()
-    return {"alive": known() is not None, "logged": lines}
+    plain = engine_of(config(block=None))
+    train(plain, 3)
+    known_plain = weakref.ref(plain)
+    del plain
+    gc.collect()
+    return {"alive": known() is not None, "plain alive": known_plain() is not None, "logged": lines}
 
 
 def several_windows() -> dict[str, Any]:
@@ -218,7 +225,7 @@ def _wandb(calls: list[tuple[dict[str, Any], int]]) -> Iterator[None]:
         def __init__(self, text: str) -> None:
             self.text = text
 
-    def log(data: dict[str, Any], step: int, commit: Any = None) -> None:
+    def log(data: dict[str, Any], step: int, **_: Any) -> None:
         assert not calls or step >= calls[-1][1], "a step went back"
         calls.append(({tag: getattr(value, "text", value) for tag, value in data.items()}, step))
 
@@ -268,6 +275,20 @@ def monitors() -> dict[str, Any]:
     }
 
 
+def tensorboard_of_ours() -> dict[str, Any]:
+    """No monitor is on; the block names a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with installed():
+        engine = engine_of(config(block={**BLOCK, "tensorboard_dir": "board"}))
+        train(engine, STEPS)
+        found = outcome(engine)
+    events = EventAccumulator("board").Reload()
+    flops = [(event.step, event.value) for event in events.Scalars("flops_profiler/fwd_flops")]
+    files = sorted(path.name for path in Path("board").glob("*.json"))
+    return {**found, "flops": flops, "texts": events.Tags()["tensors"], "files": files}
+
+
 def failing_monitor() -> dict[str, Any]:
     with installed(), logged() as lines, contextlib.redirect_stdout(io.StringIO()) as printed:
         settings = config(csv_monitor={"enabled": True, "output_path": str(Path.cwd()), "job_name": "csv"})
@@ -309,23 +330,24 @@ def silent_below_warning() -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[], Any]] = {
-    **{f"given_as_{form}": (lambda form=form: given_as(form)) for form in ("dict", "path", "arguments")},
-    "left_alone_absent": lambda: left_alone(None),
-    "left_alone_disabled": lambda: left_alone({**BLOCK, "enabled": False}),
-    "left_alone_unsaid": lambda: left_alone({"profile_step": 2}),
+    **{f"given_as_{form}": functools.partial(given_as, form) for form in ("dict", "path", "arguments")},
+    "left_alone_absent": functools.partial(left_alone, None),
+    "left_alone_disabled": functools.partial(left_alone, {**BLOCK, "enabled": False}),
+    "left_alone_unsaid": functools.partial(left_alone, {"profile_step": 2}),
     "installed_and_uninstalled": installed_and_uninstalled,
     "wrong_blocks": wrong_blocks,
     "wrong_engines": wrong_engines,
     "attached_by_defaults": attached_by_defaults,
-    "attached_builtin_down": lambda: attached_beside_the_builtin(False),
-    "attached_builtin_kept": lambda: attached_beside_the_builtin(True),
+    "attached_builtin_down": functools.partial(attached_beside_the_builtin, False),
+    "attached_builtin_kept": functools.partial(attached_beside_the_builtin, True),
     "installed_beside_the_builtin": installed_beside_the_builtin,
-    "never_reached_detach": lambda: never_reached("detach"),
-    "never_reached_destroy": lambda: never_reached("destroy"),
+    "never_reached_detach": functools.partial(never_reached, "detach"),
+    "never_reached_destroy": functools.partial(never_reached, "destroy"),
     "ended_early": ended_early,
     "forgotten": forgotten,
     "several_windows": several_windows,
     "monitors": monitors,
+    "tensorboard_of_ours": tensorboard_of_ours,
     "failing_monitor": failing_monitor,
     "printed_report": printed_report,
     "batch_size_unlike_the_config": batch_size_unlike_the_config,

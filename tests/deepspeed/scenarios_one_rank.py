@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from tests.deepspeed import scenarios_doors, scenarios_steps, scenarios_zero
+from tests.deepspeed.scenarios_doors import SCENARIOS as DOORS
+from tests.deepspeed.scenarios_steps import SCENARIOS as STEPS
+from tests.deepspeed.scenarios_zero import SCENARIOS as ZERO
 
-SCENARIOS = {**scenarios_zero.SCENARIOS, **scenarios_steps.SCENARIOS, **scenarios_doors.SCENARIOS}
+SCENARIOS = {**ZERO, **STEPS, **DOORS}

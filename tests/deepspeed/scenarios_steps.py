@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-import lightning_flops.run_profiler
 from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.clocks import WallClock
 from tests.deepspeed.engines import (
@@ -34,15 +35,18 @@ from tests.fake_clock import FakeNow
 STEPS = 8
 
 
-def torch_style(stage: int) -> dict[str, Any]:
+def torch_style(stage: int) -> dict[str, Any] | None:
     def step(engine: Any, batch: Tensor) -> Tensor:
         loss: Tensor = engine(batch).square().sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         engine.step()
         return loss
 
     with installed():
         engine = engine_of(config(stage=stage, accumulate=2))
+        if not getattr(engine, "_support_torch_style_backward", False):
+            engine.destroy()
+            return None
         train(engine, 2 * STEPS, step=step)
         return outcome(engine)
 
@@ -275,45 +279,38 @@ def on_a_fake_clock(loader: str) -> dict[str, Any]:
     class Dataset(TensorDataset):
         def __getitem__(self, index: Any) -> Any:
             now.sleep(1 / SAMPLES)
-            return super().__getitem__(index)
+            return super().__getitem__(index)  # type: ignore[no-untyped-call]
 
     model = Slow()
-    original = lightning_flops.run_profiler.clock_for
-    lightning_flops.run_profiler.clock_for = lambda device: WallClock(now)  # type: ignore[assignment]
     data = Dataset(torch.randn(4 * SAMPLES * STEPS, 8))
-    try:
-        with installed():
-            import deepspeed
-
-            engine, _, own_loader, _ = deepspeed.initialize(
-                model=model,
-                optimizer=SlowSgd(model.parameters(), lr=0.1),
-                config=config(stage=1, accumulate=2),
-                training_data=data if loader == "engine's" else None,
-            )
-            given: Any = own_loader if loader == "engine's" else DataLoader(data, batch_size=SAMPLES)
-            if loader == "none":
-                given = [list(data[index : index + SAMPLES]) for index in range(0, len(data), SAMPLES)]
-            for index, (batch,) in enumerate(given):
-                loss = engine(batch).square().sum()
-                now.sleep(4)
-                loss.register_hook(lambda _: now.sleep(8))
-                if index % 2:
-                    engine.backward(loss)
-                else:
-                    loss.backward()
-                engine.step()
+    with installed(), patch("lightning_flops.run_profiler.clock_for", lambda device: WallClock(now)):
+        engine, _, own_loader, _ = deepspeed.initialize(
+            model=model,
+            optimizer=SlowSgd(model.parameters(), lr=0.1),
+            config=config(stage=1, accumulate=2),
+            training_data=data if loader == "engine's" else None,
+        )
+        given: Any = own_loader if loader == "engine's" else DataLoader(data, batch_size=SAMPLES)
+        if loader == "none":
+            given = [list(data[index : index + SAMPLES]) for index in range(0, len(data), SAMPLES)]
+        for index, (batch,) in enumerate(given):
+            loss = engine(batch).square().sum()
+            now.sleep(4)
+            loss.register_hook(lambda _: now.sleep(8))
+            if index % 2:
+                engine.backward(loss)
+            else:
+                loss.backward()
+            engine.step()
+            now.sleep(32)
+            if index % 4 == 3:
+                engine.eval()
+                now.sleep(64)
+                with torch.no_grad():
+                    engine(batch)
+                now.sleep(128)
+                engine.train()
                 now.sleep(32)
-                if index % 4 == 3:
-                    engine.eval()
-                    now.sleep(64)
-                    with torch.no_grad():
-                        engine(batch)
-                    now.sleep(128)
-                    engine.train()
-                    now.sleep(32)
-    finally:
-        lightning_flops.run_profiler.clock_for = original
     profile = attach(engine).profile
     timing = profile.timing if profile is not None else None
     parts = {} if timing is None else {part.name: part.mean_sec for part in timing.parts}
@@ -343,9 +340,7 @@ def interrupted(where: str) -> dict[str, Any]:
         def __getitem__(self, index: Any) -> Any:
             if failing.now and where == "loader":
                 raise RuntimeError("loader")
-            return super().__getitem__(index)
-
-    import deepspeed
+            return super().__getitem__(index)  # type: ignore[no-untyped-call]
 
     model = Fails()
     raised = None
@@ -373,24 +368,24 @@ def interrupted(where: str) -> dict[str, Any]:
 
 
 SCENARIOS: dict[str, Callable[[], Any]] = {
-    **{f"torch_style_{stage}": (lambda stage=stage: torch_style(stage)) for stage in (1, 2, 3)},
+    **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
     "two_forwards_one_backward": two_forwards_one_backward,
     "root_called_inside_itself": root_called_inside_itself,
     "no_sync": no_sync,
     "border_set_by_hand": border_set_by_hand,
     "border_left_to_the_loop": border_left_to_the_loop,
-    **{f"skipped_updates_{stage}": (lambda stage=stage: skipped_updates(stage)) for stage in (1, 2)},
+    **{f"skipped_updates_{stage}": functools.partial(skipped_updates, stage) for stage in (1, 2)},
     "frozen_helpers": frozen_helpers,
     "product_in_the_loss": product_in_the_loss,
-    **{f"evaluation_{how}": (lambda how=how: evaluation(how)) for how in ("engine", "module", "with gradients")},
+    **{f"evaluation_{how}": functools.partial(evaluation, how) for how in ("engine", "module", "with gradients")},
     "trained_in_eval_mode": trained_in_eval_mode,
     "first_step": first_step,
     "attached_in_the_middle": attached_in_the_middle,
     "compiled": compiled,
     "hard_operators": hard_operators,
-    **{f"clock_{loader}": (lambda loader=loader: on_a_fake_clock(loader)) for loader in ("engine's", "user's", "none")},
+    **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
     **{
-        f"interrupted_{where}": (lambda where=where: interrupted(where))
+        f"interrupted_{where}": functools.partial(interrupted, where)
         for where in ("forward", "backward", "optimizer", "loader")
     },
 }

@@ -42,7 +42,7 @@ def zero(stage: int, accumulate: int) -> dict[str, Any]:
 
 def low_precision(kind: str, stage: int) -> dict[str, Any]:
     with installed():
-        engine = engine_of(config(stage=stage, **{kind: {"enabled": True}}))
+        engine = engine_of({**config(stage=stage), kind: {"enabled": True}})
         train(engine, STEPS)
         return outcome(engine, dtype=str(next(engine.module.parameters()).dtype))
 

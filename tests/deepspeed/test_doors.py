@@ -117,6 +117,8 @@ def test_an_engine_destroyed_in_its_window_reports_what_there_is() -> None:
 
 def test_an_engine_that_is_let_go_is_gone() -> None:
     returned = returned_by("forgotten")
+    if returned["plain alive"]:
+        pytest.skip("this DeepSpeed keeps engines itself")
     assert not returned["alive"]
     assert returned["logged"] == ["nothing was profiled: profile_step is 5, and this fit ended after 3 step(s)"]
 
@@ -170,6 +172,12 @@ class TestMonitors:
 
     def test_the_profile_lies_beside_the_logs(self) -> None:
         assert "tensorboard/profile.json" in returned_by("monitors")["files"]
+
+    def test_a_folder_of_ours_serves_where_no_monitor_is_on(self) -> None:
+        returned = returned_by("tensorboard_of_ours")
+        assert returned["flops"] == [[7 * 2, FORWARD]]
+        assert "flops_profiler/profile/text_summary" in returned["texts"]
+        assert returned["files"] == ["profile.json"]
 
     def test_a_monitor_that_fails_costs_one_warning(self) -> None:
         returned = returned_by("failing_monitor")

@@ -26,6 +26,8 @@ def profile_of(scenario: str) -> Profile:
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_backward_called_on_the_loss_is_the_steps(stage: int) -> None:
+    if returned_by(f"torch_style_{stage}") is None:
+        pytest.skip("this DeepSpeed knows engine.backward alone")
     profile = profile_of(f"torch_style_{stage}")
     assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
     assert profile.timing is not None and profile.timing.backward_sec is not None

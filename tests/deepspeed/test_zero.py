@@ -47,7 +47,7 @@ class TestEveryStage:
             context = profile.context
             assert (context.rank, context.world_size, context.dp_size) == (rank, ranks, ranks)
             assert (context.micro_batch_size, context.accumulate) == (2, accumulate)
-            assert profile.timing is not None and profile.rates.samples_per_sec is not None
+            assert profile.timing is not None and profile.samples is not None
             per_rank = profile.samples / profile.timing.global_step_sec
             assert profile.rates.samples_per_sec == pytest.approx(ranks * per_rank, rel=1e-12)
 
