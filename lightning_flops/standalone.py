@@ -113,17 +113,16 @@ class FlopsProfiler:
 
         Args:
             ignore_list: classes of modules that are not profiled by themselves; their work is that of the module
-                around them.
+                around them. With ``count=False``, None keeps those of the start before.
             count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
                 to ``stop_profile``, and keeps what was counted before: for a second, like forward.
         """
         self.stop_profile()
         self.started = True
-        self._ignored_types = tuple(ignore_list or ())
-        if count or self._counted is None:
-            self._open(FlopCounter(self.model))
-        else:
-            self._open(None)
+        counter = FlopCounter(self.model) if count or self._counted is None else None
+        if counter is not None or ignore_list is not None:
+            self._ignored_types = tuple(ignore_list or ())
+        self._open(counter)
 
     def stop_profile(self) -> None:
         """Stops; what was measured can still be read."""
@@ -144,23 +143,25 @@ class FlopsProfiler:
         self.stop_profile()
         self.started = False
 
-    def get_total_flops(self, as_string: bool = False) -> int | str:
-        """Forward FLOPs of the model, a multiply-add being two; with *as_string* as ``"6.28 G"``."""
+    # Numbers or text by an argument: Any, as from DeepSpeed, for a union would have every typed caller tell them apart.
+
+    def get_total_flops(self, as_string: bool = False) -> Any:
+        """Forward FLOPs of the model, an int, a multiply-add being two; with *as_string* as ``"6.28 G"``."""
         flops = self._profile().flops.forward
         return number_to_string(flops) if as_string else flops
 
-    def get_total_macs(self, as_string: bool = False) -> int | str:
-        """Multiply-adds of the model's forward, half its FLOPs; with *as_string* as ``"3.14 GMACs"``."""
+    def get_total_macs(self, as_string: bool = False) -> Any:
+        """Multiply-adds of the model's forward, an int, half its FLOPs; with *as_string* as ``"3.14 GMACs"``."""
         macs = self._profile().root.macs
         return macs_to_string(macs) if as_string else macs
 
-    def get_total_duration(self, as_string: bool = False) -> float | str | None:
-        """Seconds of the model's forward; None, or ``"n/a"``, on a device whose time cannot be read."""
+    def get_total_duration(self, as_string: bool = False) -> Any:
+        """Seconds of the model's forward, a float; None, or ``"n/a"``, on a device whose time cannot be read."""
         seconds = self._profile().forward_sec
         return duration_to_string(seconds) if as_string else seconds
 
-    def get_total_params(self, as_string: bool = False) -> int | str:
-        """Parameters of the model: ties once, shards with their full size; with *as_string* as ``"336.23 M"``."""
+    def get_total_params(self, as_string: bool = False) -> Any:
+        """Parameters of the model, an int, ties once, shards in full size; with *as_string* as ``"336.23 M"``."""
         params = describe_modules(self.model)[0].params
         return params_to_string(params) if as_string else params
 
@@ -266,7 +267,7 @@ def get_model_profile(
     output_file: str | None = None,
     ignore_modules: Collection[type[nn.Module]] | None = None,
     mode: Literal["forward", "generate"] = "forward",
-) -> tuple[int | str, int | str, int | str]:
+) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
     After *warm_up* forwards one is timed as a whole, one is counted, and one timed module by module. The model is left
@@ -288,7 +289,7 @@ def get_model_profile(
         mode: ``"generate"`` calls ``model.generate``, all of which is then the model's forward.
 
     Returns:
-        FLOPs, MACs and parameters.
+        FLOPs, MACs and parameters: ints, or text with *as_string*.
 
     Raises:
         TypeError: *model* is no module, or *input_shape* no tuple.

@@ -18,7 +18,7 @@ from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model
 PARAMS = 3 * 5 + 5 + 5 * 7 + 7
 
 
-def quiet(model: nn.Module, **settings: Any) -> tuple[int | str, int | str, int | str]:
+def quiet(model: nn.Module, **settings: Any) -> tuple[Any, Any, Any]:
     return get_model_profile(model, print_profile=False, as_string=False, **settings)
 
 
