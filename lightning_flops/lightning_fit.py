@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.loader_queue import LoaderQueue
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
     FitOutput,
     last_step_of_development_run,
+    loader_iterators,
     loader_workers,
     run_context,
     settle_steps,
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.loader_queue import Feed
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import RunContext
 
@@ -295,6 +298,13 @@ class FitProfiler(RunProfiler):
 
     def _loader_workers(self) -> int | None:
         return loader_workers(self._trainer)
+
+    def _feed(self) -> Feed:
+        return LoaderQueue(
+            lambda: loader_iterators(self._trainer),
+            batches_a_step=self._trainer.accumulate_grad_batches,
+            note=self._note,
+        )
 
     def _x_axis(self) -> int:
         return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)

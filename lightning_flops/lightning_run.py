@@ -6,7 +6,7 @@ import logging
 import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -42,12 +42,21 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
 
 
 def settle_steps(trainer: Trainer) -> int:
-    """Steps until the batches that the loader fetched ahead during the counted step are used up; two at least."""
+    """Steps until the batches that the loader fetched ahead during the counted step are used up; two at least.
+
+    That is if the loader stands still meanwhile; ``LoaderQueue`` tells how long it takes when it does not.
+    """
     ahead = 0
     combined = trainer.fit_loop._combined_loader
     for loader in combined.flattened if combined is not None else ():
         ahead = max(ahead, (getattr(loader, "num_workers", 0) or 0) * (getattr(loader, "prefetch_factor", 0) or 0))
     return max(2, math.ceil(ahead / trainer.accumulate_grad_batches))
+
+
+def loader_iterators(trainer: Trainer) -> list[Any]:
+    """The present iterators of the training loaders; empty where Lightning keeps them in another way."""
+    combined = trainer.fit_loop._combined_loader
+    return list(getattr(getattr(combined, "_iterator", None), "iterators", None) or ())
 
 
 def loader_workers(trainer: Trainer) -> int | None:

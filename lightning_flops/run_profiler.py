@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.loader_queue import Feed
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts, WindowRecord
 
 logger = logging.getLogger(__name__)
@@ -161,6 +162,10 @@ class RunProfiler(ABC):
         """Fewest worker processes of the training DataLoaders; None if not known."""
         return None
 
+    def _feed(self) -> Feed | None:
+        """What feeds the training loop; None if nobody can tell."""
+        return None
+
     # ---- the run
 
     def _start(
@@ -193,6 +198,7 @@ class RunProfiler(ABC):
             profile_step=self._steps_done + 1 if profile_step is None else profile_step,
             timing_steps=self._config.timing_steps,
             settle_steps=self._settle_steps,
+            feed=self._feed(),
             clock=clock_for(device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
             tracing=self._tracing(device) if self._config.trace and profile_step is not None else None,

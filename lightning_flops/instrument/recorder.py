@@ -21,6 +21,7 @@ from torch import nn
 
 from lightning_flops.instrument.batches import Shapes, shapes_text
 from lightning_flops.instrument.clocks import Clock
+from lightning_flops.instrument.loader_queue import Feed, FeedState
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.phase_timer import PhaseTimer, StepMarks
 from lightning_flops.instrument.trace_cycles import TraceCycles
@@ -111,6 +112,8 @@ class Recorder:
         profile_step: the step to count, by the number of steps before it.
         timing_steps: how many steps of the counted step's signature to time.
         settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
+        feed: tells whether the loop still lives on batches that were fetched ahead, and is left alone longer; None if
+            nobody can tell.
         clock: stamps the parts of a step; None where the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
         tracing: traces steps after the timed ones; None: none is traced.
@@ -125,6 +128,7 @@ class Recorder:
         settle_steps: int,
         clock: Clock[Any] | None,
         new_counter: Callable[[nn.Module], Counter],
+        feed: Feed | None = None,
         tracing: TraceCycles | None = None,
     ) -> None:
         self._root = root
@@ -132,6 +136,9 @@ class Recorder:
         self._profile_step = profile_step
         self._timing_steps = timing_steps
         self._settle_steps = min(settle_steps, timing_steps)
+        self._settle_limit = LIMIT_FACTOR * max(settle_steps, timing_steps)
+        self._feed = feed
+        self._feed_at_start: FeedState | None = None
         self._clock = clock
         self._timer = PhaseTimer(clock) if clock is not None else None
         self._new_counter = new_counter
@@ -346,7 +353,7 @@ class Recorder:
             return
         if state is State.SETTLING:
             self._settled += 1
-            if self._settled >= self._settle_steps:
+            if self._settled >= self._settle_steps and not self._must_drain():
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
@@ -358,8 +365,27 @@ class Recorder:
         self._counter = self._new_counter(self._root)
         self._state = State.COUNTING
 
+    def _must_drain(self) -> bool:
+        """The step that begins would have a batch for which steps of the long run wait, and there is time to wait."""
+        if self._feed is None:
+            return False
+        if self._settled >= self._feed.least_steps() and self._feed.state() is not FeedState.DRAINING:
+            return False
+        if self._settled < self._settle_limit:
+            return True
+        self.note(
+            f"Batches that were fetched ahead were not used up within {self._settled} steps, although the data loader "
+            "is slower than the training: in the long run it waits more than what was timed."
+        )
+        return False
+
     def _start_timing(self) -> None:
         assert self._timer is not None
+        if self._feed is not None:
+            self._feed_at_start = self._feed.state()
+            if self._feed_at_start is FeedState.EMPTY:  # whole rounds of the loader's workers
+                rhythm = self._feed.rhythm_steps()
+                self._timing_steps = -(-self._timing_steps // rhythm) * rhythm
         self._state = State.TIMING
         self._timer.begin()
 
@@ -391,7 +417,13 @@ class Recorder:
         self._matches += record.signature == counted
         self._shapes_deceive |= record.signature != counted and record.signature.batches == counted.batches
         if self._matches >= self._timing_steps:
-            self._trace_or_close()
+            if self._feed_at_start is FeedState.KEEPS_UP and self._must_drain():
+                # The workers have fallen behind meanwhile: what was timed was the beginning of the end of the queue.
+                self._timed.clear()
+                self._matches = 0
+                self._state = State.SETTLING
+            else:
+                self._trace_or_close()
             return
         watched = len(self._timed)
         if watched == max(self._timing_steps, _FEW_MATCHES) and self._matches * _FEW_MATCHES < watched:

@@ -1,0 +1,122 @@
+"""How full the queues are that DataLoader workers fill: whether a step that is timed lives on batches made before it.
+
+A step that was slowed down, as a counted one is, gives the workers time to fetch ahead. A loop that is faster than its
+loader then consumes those batches first, without any waiting, and only after that waits as it does in the long run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+
+class FeedState(Enum):
+    """What the training loop lives on."""
+
+    EMPTY = "empty"
+    """The queue is empty: the loop waits for the workers, and goes on waiting."""
+    KEEPS_UP = "keeps up"
+    """Batches lie ready, and a worker has nothing to do: a queue is full."""
+    DRAINING = "draining"
+    """Batches lie ready, but all workers are busy: the loop consumes batches faster than they are made."""
+
+
+class Backlog(NamedTuple):
+    """Batches of one loader, right before one is consumed."""
+
+    ready: int
+    """Made, and not consumed."""
+    behind: int
+    """Ordered from the workers, and not made."""
+    workers: int
+
+    @property
+    def state(self) -> FeedState:
+        """What the loop lives on if this loader is its only one."""
+        if self.ready == 0:
+            return FeedState.EMPTY
+        return FeedState.KEEPS_UP if self.behind < self.workers else FeedState.DRAINING
+
+
+class Feed(Protocol):
+    """What feeds the training loop."""
+
+    def state(self) -> FeedState | None:
+        """What the loop lives on right after a step; None if nobody can tell."""
+
+    def least_steps(self) -> int:
+        """Steps after a pause until the state tells the long run: until every worker had something to do again."""
+
+    def rhythm_steps(self) -> int:
+        """Steps after which the waiting of a loop that waits begins anew."""
+
+
+class LoaderQueue:
+    """The queues of the training loop's DataLoaders.
+
+    Args:
+        iterators: gives the loaders' present iterators; those without worker processes have no queue.
+        batches_a_step: batches that one global step consumes of each.
+        note: gets a sentence for the report if a queue cannot be looked into.
+    """
+
+    def __init__(
+        self, iterators: Callable[[], Iterable[Any]], *, batches_a_step: int, note: Callable[[str], None]
+    ) -> None:
+        self._iterators = iterators
+        self._batches_a_step = batches_a_step
+        self._note = note
+
+    def state(self) -> FeedState | None:
+        """What the training loop lives on, by the loader that limits it; None if no queue can be looked into."""
+        states = {backlog.state for backlog in self._backlogs()}
+        return next((state for state in (FeedState.EMPTY, FeedState.DRAINING, *FeedState) if state in states), None)
+
+    def least_steps(self) -> int:
+        """Steps after a pause until every worker had something to do again; 0 if no queue can be looked into."""
+        workers = max((one.workers for one in self._backlogs()), default=-1)
+        return -(-(workers + 1) // self._batches_a_step)
+
+    def rhythm_steps(self) -> int:
+        """Steps after which a loop that waits for its loaders has gone once around all workers.
+
+        Workers that start together deliver together: the loop waits long for the first of their batches and not at all
+        for the others, so that only whole rounds have the wait of the long run.
+        """
+        workers = max((one.workers for one in self._backlogs() if one.state is FeedState.EMPTY), default=1)
+        return workers // math.gcd(workers, self._batches_a_step)
+
+    def _backlogs(self) -> list[Backlog]:
+        try:
+            return [
+                backlog_of(iterator)
+                for iterator in self._iterators()
+                if isinstance(iterator, _MultiProcessingDataLoaderIter)
+            ]
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            # The queues are private to torch; and some systems do not tell how long a queue between processes is.
+            self._note(
+                f"How full the data loader's queue is could not be seen ({type(error).__name__}: {error}): if the loop "
+                "is faster than its loader, the first timed steps may live on batches that were fetched ahead."
+            )
+            return []
+
+
+def backlog_of(iterator: _MultiProcessingDataLoaderIter) -> Backlog:
+    """Batches that *iterator* has ready and has ordered.
+
+    Raises:
+        AttributeError, TypeError: this torch keeps them in another way.
+        NotImplementedError: the system does not tell.
+    """
+    loader: Any = iterator
+    # In a queue, from a worker or past the thread that pins memory; or taken from it before its turn.
+    ready = int(loader._data_queue.qsize()) + sum(len(task) == 2 for task in loader._task_info.values())
+    if loader._worker_result_queue is not loader._data_queue:
+        ready += int(loader._worker_result_queue.qsize())
+    ordered = int(loader._send_idx - loader._rcvd_idx)
+    return Backlog(ready=ready, behind=max(0, ordered - ready), workers=int(loader._num_workers))
