@@ -1,0 +1,396 @@
+"""Programs with DeepSpeed's profiler switched on by its config's block, one for each way in which it is known to fail.
+
+``python -m benchmarks.deepspeed_rows NAME`` runs one as a user would. Nothing here knows of this project's profiler;
+``python -m lightning_flops run -m benchmarks.deepspeed_rows NAME`` is the same program under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+
+BATCH, WIDTH = 8, 256
+
+
+def engine_for(model: nn.Module, *, stage: int = 0, accumulate: int = 1, **block: Any) -> Any:
+    """A DeepSpeed engine whose config has the ``"flops_profiler"`` block, switched on."""
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": accumulate,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5, **block},
+    }
+    return deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config)[0]
+
+
+def train(engine: Any, micro_steps: int = 16, *inputs: Tensor) -> None:
+    """*micro_steps* times forward, backward and step."""
+    for _ in range(micro_steps):
+        loss = engine(*(inputs or (torch.ones(BATCH, WIDTH),))).square().mean()
+        engine.backward(loss)
+        engine.step()
+
+
+def mlp(width: int = WIDTH, layers: int = 2) -> nn.Sequential:
+    """Linear layers of one width."""
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+
+def root_module() -> None:
+    """A product in the root's own forward, and one in a child."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+            self.child = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.child(x @ self.weight)
+
+    train(engine_for(Net(), detailed=True))
+
+
+def accumulation() -> None:
+    """Four micro-steps to a step."""
+    train(engine_for(mlp(), accumulate=4), 40)
+
+
+def samples_per_second() -> None:
+    """Two tensor-parallel ranks read the same data, in two micro-steps to a step."""
+
+    class Grid:
+        """Both ranks form one tensor-parallel group; each is a data-parallel group of its own."""
+
+        def __init__(self) -> None:
+            ranks = range(torch.distributed.get_world_size())
+            self.alone = [torch.distributed.new_group([rank]) for rank in ranks][torch.distributed.get_rank()]
+            self.together = torch.distributed.new_group(list(ranks))
+
+        def get_data_parallel_group(self) -> Any:
+            return self.alone
+
+        def get_data_parallel_rank(self) -> int:
+            return 0
+
+        def get_data_parallel_world_size(self) -> int:
+            return 1
+
+        def get_model_parallel_group(self) -> Any:
+            return self.together
+
+        def get_model_parallel_rank(self) -> int:
+            return torch.distributed.get_rank()
+
+        def get_model_parallel_world_size(self) -> int:
+            return torch.distributed.get_world_size()
+
+        get_tensor_model_parallel_group = get_model_parallel_group
+        get_tensor_model_parallel_rank = get_model_parallel_rank
+        get_tensor_model_parallel_world_size = get_model_parallel_world_size
+
+    model = mlp()
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": 2,
+        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=Grid())[0]
+    train(engine, 32)
+
+
+def step_number() -> None:
+    """The step that begins after two steps."""
+    train(engine_for(mlp()))
+
+
+def zero_3() -> None:
+    """Parameters in parts, one on each of two ranks; smaller layers than these, DeepSpeed does not part."""
+    train(engine_for(mlp(2 * WIDTH), stage=3), 16, torch.ones(BATCH, 2 * WIDTH))
+
+
+def two_forwards() -> None:
+    """Two forwards and one backward in a step."""
+    engine = engine_for(mlp())
+    for _ in range(16):
+        loss = (engine(torch.ones(BATCH, WIDTH)) - engine(torch.zeros(BATCH, WIDTH))).square().mean()
+        engine.backward(loss)
+        engine.step()
+    print("trained to the end")
+
+
+def lightnings_self() -> None:
+    """A LightningModule whose training_step calls ``self(x)``, under DeepSpeedStrategy."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import DeepSpeedStrategy
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layers(x)
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            loss: Tensor = self(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class OnCpu(DeepSpeedStrategy):
+        """DeepSpeedStrategy refuses to run without a GPU; this differs from it in the device alone."""
+
+        @property
+        def root_device(self) -> torch.device:
+            return torch.device("cpu", self.local_rank)
+
+        def setup_environment(self) -> None:
+            self.parallel_devices = [torch.device("cpu", 0)]
+            super(DeepSpeedStrategy, self).setup_environment()
+
+    config = {
+        "zero_allow_untested_optimizer": True,
+        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
+    }
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=OnCpu(config=config, process_group_backend="gloo"),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16 * BATCH, WIDTH)), batch_size=BATCH))
+    print("trained to the end")
+
+
+def pipeline() -> None:
+    """Two stages of a pipeline, on two ranks."""
+    from deepspeed.pipe import PipelineModule
+
+    layers = PipelineModule([nn.Linear(WIDTH, WIDTH) for _ in range(4)], num_stages=2, loss_fn=nn.MSELoss())
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": 4,
+        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
+    }
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+    engine = deepspeed.initialize(model=layers, optimizer=optimizer, config=config)[0]
+    batches = iter(lambda: (torch.ones(BATCH, WIDTH), torch.zeros(BATCH, WIDTH)), None)
+    for _ in range(16):
+        engine.train_batch(batches)
+    print("trained to the end")
+
+
+def compiled() -> None:
+    """A model that torch.compile compiles, of whose steps each tells its time."""
+    engine = engine_for(mlp(), profile_step=4)
+    engine.compile()
+    slow = []
+    for step in range(24):
+        start = time.perf_counter()
+        train(engine, 1)
+        slow += [f"step {step}: {time.perf_counter() - start:.1f} s"] * (time.perf_counter() - start > 0.5)
+    print("steps of more than half a second:", *slow, sep="\n  ")
+
+
+def evaluation() -> None:
+    """An evaluation on a batch four times as large before every step."""
+    engine = engine_for(mlp())
+    for _ in range(16):
+        engine.eval()
+        with torch.no_grad():
+            engine(torch.ones(4 * BATCH, WIDTH))
+        engine.train()
+        train(engine, 1)
+
+
+def _calls(call: Callable[[Tensor], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return call(self.layer(x))
+
+    train(engine_for(Net()))
+    print("trained to the end")
+
+
+def attention_by_keywords() -> None:
+    """Attention that is called by keywords."""
+
+    def attention(x: Tensor) -> Tensor:
+        heads = x.view(BATCH, 4, 16, -1)
+        return nn.functional.scaled_dot_product_attention(query=heads, key=heads, value=heads)
+
+    _calls(attention)
+
+
+def einsum_of_a_list() -> None:
+    """An einsum that is given its operands in a list."""
+    _calls(lambda x: torch.einsum("ab,cb->ac", [x, x]))
+
+
+def convolution_of_one_image() -> None:
+    """A convolution of an image without a batch dimension."""
+    kernel = torch.ones(3, 1, 3, 3)
+    _calls(lambda x: nn.functional.conv2d(x.view(1, BATCH, WIDTH), kernel))
+
+
+def packed_sequence() -> None:
+    """A recurrent layer on sequences of several lengths."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_sequence([x[:4], x[:3]])
+            hidden: Tensor = self.lstm(packed)[0].data
+            return hidden
+
+    train(engine_for(Net()))
+    print("trained to the end")
+
+
+def scripted_child() -> None:
+    """A child that torch.jit.script made."""
+    train(engine_for(nn.Sequential(torch.jit.script(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH))))
+    print("trained to the end")
+
+
+def exception_in_the_step() -> None:
+    """A user's step that fails in the profiled step, is caught, and goes on without DeepSpeed."""
+    linear = nn.functional.linear
+    model = mlp()
+    fails = [False]
+
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Any:
+            result = self.model(x)
+            if fails[0]:
+                raise RuntimeError("the user's own")
+            return result
+
+    engine = engine_for(Fragile())
+    train(engine, 2)
+    fails[0] = True
+    for _ in range(3):
+        try:
+            train(engine, 1)
+        except Exception as error:
+            print(f"raised: {type(error).__name__}: {error}")
+    print("torch.nn.functional.linear is torch's own:", nn.functional.linear is linear)
+    print(
+        "hooks on the model's modules:", sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    )
+    print("attributes that a layer did not have:", sorted(set(vars(model[0])) - set(vars(nn.Linear(1, 1)))))
+
+
+def the_block_itself() -> None:
+    """Twelve steps, with DeepSpeed's own log."""
+    logging.getLogger("DeepSpeed").setLevel(logging.INFO)
+    engine = engine_for(mlp(), profile_step=8)
+    print("wall_clock_breakdown:", engine.wall_clock_breakdown())
+    train(engine, 12)
+
+
+def tensorboard() -> None:
+    """TensorBoard switched on in the config."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model = mlp()
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "tensorboard": {"enabled": True, "output_path": "logs", "job_name": "run"},
+        "flops_profiler": {"enabled": True, "profile_step": 2, "detailed": False, "timing_steps": 5},
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0], 20)
+    read = EventAccumulator("logs/run").Reload()
+    print("tags in TensorBoard:")
+    for tag in sorted(tag for kind in ("scalars", "tensors") for tag in read.Tags()[kind]):
+        print(f"  {tag}")
+
+
+def module_depth() -> None:
+    """A report down to depth 1: the root and its children."""
+    train(engine_for(nn.Sequential(mlp(), mlp()), module_depth=1, detailed=True))
+
+
+def latency() -> None:
+    """The time of the forward as the profiler reports it, beside that of the same forward in other steps."""
+    engine = engine_for(mlp(64, 60), profile_step=40)
+    seconds = []
+    for _ in range(80):
+        start = time.perf_counter()
+        loss = engine(torch.ones(BATCH, 64)).square().mean()
+        seconds.append(time.perf_counter() - start)
+        engine.backward(loss)
+        engine.step()
+    plain = sorted(seconds[10:38])
+    print(f"forward by the user's own clock, median of steps 10 to 37: {plain[len(plain) // 2] * 1e3:.2f} ms")
+
+
+ROWS: dict[str, Callable[[], None]] = {
+    row.__name__: row
+    for row in (
+        root_module,
+        accumulation,
+        samples_per_second,
+        step_number,
+        zero_3,
+        two_forwards,
+        lightnings_self,
+        pipeline,
+        compiled,
+        evaluation,
+        attention_by_keywords,
+        einsum_of_a_list,
+        convolution_of_one_image,
+        packed_sequence,
+        scripted_child,
+        exception_in_the_step,
+        the_block_itself,
+        tensorboard,
+        module_depth,
+        latency,
+    )
+}
+
+
+def main() -> None:
+    """Run the program that the command line names, as one rank of its job."""
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a minute to compile, and not looked at here
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    ROWS[sys.argv[1]]()
+
+
+if __name__ == "__main__":
+    main()
