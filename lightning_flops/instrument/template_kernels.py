@@ -1,4 +1,4 @@
-"""Kernels for matrix products and attention that inductor writes itself: no dispatcher knows of them."""
+"""Work that no dispatcher knows of: inductor's own kernels for matrix products and attention, replayed CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from lightning_flops.instrument.patches import Patches
 
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE | re.DOTALL)
 """A kernel in inductor's generated code: its name, and its source up to the closing quotes."""
@@ -27,12 +31,12 @@ class _Heard:
         self._heard = heard
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._heard(self._name)
+        self._heard(f"inductor.{self._name}")
         return self._kernel(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """A Triton kernel's launch."""
-        self._heard(self._name)
+        self._heard(f"inductor.{self._name}")
         return self._kernel.run(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -41,7 +45,7 @@ class _Heard:
 
 @contextmanager
 def heard_kernels(heard: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Calls *heard* with the name of each such kernel when it runs; generated code is put back as it was at the end.
+    """Calls *heard* with the name of each of inductor's own kernels when it runs; puts generated code back at the end.
 
     Yields:
         What to call when more code was generated.
@@ -67,6 +71,27 @@ def heard_kernels(heard: Callable[[str], None]) -> Iterator[Callable[[], None]]:
                 module[name] = kernel
             else:
                 _take_out(current, stand_in, kernel)
+
+
+@contextmanager
+def heard_replays(heard: Callable[[str], None]) -> Iterator[None]:
+    """Calls *heard* whenever a CUDA graph is replayed, whoever captured it: inductor, or the user by hand."""
+    graph = getattr(torch.cuda, "CUDAGraph", None)
+    patches = Patches()
+
+    def hear(replay: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            heard("cuda.graph_replay")
+            return replay(*args)
+
+        return call
+
+    if graph is not None and hasattr(graph, "replay"):
+        patches.replace(graph, "replay", hear)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 def _take_out(outer: Any, stand_in: _Heard, kernel: Any) -> None:

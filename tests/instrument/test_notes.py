@@ -74,3 +74,35 @@ def test_a_loss_outside_the_model_is_nothing_to_note() -> None:
     counts = FlopCounts(counter.record())
     assert counts.by_module()[OUTSIDE] == PhaseFlops(forward=2 * 2 * 5 * 2)
     assert not counts.notes
+
+
+def test_a_replayed_cuda_graph_is_listed_as_heavy_under_the_module_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replayed = []
+
+    def replay(graph: Any) -> None:
+        replayed.append(graph)
+
+    class Replaying(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            replay_method: Any = torch.cuda.CUDAGraph.replay
+            replay_method(self)
+            return x
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replay)
+    model = nn.Sequential(nn.Linear(3, 5), Replaying())
+    outer, inner = FlopCounter(model), FlopCounter(model)
+    with outer:
+        with inner:
+            model(torch.randn(2, 3))
+        model(torch.randn(2, 3))
+    model(torch.randn(2, 3))
+    for counter, calls in ((outer, 2), (inner, 1)):
+        counts = FlopCounts(counter.record())
+        (listed,) = counts.uncounted.values()
+        assert counts.uncounted.keys() == {"cuda.graph_replay"}
+        assert (listed.calls, listed.modules, listed.heavy) == (calls, ("1",), True)
+        assert counts.is_lower_bound
+    assert len(replayed) == 3
+    assert torch.cuda.CUDAGraph.replay is replay
