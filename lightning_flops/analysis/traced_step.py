@@ -21,7 +21,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 
-_US = 1e-6
+_US_PER_SEC = 1e6
 
 NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'"
 
@@ -217,6 +217,7 @@ _NO_RATES = {
 
 def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
     steps = max(1, table.steps)
+    us_per_step_sec = _US_PER_SEC * steps
 
     def kernels(count: int | None) -> float | None:
         return None if count is None else count / steps
@@ -224,10 +225,10 @@ def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
     return {
         row.name: ModuleTimes(
             clock=table.clock,
-            forward_sec=row.forward_us * _US / steps,
-            own_forward_sec=row.own_forward_us * _US / steps,
-            backward_sec=row.backward_us * _US / steps,
-            own_backward_sec=row.own_backward_us * _US / steps,
+            forward_sec=row.forward_us / us_per_step_sec,
+            own_forward_sec=row.own_forward_us / us_per_step_sec,
+            backward_sec=row.backward_us / us_per_step_sec,
+            own_backward_sec=row.own_backward_us / us_per_step_sec,
             forward_kernels=kernels(row.forward_kernels),
             backward_kernels=kernels(row.backward_kernels),
             **_NO_RATES,

@@ -63,14 +63,15 @@ def _step_lines(tables: TraceReport, profile: Profile) -> list[str]:
     wall = duration(mean.wall_us * _US)
     if profile.timing is not None and (times := ratio(part=mean.wall_us * _US, whole=profile.timing.global_step_sec)):
         wall += f" ({times:.2f} x the timed steps' mean)"
-    return [line("wall time", wall), line("of it, by priority", _parts(mean))]
+    return [
+        line("wall time", wall),
+        *paragraph(_parts(mean), first="of it, the first that ran at each moment: ", rest="    "),
+    ]
 
 
 def _parts(step: StepTime) -> str:
     known = [(name, getattr(step, field)) for name, field in STEP_PARTS]
-    return ", ".join(
-        f"{name} {percent(ratio(part=value, whole=step.wall_us))}" for name, value in known if value is not None
-    )
+    return ", ".join(f"{name} {percent(ratio(part=value, whole=step.wall_us))}" for name, value in known if value)
 
 
 def _device_lines(tables: TraceReport) -> list[str]:
@@ -86,8 +87,13 @@ def _device_lines(tables: TraceReport) -> list[str]:
         )
     for idle in tables.idle or ():
         if idle.stream is None:
-            waits = f"{duration(idle.host_wait_us * _US)} for the host, {duration(idle.kernel_gap_us * _US)} between"
-            lines.append(line(f"GPU {idle.device} idle", f"{waits} kernels, {duration(idle.other_us * _US)} other"))
+            kinds = (idle.host_wait_us, idle.kernel_gap_us, idle.other_us)
+            lines.append(
+                line(
+                    f"GPU {idle.device} idle: waiting for the host, between kernels, other",
+                    ", ".join(duration(time_us * _US) for time_us in kinds),
+                )
+            )
     if tables.overlap is not None:
         exposed = tables.overlap.communication_us - tables.overlap.overlap_us
         share = percent(tables.overlap.overlap_ratio)

@@ -221,6 +221,12 @@ def test_a_module_named_like_a_phase_is_no_phase() -> None:
     assert rows(table)["lstm.backward"].forward_us == 20
 
 
+def test_a_container_that_nobody_calls_has_the_time_of_what_is_in_it() -> None:
+    table = table_of(step(0, 0, 100), module("blocks.0", 0, 10), module("blocks.1", 20, 30))
+    assert rows(table)["blocks"].forward_us == 10 + 30
+    assert (rows(table)["blocks"].own_forward_us, rows(table)["blocks"].calls) == (0, 0)
+
+
 def test_a_trace_without_marks_has_no_modules() -> None:
     assert module_table(trace(step(0, 0, 10), scope("mine", 1, 2), operator("aten::mm", 4, 1))) is None
 

@@ -7,6 +7,7 @@ carry tells; a node inside another node, as a reentrant checkpoint runs them, is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -66,7 +67,8 @@ def find_frames(trace: Trace) -> Frames | None:
     marks = [marked_module(name) for name in trace.names]
     if all(name is None for name in marks):
         return None
-    modules = tuple(dict.fromkeys(name for name in ("", *marks) if name is not None))
+    # A container whose forward nobody calls, such as a list of blocks, has the time of what is in it.
+    modules = tuple(dict.fromkeys(one for name in ("", *marks) if name is not None for one in _with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
     parts = [marked_phase(name) for name in trace.names]
     is_mark = np.array([mark is not None or part is not None for mark, part in zip(marks, parts, strict=True)])
@@ -282,17 +284,16 @@ def _calls(frames: Frames) -> Ints:
 
 
 def _parents(modules: tuple[str, ...]) -> Ints:
-    """For each module, the nearest one above it that is marked too; -1 for the root, which always is."""
+    """For each module the one above it; -1 for the root."""
     numbers = {name: index for index, name in enumerate(modules)}
-    parents = []
-    for name in modules:
-        above = name
-        while above:
-            above = above.rpartition(".")[0]
-            if above in numbers:
-                break
-        parents.append(numbers[above] if name else -1)
-    return np.array(parents, dtype=np.int64)
+    return np.array([numbers[name.rpartition(".")[0]] if name else -1 for name in modules], dtype=np.int64)
+
+
+def _with_those_above(name: str) -> Iterator[str]:
+    yield name
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _sums(owner: Ints, values: Ints, wanted: npt.NDArray[np.bool_], count: int) -> Ints:

@@ -1,0 +1,127 @@
+"""Times and rates of modules in a traced step; the windows' docstrings say how the numbers come about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.traced_step import ModuleTimes, build_traced_step, mean_times
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.records import TracedStepRecord
+from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+
+PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
+
+
+def times_of(profile: Profile, name: str) -> ModuleTimes:
+    (module,) = [module for module in profile.modules if module.name == name]
+    assert module.times is not None
+    return module.times
+
+
+def test_a_modules_rates_are_the_counted_flops_over_the_traced_seconds() -> None:
+    window, traced = mlp_traced()
+    profile = build_profile(window, config=PEAK, traced=traced)
+    fc1, fc2, root = (times_of(profile, name) for name in ("fc1", "fc2", ""))
+    assert (fc1.forward_sec, fc1.backward_sec) == (0.002, 0.003)
+    assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, 0.25)
+    assert fc1.backward_flops_per_sec == pytest.approx(400e6 / 0.003)
+    assert (fc2.forward_flops_per_sec, fc2.backward_flops_per_sec) == (200e9, 100e9)
+    assert fc2.backward_utilization == 0.125
+    # The root: 600 M in 5 ms, 800 M in the 8 ms that are some module's.
+    assert (root.forward_sec, root.own_forward_sec, root.backward_sec) == (0.005, 0.0015, 0.008)
+    assert (root.forward_flops_per_sec, root.backward_flops_per_sec) == (120e9, 100e9)
+
+
+def test_a_module_without_flops_has_seconds_and_no_rate() -> None:
+    window, traced = mlp_traced()
+    act = times_of(build_profile(window, config=PEAK, traced=traced), "act")
+    assert (act.forward_sec, act.backward_sec) == (0.0005, 0.001)
+    assert (act.forward_flops_per_sec, act.backward_flops_per_sec, act.forward_utilization) == (None, None, None)
+
+
+def test_a_step_of_another_signature_gives_seconds_and_no_rates() -> None:
+    window, traced = mlp_traced()
+    profile = build_profile(window, config=PEAK, traced=replace(traced, like_counted=False))
+    assert times_of(profile, "fc1").forward_sec == 0.002
+    assert all(times_of(profile, name).forward_flops_per_sec is None for name in ("", "fc1", "act", "fc2"))
+
+
+def test_without_a_known_peak_there_is_a_rate_and_no_share() -> None:
+    window, traced = mlp_traced()
+    fc1 = times_of(build_profile(window, config=ProfilerConfig(), traced=traced), "fc1")
+    assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, None)
+
+
+def test_several_steps_in_one_trace_are_averaged() -> None:
+    window, traced = mlp_traced()
+    assert traced.tables is not None and traced.tables.modules is not None
+    twice = replace(traced.tables, modules=replace(traced.tables.modules, steps=2))
+    fc1 = times_of(build_profile(window, config=PEAK, traced=replace(traced, tables=twice)), "fc1")
+    assert (fc1.forward_sec, fc1.forward_flops_per_sec) == (0.001, 400e9)
+
+
+def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
+    window, traced = transformer_traced()
+    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    attention = times_of(profile, "blocks.0.attn")
+    # Forward 24 + 8 + 8 G in 0.7 ms, backward twice that and the 4 G that flash attention repeats in 1.4 ms.
+    assert attention.forward_flops_per_sec == pytest.approx(40e9 / 0.0007)
+    assert attention.backward_flops_per_sec == pytest.approx((80e9 + 4e9) / 0.0014)
+    assert attention.own_forward_sec == 0.0002
+    assert (attention.forward_kernels, attention.backward_kernels) == (3, 3)
+    assert times_of(profile, "").forward_kernels == 12 * 5 + 1
+
+
+def test_a_clock_at_module_borders_gives_forwards_and_no_backwards() -> None:
+    window, _ = clocked()
+    traced = build_traced_step(window, files={})
+    assert traced is not None
+    profile = build_profile(window, config=PEAK, traced=traced)
+    root, fc1 = times_of(profile, ""), times_of(profile, "fc1")
+    assert (root.clock, root.forward_sec, root.own_forward_sec) == ("borders", 0.005, 0.0015)
+    assert (fc1.forward_flops_per_sec, fc1.forward_utilization) == (200e9, 0.25)
+    assert (fc1.backward_sec, fc1.backward_flops_per_sec, fc1.backward_utilization) == (None, None, None)
+
+
+def test_times_of_modules_that_are_alike_are_averaged_and_their_rates_weighted() -> None:
+    window, traced = mlp_traced()
+    fc1 = times_of(build_profile(window, config=PEAK, traced=traced), "fc1")
+    slow = replace(fc1, forward_sec=0.006, forward_flops_per_sec=400e6 / 0.006, forward_utilization=None)
+    both = mean_times([fc1, slow])
+    assert both is not None
+    assert both.forward_sec == 0.004
+    assert both.forward_flops_per_sec == pytest.approx(800e6 / 0.008)
+    assert both.forward_utilization is None
+    assert mean_times([fc1, None]) is None
+    assert mean_times([]) is None
+    assert mean_times([fc1]) is fc1
+
+
+def record(index: int, signature: str) -> TracedStepRecord:
+    window, _ = mlp_traced()
+    counted = window.counted_steps[0].signature
+    shapes = counted if signature == "counted" else replace(counted, batches=(signature,))
+    return TracedStepRecord(index=index, signature=shapes, process=1, columns=None, path=None, metadata={})
+
+
+def test_a_window_without_a_trace_has_no_traced_step() -> None:
+    assert build_traced_step(mlp_traced()[0], files={}) is None
+
+
+def test_a_record_without_events_is_an_error_in_words() -> None:
+    window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
+    with pytest.raises(LightningFlopsError, match="the traced step left no events"):
+        build_traced_step(window, files={})
+
+
+def test_without_numpy_the_traced_step_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_flops.analysis.traced_step.can_read_traces", lambda: False)
+    window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
+    with pytest.raises(
+        LightningFlopsError, match=r"reading a trace needs numpy: pip install 'lightning-flops\[trace\]'"
+    ):
+        build_traced_step(window, files={})

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.traced_step import TracedStep
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import WindowRecord
+from lightning_flops.report.text import render_text
+from tests.golden_files import golden
+from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+
+CASES: dict[str, Callable[[], tuple[WindowRecord, TracedStep]]] = {
+    "traced": mlp_traced,
+    "traced_on_device": transformer_traced,
+    "clocked_modules": clocked,
+}
+CONFIG = {"traced": ProfilerConfig(peak_flops_per_sec=700e9), "traced_on_device": ProfilerConfig(top_modules=2)}
+
+
+def profile_of(name: str) -> Profile:
+    window, traced = CASES[name]()
+    return build_profile(window, config=CONFIG.get(name, ProfilerConfig()), traced=traced)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_report_with_a_traced_step_is_the_file_people_read(name: str) -> None:
+    golden(f"text/{name}.txt", render_text(profile_of(name)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lines_stay_within_the_page_but_for_paths(name: str) -> None:
+    lines = render_text(profile_of(name)).split("\n")
+    assert [line for line in lines if len(line) > 120 and "lightning-flops trace" not in line] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_json_gives_the_profile_back(name: str) -> None:
+    profile = profile_of(name)
+    assert Profile.from_json(profile.to_json()) == profile
