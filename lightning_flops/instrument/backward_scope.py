@@ -21,7 +21,7 @@ from lightning_flops.instrument.autograd_state import (
     whole_backward_is_compiled,
 )
 from lightning_flops.instrument.operators import Operator
-from lightning_flops.instrument.thread_state import UNKNOWN, GraphTask, Table, ThreadState
+from lightning_flops.instrument.thread_state import UNKNOWN, Books, GraphTask, Table, ThreadState
 from lightning_flops.records import OUTSIDE
 
 _REMEMBERED_TASKS = 256
@@ -54,9 +54,12 @@ class BackwardScope:
 
     def switch_task(self, state: ThreadState, task_id: int) -> None:
         """Another backward runs on this thread than a moment ago, or none."""
+        if state.task is not None:
+            self.post(state)  # the numbers of its nodes mean nothing in another one
         state.end_births()
         state.task_id = task_id
         state.segment_end = state.segment_start = 0
+        state.claimed = False
         state.task = None
         if task_id == NO_GRAPH_TASK:
             for depth in range(1, len(state.stack)):
@@ -67,7 +70,7 @@ class BackwardScope:
             state.task = self._task(state, task_id)
             # The operator at hand has made its node already, if it makes one.
             state.born = sequence_number() - int(is_grad_enabled())
-        state.retarget()
+        state.replan()
 
     def _task(self, state: ThreadState, task_id: int) -> GraphTask:
         with self._lock:
@@ -106,6 +109,20 @@ class BackwardScope:
             self.switch_task(state, task_id)
         state.segment_start, state.segment_end = sequence, sequence + 1
         state.segment_table = state.table_of(self._module(module), "backward")
+        state.claimed = True
+
+    def table_of(self, state: ThreadState, books: Books | int) -> Table:
+        """The table that *books* stand for; an int is the number of an autograd node of the running backward."""
+        if isinstance(books, str):
+            return state.table_of(books, "forward")
+        if isinstance(books, Table):
+            return books
+        maker = UNKNOWN if state.task is None else state.task.segment(books)[0]
+        return state.table_of(self._module(maker), "backward")
+
+    def post(self, state: ThreadState) -> None:
+        """Adds what a thread wrote down to its tables."""
+        state.post(lambda books: self.table_of(state, books))
 
     def _module(self, maker: str) -> str:
         if maker != UNKNOWN:

@@ -71,6 +71,9 @@ class HalvingMode(CountingMode):  # type: ignore[no-untyped-call]
                 calls.weighted = True
         return out
 
+    # Whether a product is halved shows only while it runs.
+    _count = CountingMode._count_at_once
+
     def _work(
         self,
         state: ThreadState,

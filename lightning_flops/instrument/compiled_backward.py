@@ -2,14 +2,13 @@
 
 A compiled region runs one graph backward, in which nothing is marked at run time. But the compiler keeps the graph, and
 every gradient depends on the incoming gradients: a product that does not is one of the forward's, computed again. Its
-size follows from the shapes with which the graph is called; so that these are seen, it is called through a stand-in
-while counting is on.
+size follows from the shapes with which the graph is called; so that these are seen, what calls it is replaced while
+counting is on.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_flops.instrument.formulas import Work, lookup
+from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.thread_state import Cell, CountedCell, Table, ThreadState
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class CompiledBackwards:
     Args:
         state: answers with the books of the thread it is asked on.
         table: answers with the table in which the running autograd node's costs are booked, if there is one.
+        post: adds what a thread wrote down to its tables.
         flops_of: FLOPs that are counted for what a formula answers.
         note: takes a sentence for the report.
     """
@@ -61,13 +62,16 @@ class CompiledBackwards:
         *,
         state: Callable[[], ThreadState],
         table: Callable[[ThreadState], Table | None],
+        post: Callable[[ThreadState], None],
         flops_of: Callable[[int | Work], int],
         note: Callable[[str], None],
     ) -> None:
         self._state = state
         self._table = table
+        self._post = post
         self._flops_of = flops_of
         self._note = note
+        self._patches = Patches()
         self._watched: set[Any] = set()
         self._repeats: dict[Any, Products | None] = {}
 
@@ -84,44 +88,47 @@ class CompiledBackwards:
                 "activation checkpointing inside compiled code counts as backward, not as recompute."
             )
             return
-        with _lock:
-            stand_in = _stand_ins.get(function)
-            if stand_in is None:
-                stand_in = _stand_ins[function] = _StandIn(function)
-                setattr(function, _ENTRY_POINT, stand_in)
-            stand_in.watchers.append(self)
+
+        def looked_at(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(context: Any, inputs: list[Any]) -> Any:
+                ends = self._begins(function, inputs)
+                try:
+                    return original(context, inputs)
+                finally:
+                    ends()
+
+            return call
+
+        self._patches.replace(function, _ENTRY_POINT, looked_at)
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
-        with _lock:
-            for function in self._watched & _stand_ins.keys():
-                stand_in = _stand_ins[function]
-                stand_in.watchers.remove(self)
-                if not stand_in.watchers:
-                    setattr(function, _ENTRY_POINT, staticmethod(stand_in.original))
-                    del _stand_ins[function]
+        self._patches.undo()
         self._watched.clear()
         self._repeats.clear()
 
-    def begins(self, function: Any, inputs: list[Any]) -> Callable[[], None] | None:
+    def _begins(self, function: Any, inputs: list[Any]) -> Callable[[], None]:
         """A compiled backward starts with these inputs; returns what to call when it has ended."""
         try:
             products = self._products(function, inputs)
             if not products and products is not None:
-                return None  # the usual case: it repeats nothing
+                return _nothing  # the usual case: it repeats nothing
             state = self._state()
             table = self._table(state)
             if table is None:
-                return None
+                return _nothing
             calls = CallTable(table.module, "backward")
             state.segment_table = calls
+            state.claimed = True
         except Exception:
             logger.warning("a compiled backward could not be looked at", exc_info=True)
-            return None
+            return _nothing
 
         def ends() -> None:
             # The books of this node's neighbours are looked up anew.
             state.segment_start = state.segment_end = 0
+            state.claimed = False
+            self._post(state)
             told = self._book(calls, table, state.table_of(table.module, "recompute"), products)
             if not told:
                 self._note(
@@ -175,26 +182,8 @@ class CompiledBackwards:
         return products is not None and not any(sizes.values())
 
 
-class _StandIn:
-    """Stands at the entry point of one compiled backward, for all counters that look at it."""
-
-    def __init__(self, function: Any) -> None:
-        self.original: Callable[..., Any] = getattr(function, _ENTRY_POINT)
-        self.function = function
-        self.watchers: list[CompiledBackwards] = []
-
-    def __call__(self, context: Any, inputs: list[Any]) -> Any:
-        ends = [watcher.begins(self.function, inputs) for watcher in tuple(self.watchers)]
-        try:
-            return self.original(context, inputs)
-        finally:
-            for end in ends:
-                if end is not None:
-                    end()
-
-
-_stand_ins: dict[Any, _StandIn] = {}
-_lock = threading.Lock()
+def _nothing() -> None:
+    """Ends a backward that nothing was begun for."""
 
 
 def _add(cell: Cell, to: Cell) -> None:

@@ -12,11 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch.nn.parameter import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.autograd_state import function_in_forward, graph_task_id, sequence_number
+from lightning_flops.instrument.autograd_state import (
+    ACCUMULATES_GRADIENT,
+    current_node,
+    function_in_forward,
+    graph_task_id,
+    sequence_number,
+)
 from lightning_flops.instrument.backward_scope import BackwardScope
 from lightning_flops.instrument.compiled_regions import CompiledRegions
 from lightning_flops.instrument.compiler_sight import hide
@@ -33,9 +39,12 @@ from lightning_flops.instrument.operators import (
     needs_gradient,
     operator_of,
 )
-from lightning_flops.instrument.thread_state import Cell, CountedCell, Table, ThreadState
+from lightning_flops.instrument.thread_state import Books, Cell, CountedCell, Table, ThreadState
 
 logger = logging.getLogger(__name__)
+
+_LONG_JOURNAL = 1 << 14
+"""Entries of a journal from which on it is posted."""
 
 
 class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -73,7 +82,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_name = module_name
         self._halve_causal = halve_causal
         self._failed = failed
-        self._operators: dict[int, Operator] = {}
+        self._operators: dict[Any, Operator] = {}
         self._functions: dict[int, Operator] = {}
         self._failing: set[str] = set()
         kernel = Entry("inductor.kernel", "unknown", no_flops, dtype_of_first_tensor)
@@ -100,23 +109,26 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        operator = self._operators.get(id(func))
-        if operator is None:
-            operator = self._operators[id(func)] = operator_of(func)
+        try:
+            call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
+            operator = self._operators[call]
+        except (AttributeError, KeyError):
+            operator = self._operator(func)
+            call = operator.call
         if types:
             for tensor_type in types:
                 if hands_over(tensor_type):
                     return NotImplemented
                 if is_fake(tensor_type) and not self.counts_fake:
                     return func(*args, **(kwargs or {}))
+        if operator.quiet:
+            return call(*args, **kwargs) if kwargs else call(*args)
         if operator.splits:
             with pushed(self):
                 out = func.decompose(*args, **(kwargs or {}))
             if out is not NotImplemented:
                 return out
-        out = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
-        if operator.quiet:
-            return out
+        out = call(*args, **kwargs) if kwargs else call(*args)
         try:
             try:
                 state: ThreadState = self._local.state
@@ -128,32 +140,105 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if state.special or operator.special:
                 self._account(state, operator, args, kwargs or {}, out)
                 return out
-            table = self._table(state, operator) if state.in_backward else state.table
-            if operator.counted:
-                cell: Cell | None = self._work(state, table, operator, args, kwargs or {}, out)
+            if state.in_backward:
+                try:
+                    books: Books | int = current_node()._sequence_nr()
+                except AttributeError:
+                    books = ACCUMULATES_GRADIENT
+                if (
+                    books >= ACCUMULATES_GRADIENT  # type: ignore[operator]
+                    or is_grad_enabled()
+                    or state.claimed
+                    or state.stack[-1].task == task
+                    or (operator.counted and (state.bore or sequence_number() != state.born))
+                ):
+                    books = self._table(state, operator)
             else:
-                cell = table.get(operator)
+                books = state.books
             try:
                 read = 0
                 for arg in args:
                     kind = arg.__class__
-                    if kind is torch.Tensor or kind is Parameter:
+                    if kind is Tensor or kind is Parameter:
                         read += arg.nbytes
                     elif kind not in NO_TENSORS:
                         read += bytes_of(arg)
-                written = out.nbytes if out.__class__ is torch.Tensor else bytes_of(out)
+                written = out.nbytes if out.__class__ is Tensor else bytes_of(out)
             except RuntimeError:
                 # A sparse tensor has no nbytes.
                 read, written = bytes_of(args), bytes_of(out)
-            if cell is None:
-                table[operator] = Cell(1, read, written)
-            else:
-                cell.calls += 1
-                cell.read += read
-                cell.written += written
+            if operator.counted:
+                self._count(state, books, operator, args, kwargs or {}, out, read, written)
+                return out
+            traffic = state.traffic
+            traffic += (operator, books, read, written)
+            if len(traffic) > _LONG_JOURNAL:
+                self._backward.post(state)
         except Exception as error:
             self._failed("an operator", error)
         return out
+
+    def _operator(self, func: Any) -> Operator:
+        """What is kept about an operator that is called for the first time, or about a higher-order one."""
+        call = getattr(func, "_op", func)
+        operator = self._operators.get(call)
+        if operator is None:
+            operator = self._operators[call] = operator_of(func)
+        return operator
+
+    def _count(
+        self,
+        state: ThreadState,
+        books: Books | int,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        read: int,
+        written: int,
+    ) -> None:
+        """Books one call of an operator that has a formula."""
+        kind = books.__class__
+        if kind is int or (kind is str and is_grad_enabled() and not self._compiled.in_place):
+            try:
+                work = operator.compute(args, kwargs, out)
+                dtype: Any = operator.dtype_of(args, kwargs, out)
+            except Exception:
+                work = None  # to be tried again where it is told
+            if work.__class__ is int and work >= 0:
+                if self.runs_in_tf32 is not None:
+                    dtype = self._effective(dtype, operator, args)
+                needless = kind is str and not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values()))
+                products = state.products
+                products += (operator, books, read, written, work, dtype, work if needless else 0)
+                if len(products) > _LONG_JOURNAL:
+                    self._backward.post(state)
+                return
+        self._count_at_once(state, books, operator, args, kwargs, out, read, written)
+
+    def _count_at_once(
+        self,
+        state: ThreadState,
+        books: Books | int,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        read: int,
+        written: int,
+    ) -> None:
+        """Books one call of an operator that has a formula, without writing it down first."""
+        cell = self._work(state, self._backward.table_of(state, books), operator, args, kwargs, out)
+        cell.calls += 1
+        cell.read += read
+        cell.written += written
+
+    def _effective(self, dtype: Any, operator: Operator, args: tuple[Any, ...]) -> Any:
+        """The dtype of the arithmetic, where CUDA may run float32 in TF32."""
+        in_tf32 = self.runs_in_tf32
+        if dtype is torch.float32 and in_tf32 is not None and _on_cuda(args) and in_tf32(operator):
+            return "tf32"
+        return dtype
 
     def _account(
         self, state: ThreadState, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
@@ -200,9 +285,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._formula_failed(operator.name, error)
             self._list(state, operator.name, table.module, args, out, heavy=True)
             return table.cell(operator)
-        if dtype is torch.float32 and self.runs_in_tf32 is not None and _on_cuda(args) and self.runs_in_tf32(operator):
-            dtype = "tf32"
-        cell = table.counted_cell(operator, dtype)
+        cell = table.counted_cell(operator, self._effective(dtype, operator, args))
         flops = work if isinstance(work, int) else self._split(cell, work)
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":
@@ -322,7 +405,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             table = self._table_now(state, self._kernel)
             module = table.module if state.in_backward else self._table_of_region(state, table).module
-            self._list(state, f"inductor.{name}", module, (), None, heavy=True)
+            self._list(state, name, module, (), None, heavy=True)
         except Exception as error:
             self._failed("a compiled kernel", error)
 

@@ -37,8 +37,8 @@ from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records, total_flops
-from lightning_flops.instrument.template_kernels import heard_kernels
-from lightning_flops.instrument.thread_state import UNKNOWN, Running, RunningKind, ThreadState
+from lightning_flops.instrument.template_kernels import heard_kernels, heard_replays
+from lightning_flops.instrument.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class FlopCounter:
         self._compiled_backwards = CompiledBackwards(
             state=self._state,
             table=self._backward.table_of_node,
+            post=self._backward.post,
             flops_of=self._mode.flops_of,
             note=self._note,
         )
@@ -113,6 +114,7 @@ class FlopCounter:
         if state.modes == 0:
             state.makers.mark(sequence_number(), OUTSIDE)
         state.modes += 1
+        state.replan()
         push(self._mode)
         return self
 
@@ -127,6 +129,7 @@ class FlopCounter:
             state.paused = 0
             state.functions.clear()
             state.replan()
+            self._backward.post(state)
         with self._lock:
             self._entered -= 1
             if self._entered == 0:
@@ -138,6 +141,7 @@ class FlopCounter:
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
         on_compiled = undo.enter_context(heard_kernels(self._mode.list_kernel))
+        undo.enter_context(heard_replays(self._mode.list_kernel))
         undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave, on_compiled))
         undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
         undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
@@ -182,7 +186,7 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        record = merge_records(self._thread_states(), self._notes, self._compiled.hidden)
+        record = merge_records(self._posted_threads(), self._notes)
         return replace(record, notes=(*record.notes, *self._afterthoughts(record)))
 
     def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
@@ -205,7 +209,7 @@ class FlopCounter:
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
-        return total_flops(self._thread_states())
+        return total_flops(self._posted_threads())
 
     # Threads and notes
 
@@ -221,6 +225,12 @@ class FlopCounter:
     def _thread_states(self) -> list[ThreadState]:
         with self._lock:
             return list(self._threads)
+
+    def _posted_threads(self) -> list[ThreadState]:
+        threads = self._thread_states()
+        for state in threads:
+            self._backward.post(state)
+        return threads
 
     def _note(self, sentence: str) -> None:
         if sentence not in self._notes:
@@ -247,18 +257,36 @@ class FlopCounter:
             wants_backward = repeats = caller.repeats_forward or (
                 caller.wants_backward and inside_function_forward(calls=int(kind == "module"))
             )
-        table = state.table_of(name, "optimizer" if kind == "optimizer" else "forward")
-        running = Running(name, owner, kind, task, table, wants_backward, repeats)
+        books = state.table_of(name, "optimizer") if kind == "optimizer" else name
+        running = Running(name, owner, kind, task, books, wants_backward, repeats)
         state.push(running)
         return running
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
-        # This and the next one run for every module of a step: they call little.
+        # This and the next one run for every module of a step: they begin with the usual case, and call little there.
         try:
             try:
                 state: ThreadState = self._local.state
             except AttributeError:
                 state = self._state()
+            name = self._names.known.get(module)
+            if (
+                name.__class__ is str
+                and name != state.books  # a wrapper and what it wraps have one name, and are called once
+                and graph_task_id() == state.usual_task
+                and is_grad_enabled()
+            ):
+                # What state.push() does, without its calls
+                state.stack.append(ModuleCall(name, module))
+                state.books = name
+                state.entered.append(name)
+                makers, start = state.makers, sequence_number()
+                if start > makers.starts[-1]:
+                    makers.starts.append(start)
+                    makers.names.append(name)
+                else:
+                    makers.names[-1] = name
+                return
             caller = state.stack[-1]
             name = self._name_for(module, caller.name)
             if name is None:
@@ -274,11 +302,7 @@ class FlopCounter:
                     self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
                     return
             outermost = state.modes == 0 and len(state.stack) == 1
-            task = graph_task_id()
-            if task == NO_GRAPH_TASK and task == state.task_id and is_grad_enabled():
-                running = state.enter_module(name, module)
-            else:
-                running = self._enter_running(state, name, module, "module")
+            running = self._enter_running(state, name, module, "module")
             if running.task == NO_GRAPH_TASK and not state.paused:
                 wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
                 if not wrapped:
@@ -307,13 +331,21 @@ class FlopCounter:
             except AttributeError:
                 state = self._state()
             stack = state.stack
+            running = stack[-1]
+            if running.is_usual and running.owner is module and state.task_id == NO_GRAPH_TASK:
+                caller = stack[-2]
+                if caller.is_usual:
+                    # What state.pop_to() does, without its calls
+                    del stack[-1]
+                    name = state.books = caller.name
+                    makers, start = state.makers, sequence_number()
+                    if start > makers.starts[-1]:
+                        makers.starts.append(start)
+                        makers.names.append(name)
+                    else:
+                        makers.names[-1] = name
+                    return
             depth = len(stack) - 1
-            running = stack[depth]
-            if running.owner is module and not running.mode_pushed and depth > 1 and running.task == state.task_id:
-                state.pop()
-                if stack[-1].kind == "root" and state.task_id == NO_GRAPH_TASK:
-                    self._watch_backward_of(output)
-                return
             while depth > 0 and stack[depth].owner is not module:
                 depth -= 1
             if depth == 0:
@@ -416,7 +448,7 @@ def _is_strays(cell: OperatorCell) -> bool:
     return cell.module == OUTSIDE and cell.phase == "forward" and cell.flops > 0
 
 
-def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running) -> str | None:
+def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:
     """Name of a module that DataParallel copied: made anew for each forward, called on threads of their own."""
     if not getattr(module, "_is_replica", False):
         return None

@@ -106,7 +106,8 @@ class ModuleNames:
 
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
-        self._names: dict[nn.Module, str | tuple[str, ...]] = {}
+        self.known: dict[nn.Module, str | tuple[str, ...]] = {}
+        """A module's name, or its names where it is shared; another dictionary after each ``refresh``."""
         self._strangers: set[nn.Module] = set()
         self.refresh()
 
@@ -123,7 +124,7 @@ class ModuleNames:
                         names[module] = (known, name)
                 elif name not in known:
                     names[module] = (*known, name)
-        self._names = names
+        self.known = names
         self._strangers = set()
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
@@ -131,13 +132,13 @@ class ModuleNames:
 
         Of a shared module's names it is the one that the caller's is nearest to, else the first.
         """
-        known = self._names.get(module)
+        known = self.known.get(module)
         if known is None:
             if module in self._strangers:
                 return None
             # Seen for the first time: put in since the names were read, or a stranger, such as a loss function.
             self.refresh()
-            known = self._names.get(module)
+            known = self.known.get(module)
             if known is None:
                 self._strangers.add(module)
                 return None
@@ -147,12 +148,12 @@ class ModuleNames:
 
     def modules(self) -> Iterable[nn.Module]:
         """The modules that have names, each once."""
-        return self._names.keys()
+        return self.known.keys()
 
     def parameter_owners(self) -> dict[int, str]:
         """Name of the first module that holds each parameter, by the parameter's id."""
         owners: dict[int, str] = {}
-        for module, known in self._names.items():
+        for module, known in self.known.items():
             name = known if isinstance(known, str) else known[0]
             for parameter in module._parameters.values():
                 if parameter is not None:

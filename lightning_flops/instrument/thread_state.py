@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, sequence_number
 from lightning_flops.records import OUTSIDE, FlopPhase
@@ -15,9 +16,15 @@ UNKNOWN = "(unknown)"
 
 _NO_LIMIT = 1 << 62
 
+_NEVER = -2
+"""Id of no graph task, nor of there being none."""
+
 _LONGEST_TABLE = 1 << 20
 """Boundaries of autograd nodes kept on a thread; the older half goes when there are more."""
 
+
+Books = Union[str, "Table"]
+"""Where costs go: a module's name stands for its forward's table, which is not looked up until it is needed."""
 
 RunningKind = Literal["base", "module", "root", "optimizer"]
 
@@ -86,21 +93,51 @@ class Table(dict[Any, Cell]):
         return cell  # type: ignore[return-value]  # under such keys there are no others
 
 
+class ModuleCall:
+    """A module that is running on a thread, called in the usual way: see ``ThreadState.usual_task``.
+
+    Args:
+        name: whose work it is.
+        owner: the module.
+    """
+
+    # One is made for every module call of a step: all else is the class's.
+    __slots__ = ("name", "owner")
+
+    kind: RunningKind = "module"
+    task = NO_GRAPH_TASK
+    wants_backward = True
+    repeats_forward = False
+    mode_pushed = False
+    is_usual = True
+
+    def __init__(self, name: str, owner: Any) -> None:
+        self.name = name
+        self.owner = owner
+
+    @property
+    def books(self) -> Books:
+        """Where its operators are booked outside any backward."""
+        return self.name
+
+
 class Running:
-    """A module, an optimizer step, or the root's own code, that is running on a thread.
+    """An optimizer step, the root's own code, or a module called otherwise than usual, that is running on a thread.
 
     Args:
         name: whose work it is.
         owner: the module or the optimizer; None for the root's own code.
         kind: what it is.
         task: the graph task inside which it was entered.
-        table: where its operators are booked outside any backward.
+        books: where its operators are booked outside any backward.
         wants_backward: whether a backward may follow: grad was on when it was entered, or *repeats_forward* says so.
         repeats_forward: it was entered with grad off inside an autograd.Function's forward, such as reentrant
             checkpointing's.
     """
 
-    __slots__ = ("kind", "mode_pushed", "name", "owner", "repeats_forward", "table", "task", "wants_backward")
+    __slots__ = ("books", "kind", "mode_pushed", "name", "owner", "repeats_forward", "task", "wants_backward")
+
+    is_usual = False
 
     def __init__(
         self,
@@ -108,7 +145,7 @@ class Running:
         owner: Any,
         kind: RunningKind,
         task: int,
-        table: Table,
+        books: Books,
         wants_backward: bool,
         repeats_forward: bool = False,
     ) -> None:
@@ -116,7 +153,7 @@ class Running:
         self.owner = owner
         self.kind: RunningKind = kind
         self.task = task
-        self.table = table
+        self.books = books
         self.wants_backward = wants_backward
         self.repeats_forward = repeats_forward
         self.mode_pushed = False
@@ -148,10 +185,13 @@ class NodeMakers:
                 return
             if names[-1] == name:
                 return
-            if len(starts) >= _LONGEST_TABLE:
-                del starts[: _LONGEST_TABLE // 2], names[: _LONGEST_TABLE // 2]
         starts.append(start)
         names.append(name)
+
+    def trim(self) -> None:
+        """Forgets the oldest nodes, when they are very many."""
+        if len(self.starts) > _LONGEST_TABLE:
+            del self.starts[: -_LONGEST_TABLE // 2], self.names[: -_LONGEST_TABLE // 2]
 
     def insert(self, sequence: int, name: str) -> None:
         """One past node was made by *name*, whatever ran around it."""
@@ -210,6 +250,17 @@ class ThreadState:
         self.ident = threading.get_ident()
         self.tables: dict[tuple[str, FlopPhase], Table] = {}
         self.calls: dict[str, int] = {}
+        # What the hot path writes down, in the order it happens, and what is added to the tables and calls above by
+        # post(). A row takes a fraction of the memory of what it is added to: memory, more than instructions, is what
+        # an operator costs that is run between a model's own.
+        self.traffic: list[Any] = []
+        """For each operator without a formula: the operator, its books, bytes read, bytes written."""
+        self.products: list[Any] = []
+        """For each one with a formula: the same, FLOPs, dtype of the arithmetic, FLOPs no backward can follow from."""
+        self.entered: list[str] = []
+        """Modules called in the usual way."""
+        self.lock = threading.RLock()
+        """Held while the journals are posted: another thread may ask for the record."""
         self.listed: dict[tuple[str, str], list[int]] = {}
         """(operator, module) -> [calls, output elements, whether any call looked heavy]."""
         self.modes = 0
@@ -220,21 +271,36 @@ class ThreadState:
         self.makers = NodeMakers([], [])
         self.special = False
         """Something on this thread keeps operators off the shortest way."""
-        self.table = self.table_of(OUTSIDE, "forward")
-        self.stack: list[Running] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, self.table, True)]
+        self.books: Books = OUTSIDE
+        """Where operators outside backwards are booked."""
+        self.stack: list[Running | ModuleCall] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, OUTSIDE, True)]
+        self.usual_task = _NEVER
+        """Modules are called in the usual way where this is the graph task, and grad is enabled.
+
+        It is the id of none where the counter was entered on this thread, no backward runs and nothing is paused; else
+        it is never the id.
+        """
         self.replicas: dict[Any, str] = {}
-        # Where the next operator's costs go, as is the table above; kept current by retarget().
+        # Where the next operator's costs go, as are the books above; kept current by replan().
         self.task_id = NO_GRAPH_TASK
         self.task: GraphTask | None = None
         self.in_backward = False
         # Of the last autograd node seen: its neighbours, whose operators need no look-up.
         self.segment_start = 0
         self.segment_end = 0
-        self.segment_table = self.table
+        self.segment_table = self.table_of(OUTSIDE, "backward")
+        self.claimed = False
+        """The segment says more about its nodes than their numbers do, until the graph task changes."""
         self.born = 0
         """Inside a backward, the nodes below this number have their maker."""
         self.bore = False
         """Nodes were born in the running backward, by code that no module call owns."""
+
+    @property
+    def table(self) -> Table:
+        """Where operators outside backwards are booked."""
+        books = self.books
+        return self.table_of(books, "forward") if isinstance(books, str) else books
 
     def table_of(self, module: str, phase: FlopPhase) -> Table:
         """The cells of this module and phase."""
@@ -244,15 +310,46 @@ class ThreadState:
             table = self.tables[key] = Table(module, phase)
         return table
 
-    def replan(self) -> None:
-        """Works out anew whether operators may go the shortest way."""
-        self.special = bool(self.paused or self.functions)
+    def post(self, table_of: Callable[[Books | int], Table]) -> None:
+        """Adds what was written down to the tables.
 
-    def retarget(self) -> None:
-        """Works out anew where costs go, after the stack or the graph task changed."""
+        Args:
+            table_of: answers with the table that books, or the number of an autograd node, stand for.
+        """
+        with self.lock:
+            for operator, books, read, written in _rows(self.traffic, 4):
+                table = table_of(books)
+                known = table.get(operator)
+                if known is None:
+                    table[operator] = Cell(1, read, written)
+                else:
+                    known.calls += 1
+                    known.read += read
+                    known.written += written
+            for operator, books, read, written, flops, dtype, without_backward in _rows(self.products, 7):
+                cell = table_of(books).counted_cell(operator, dtype)
+                cell.calls += 1
+                cell.read += read
+                cell.written += written
+                cell.flops += flops
+                cell.without_backward += without_backward
+            calls = self.calls
+            for (name,) in _rows(self.entered, 1):
+                calls[name] = calls.get(name, 0) + 1
+            self.makers.trim()
+
+    def replan(self) -> None:
+        """Works out anew where costs go, and what may go the shortest way.
+
+        To be called when the stack or the graph task has changed, and when the counter, a pause, or a function with a
+        formula has begun or ended.
+        """
         top = self.stack[-1]
-        self.table = top.table
+        self.books = top.books
         task = self.task_id
+        self.special = bool(self.paused or self.functions)
+        usual = task == NO_GRAPH_TASK and self.modes > 0 and not self.paused
+        self.usual_task = NO_GRAPH_TASK if usual else _NEVER
         self.in_backward = task != NO_GRAPH_TASK and not (top.kind == "optimizer" and top.task == task)
 
     def bear_nodes(self, module: str) -> None:
@@ -273,41 +370,22 @@ class ThreadState:
         starts = self.makers.starts
         self.makers.mark(max(self.born, starts[-1]) if starts else self.born, module)
 
-    def enter_module(self, name: str, module: Any) -> Running:
-        """A module starts to run in the usual way: outside any backward, with grad enabled."""
-        # What table_of() and push() do, in one call instead of four: this runs for every module of a step.
-        key: tuple[str, FlopPhase] = (name, "forward")
-        table = self.tables.get(key)
-        if table is None:
-            table = self.tables[key] = Table(name, "forward")
-        running = Running(name, module, "module", NO_GRAPH_TASK, table, True)
-        self.stack.append(running)
-        self.makers.mark(sequence_number(), name)
-        self.table = table
-        return running
-
     def push(self, running: Running) -> None:
         """Something starts to run."""
         self.stack.append(running)
         self.makers.mark(sequence_number(), running.name)
-        if self.task_id == NO_GRAPH_TASK:
-            self.table = running.table  # all that retarget() would change
-        else:
-            self.retarget()
-
-    def pop(self) -> None:
-        """The uppermost of what runs has ended."""
-        stack = self.stack
-        stack.pop()
-        top = stack[-1]
-        self.makers.mark(sequence_number(), top.name)
-        if self.task_id == NO_GRAPH_TASK:
-            self.table = top.table  # all that retarget() would change
-        else:
-            self.retarget()
+        self.replan()
 
     def pop_to(self, depth: int) -> None:
         """What stands at *depth* of the stack, and above, has ended."""
         del self.stack[depth:]
         self.makers.mark(sequence_number(), self.stack[-1].name)
-        self.retarget()
+        self.replan()
+
+
+def _rows(journal: list[Any], width: int) -> Iterator[tuple[Any, ...]]:
+    """Takes the rows out of a journal, to which its thread may go on to add."""
+    length = len(journal)
+    entries = iter(journal[:length])
+    del journal[:length]
+    return zip(*[entries] * width, strict=True)
