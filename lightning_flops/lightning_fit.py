@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.batches import tensor_shapes
-from lightning_flops.instrument.loader_queue import LoaderQueue
+from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
     FitOutput,
@@ -180,8 +180,7 @@ class FitProfiler(RunProfiler):
         manual = not self._module.automatic_optimization
 
         def run(optimizer: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if self._engine is not None and not self._engine.is_gradient_accumulation_boundary():
-                # DeepSpeed accumulates: this is called after every batch, and only looks whether it is the step's last.
+            if self._engine_accumulates():
                 return optimizer_step(optimizer, closure, *args, **kwargs)
             # In automatic optimization the closure calls strategy.training_step; in manual optimization it is the
             # user's own forward and backward, or Lightning's that does nothing.
@@ -194,6 +193,11 @@ class FitProfiler(RunProfiler):
                 self._in_strategy_step = False
 
         return run
+
+    @guarded
+    def _engine_accumulates(self) -> bool:
+        """Whether this call of the optimizer's step is one that DeepSpeed, called after every batch, lets pass."""
+        return self._engine is not None and not self._engine.is_gradient_accumulation_boundary()
 
     def _around_fetch_start(self, before_fetch: Callable[[], Any]) -> Callable[[], Any]:
         monitor = self._monitor
@@ -301,9 +305,8 @@ class FitProfiler(RunProfiler):
 
     def _feed(self) -> Feed:
         return LoaderQueue(
-            lambda: loader_iterators(self._trainer),
+            lambda: backlogs_of(loader_iterators(self._trainer), note=self._note),
             batches_a_step=self._trainer.accumulate_grad_batches,
-            note=self._note,
         )
 
     def _x_axis(self) -> int:
