@@ -7,7 +7,7 @@ loader then consumes those batches first, without any waiting, and only after th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -56,33 +56,30 @@ class Feed(Protocol):
 
 
 class LoaderQueue:
-    """The queues of the training loop's DataLoaders.
+    """The queues of the training loop's DataLoaders, by the loader that limits the loop.
 
     Args:
-        iterators: gives the loaders' present iterators; those without worker processes have no queue.
+        backlogs: looks into the queues as they are now.
         batches_a_step: batches that one global step consumes of each.
-        note: gets a sentence for the report if a queue cannot be looked into.
     """
 
-    def __init__(
-        self, iterators: Callable[[], Iterable[Any]], *, batches_a_step: int, note: Callable[[str], None]
-    ) -> None:
-        self._iterators = iterators
+    def __init__(self, backlogs: Callable[[], Sequence[Backlog]], *, batches_a_step: int) -> None:
+        self._backlogs = backlogs
         self._batches_a_step = batches_a_step
-        self._note = note
 
     def state(self) -> FeedState | None:
-        """What the training loop lives on, by the loader that limits it; None if no queue can be looked into."""
+        """What the training loop lives on; None if no queue can be looked into."""
         states = {backlog.state for backlog in self._backlogs()}
-        return next((state for state in (FeedState.EMPTY, FeedState.DRAINING, *FeedState) if state in states), None)
+        limiting = (FeedState.EMPTY, FeedState.DRAINING, FeedState.KEEPS_UP)
+        return next((state for state in limiting if state in states), None)
 
     def least_steps(self) -> int:
         """Steps after a pause until every worker had something to do again; 0 if no queue can be looked into."""
         workers = max((one.workers for one in self._backlogs()), default=-1)
-        return -(-(workers + 1) // self._batches_a_step)
+        return math.ceil((workers + 1) / self._batches_a_step)
 
     def rhythm_steps(self) -> int:
-        """Steps after which a loop that waits for its loaders has gone once around all workers.
+        """Steps after which a loop that waits for its loader has gone once around all workers.
 
         Workers that start together deliver together: the loop waits long for the first of their batches and not at all
         for the others, so that only whole rounds have the wait of the long run.
@@ -90,20 +87,23 @@ class LoaderQueue:
         workers = max((one.workers for one in self._backlogs() if one.state is FeedState.EMPTY), default=1)
         return workers // math.gcd(workers, self._batches_a_step)
 
-    def _backlogs(self) -> list[Backlog]:
-        try:
-            return [
-                backlog_of(iterator)
-                for iterator in self._iterators()
-                if isinstance(iterator, _MultiProcessingDataLoaderIter)
-            ]
-        except (AttributeError, NotImplementedError, TypeError) as error:
-            # The queues are private to torch; and some systems do not tell how long a queue between processes is.
-            self._note(
-                f"How full the data loader's queue is could not be seen ({type(error).__name__}: {error}): if the loop "
-                "is faster than its loader, the first timed steps may live on batches that were fetched ahead."
-            )
-            return []
+
+def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> list[Backlog]:
+    """The queues of those of a run's loader iterators that have worker processes.
+
+    Args:
+        iterators: of any kind.
+        note: gets a sentence for the report if a queue cannot be looked into.
+    """
+    try:
+        return [backlog_of(iterator) for iterator in iterators if isinstance(iterator, _MultiProcessingDataLoaderIter)]
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        # The queues are private to torch; and some systems do not tell how long a queue between processes is.
+        note(
+            f"How full the data loader's queue is could not be seen ({type(error).__name__}: {error}): if the loop is "
+            "faster than its loader, the first timed steps may live on batches that were fetched ahead."
+        )
+        return []
 
 
 def backlog_of(iterator: _MultiProcessingDataLoaderIter) -> Backlog:

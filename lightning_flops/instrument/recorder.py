@@ -138,7 +138,8 @@ class Recorder:
         self._settle_steps = min(settle_steps, timing_steps)
         self._settle_limit = LIMIT_FACTOR * max(settle_steps, timing_steps)
         self._feed = feed
-        self._feed_at_start: FeedState | None = None
+        self._rhythm_steps: int | None = None
+        self._drained_at = 0
         self._clock = clock
         self._timer = PhaseTimer(clock) if clock is not None else None
         self._new_counter = new_counter
@@ -366,10 +367,16 @@ class Recorder:
         self._state = State.COUNTING
 
     def _must_drain(self) -> bool:
-        """The step that begins would have a batch for which steps of the long run wait, and there is time to wait."""
-        if self._feed is None:
+        """The loop lives, or may live, on batches that were fetched ahead, and there is time to wait until they end."""
+        feed = self._feed
+        if feed is None:
             return False
-        if self._settled >= self._feed.least_steps() and self._feed.state() is not FeedState.DRAINING:
+        if self._rhythm_steps is None and feed.state() is FeedState.EMPTY:
+            self._rhythm_steps, self._drained_at = feed.rhythm_steps(), self._settled
+        if self._rhythm_steps is not None:
+            # The first round after the last batch that lay ready still has batches that were begun before.
+            return self._settled < self._drained_at + self._rhythm_steps
+        if self._settled >= feed.least_steps() and feed.state() is not FeedState.DRAINING:
             return False
         if self._settled < self._settle_limit:
             return True
@@ -381,11 +388,8 @@ class Recorder:
 
     def _start_timing(self) -> None:
         assert self._timer is not None
-        if self._feed is not None:
-            self._feed_at_start = self._feed.state()
-            if self._feed_at_start is FeedState.EMPTY:  # whole rounds of the loader's workers
-                rhythm = self._feed.rhythm_steps()
-                self._timing_steps = -(-self._timing_steps // rhythm) * rhythm
+        if self._rhythm_steps is not None:  # whole rounds of the loader's workers
+            self._timing_steps = -(-self._timing_steps // self._rhythm_steps) * self._rhythm_steps
         self._state = State.TIMING
         self._timer.begin()
 
@@ -417,7 +421,7 @@ class Recorder:
         self._matches += record.signature == counted
         self._shapes_deceive |= record.signature != counted and record.signature.batches == counted.batches
         if self._matches >= self._timing_steps:
-            if self._feed_at_start is FeedState.KEEPS_UP and self._must_drain():
+            if self._rhythm_steps is None and self._must_drain():
                 # The workers have fallen behind meanwhile: what was timed was the beginning of the end of the queue.
                 self._timed.clear()
                 self._matches = 0

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary
+from lightning_flops.instrument.loader_queue import backlog_of
 from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.lightning_run import loader_iterators
 from lightning_flops.report.throughput_text import render_throughput
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
@@ -227,3 +229,16 @@ def test_samples_are_those_the_step_was_given_even_if_it_changes_its_batch(
     trainer(callback).fit(net, DataLoader(Rows(30 * BATCH), batch_size=BATCH, collate_fn=collate))
     assert callback.throughput is not None
     assert callback.throughput.ips == Spread(average=BATCH / 14, maximum=BATCH / 14, minimum=BATCH / 14)
+
+
+def test_the_queue_of_a_fits_loader_is_seen(root: str, trainer: MakeTrainer) -> None:
+    run, net, workers = trainer(), new_net(root), []
+    step = net.training_step
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        workers.extend(backlog_of(iterator).workers for iterator in loader_iterators(run))
+        return step(batch, batch_idx)
+
+    net.training_step = training_step
+    run.fit(net, loader(3, num_workers=1))
+    assert workers == [1, 1, 1]
