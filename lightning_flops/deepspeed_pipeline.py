@@ -79,18 +79,24 @@ class PipelineProfiler(EngineProfiler):
             taps.set(engine, _TABLE, self._table_with({"ForwardPass": self._around_forward_of_middle}))
 
     def _tap_parts(self, taps: Patches) -> None:
+        parts = dict(_PARTS)
+        if self._engine.num_stages > 1:
+            self._note_the_stage()
+            taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
+        else:  # nobody to exchange anything with
+            parts = {name: part for name, part in parts.items() if part != "bubble"}
+        table = self._table_with({name: self._in_train_batch_only(part) for name, part in parts.items()})
+        taps.set(self._engine, _TABLE, table)
+        taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
+        taps.replace(DataLoader, "__iter__", self._around_loader_start)
+
+    def _note_the_stage(self) -> None:
         assert self._recorder is not None
         self._recorder.note(
             f"This is stage {self._engine.stage_id} of a pipeline of {self._engine.num_stages}: FLOPs, parameters and "
             "times are those of its layers. The first rank of each later stage writes its profile beside that of "
             "stage 0, as profile_stage1.json and so on; over the stages FLOPs and parameters add up to the model's."
         )
-        taps.set(
-            self._engine, _TABLE, self._table_with({name: self._in_train_batch_only(_PARTS[name]) for name in _PARTS})
-        )
-        taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
-        taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
-        taps.replace(DataLoader, "__iter__", self._around_loader_start)
 
     def _table_with(self, taps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> dict[type, Any]:
         """The engine's table of instructions, with *taps* around the functions of the kinds they name."""

@@ -73,6 +73,17 @@ def attached() -> dict[str, Any]:
     return {"profile": handle.profile.to_json(), "left": own_names(engine) == before, "tapped": tapped != before}
 
 
+def one_stage() -> dict[str, Any]:
+    """A pipeline module whose only stage is the whole model, on ranks that see different data."""
+    engine = engine_of(net(1))
+    handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
+    data = batches()
+    for _ in range(STEPS):
+        engine.train_batch(data)
+    assert handle.profile is not None
+    return {"profile": handle.profile.to_json()}
+
+
 def four_stages() -> dict[str, Any]:
     """Two stages in the middle, which load no data."""
     engine = engine_of(net(4))

@@ -9,6 +9,7 @@ SCENARIOS = {
     scenario.__name__: fresh(scenario)
     for scenario in (
         scenarios_pipeline.attached,
+        scenarios_pipeline.one_stage,
         scenarios_pipeline.tied,
         scenarios_pipeline.checkpointed,
         scenarios_pipeline.same_bits,

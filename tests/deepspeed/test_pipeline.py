@@ -110,6 +110,16 @@ def test_the_report_says_which_stage_it_is_of_and_shows_its_bubble() -> None:
         assert any(line.startswith("bubble ") for line in lines)
 
 
+def test_a_single_stage_is_the_model_and_waits_for_nobody() -> None:
+    for returned in on_two("one_stage"):
+        profile = profile_in(returned)
+        assert flops(profile) == (FIRST + SECOND + THIRD + FOURTH, FIRST + 2 * (SECOND + THIRD + FOURTH), 0, 0)
+        assert (profile.context.dp_size, profile.context.pp_size) == (2, 1)
+        assert profile.timing is not None
+        assert "bubble" not in [part.name for part in profile.timing.parts]
+        assert "stage" not in render_text(profile)
+
+
 def test_a_tied_weight_counts_in_the_first_stage_that_has_it() -> None:
     first, second = (profile_in(returned) for returned in on_two("tied"))
     tied, layer = IN * IN, IN * IN + IN
