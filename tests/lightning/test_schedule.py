@@ -232,7 +232,8 @@ def test_samples_are_those_the_step_was_given_even_if_it_changes_its_batch(
 
 
 def test_the_queue_of_a_fits_loader_is_seen(root: str, trainer: MakeTrainer) -> None:
-    run, net, workers = trainer(), new_net(root), []
+    run, net = trainer(), new_net(root)
+    workers: list[int] = []
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
