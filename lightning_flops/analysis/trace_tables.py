@@ -419,9 +419,13 @@ class ModuleTable:
     """The optimizer, without forward and backward in its closure."""
     gradient_accumulation_us: float
     """Adding gradients to parameters, and the hooks that run there."""
+    backward_communication_us: float
+    """Collectives in the backward that no module's node waits for. They may run beside gradient accumulation."""
+    backward_outside_nodes_us: float
+    """Operators that ran in the backward outside of autograd's nodes: what wrappers put off to the backward's end."""
     unattributed_forward_us: float
     unattributed_backward_us: float
-    """The autograd engine between nodes, and nodes whose forward is not in the trace."""
+    """The autograd engine between nodes, hooks in Python there, and nodes whose forward is not in the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,7 +98,7 @@ def _about_times(modules: Sequence[ModuleProfile]) -> str:
         "borders": "time between its borders",
     }[clock]
     return (
-        "In angle brackets, from the traced step: fwd latency, percentage of the whole fwd latency, fwd FLOPS and "
+        "In angle brackets, from the traced step: fwd latency, percentage of all modules' fwd latency, fwd FLOPS and "
         "percentage of the peak where it is known"
         + (", and the same of the bwd" if clock != "borders" else "")
         + f"; a module's latency is the {what}. "

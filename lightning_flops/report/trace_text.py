@@ -169,10 +169,12 @@ def _modules(report: TraceReport, top_rows: int | None) -> list[str]:
     )
     for label, time_us in (
         ("forward", modules.forward_us),
-        ("  of it no module's", modules.unattributed_forward_us),
+        ("  of it unattributed", modules.unattributed_forward_us),
         ("backward", modules.backward_us),
         ("  of it gradient accumulation", modules.gradient_accumulation_us),
-        ("  of it no module's", modules.unattributed_backward_us),
+        ("  of it communication", modules.backward_communication_us),
+        ("  of it operators outside of autograd's nodes", modules.backward_outside_nodes_us),
+        ("  of it unattributed", modules.unattributed_backward_us),
         ("optimizer", modules.optimizer_us),
     ):
         lines.append(layout.line(label, _us(time_us)))

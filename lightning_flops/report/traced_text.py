@@ -113,12 +113,17 @@ def _phase_lines(modules: ModuleTable) -> list[str]:
     where = "on the device" if modules.clock == "device" else "on the host"
 
     def spent(time_us: float, lost_us: float) -> str:
-        return f"{duration(time_us * seconds)} ({percent(ratio(part=lost_us, whole=time_us))} of it no module's)"
+        return f"{duration(time_us * seconds)} ({percent(ratio(part=lost_us, whole=time_us))} of it unattributed)"
 
+    inside = (
+        ("gradient accumulation", modules.gradient_accumulation_us),
+        ("communication", modules.backward_communication_us),
+        ("operators outside of autograd's nodes", modules.backward_outside_nodes_us),
+    )
     return [
         line(f"forward {where}", spent(modules.forward_us, modules.unattributed_forward_us)),
         line(f"backward {where}", spent(modules.backward_us, modules.unattributed_backward_us)),
-        line("  of it gradient accumulation", duration(modules.gradient_accumulation_us * seconds)),
+        *(line(f"  of it {name}", duration(time_us * seconds)) for name, time_us in inside if time_us),
         line(f"optimizer {where}", duration(modules.optimizer_us * seconds)),
     ]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
-from lightning_flops.analysis.trace.intervals import Ints, merge
+from lightning_flops.analysis.trace.intervals import Ints, intersect, merge, subtract
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace.structure import enclosing_operators, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase
@@ -29,6 +29,8 @@ NOBODY = -1
 """Owner of what no module, optimizer or gradient accumulation owns."""
 _OPTIMIZER = -2
 _ACCUMULATION = -3
+_COMMUNICATION = -4
+_OUTSIDE_NODES = -5
 
 
 class _Phase(IntEnum):
@@ -149,6 +151,8 @@ def module_table(trace: Trace) -> ModuleTable | None:
         backward_us=spent.whole_backward_ns / NS_PER_US,
         optimizer_us=spent.optimizer_ns / NS_PER_US,
         gradient_accumulation_us=spent.accumulation_ns / NS_PER_US,
+        backward_communication_us=spent.communication_ns / NS_PER_US,
+        backward_outside_nodes_us=spent.outside_nodes_ns / NS_PER_US,
         unattributed_forward_us=spent.lost_forward_ns / NS_PER_US,
         unattributed_backward_us=spent.lost_backward_ns / NS_PER_US,
     )
@@ -165,6 +169,8 @@ class _Times:
     whole_backward_ns: int
     optimizer_ns: int
     accumulation_ns: int
+    communication_ns: int
+    outside_nodes_ns: int
     lost_forward_ns: int
     lost_backward_ns: int
 
@@ -182,17 +188,41 @@ def _host_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
         return int(times[wanted].sum())
 
     own = tuple(_sums(owner, times, (phase == one) & (owner >= 0), len(parents)) for one in _BOTH)
+    communication_ns, outside_nodes_ns = _between_nodes(trace, frames)
     return _Times(
         own=(own[0], own[1]),
         total=(_with_below(own[0], parents), _with_below(own[1], parents)),
         kernels=None,
+        communication_ns=communication_ns,
+        outside_nodes_ns=outside_nodes_ns,
         whole_forward_ns=spent(phase == _Phase.FORWARD),
         whole_backward_ns=spent(phase == _Phase.BACKWARD),
         optimizer_ns=spent(owner == _OPTIMIZER),
         accumulation_ns=spent(owner == _ACCUMULATION),
         lost_forward_ns=spent((phase == _Phase.FORWARD) & (owner == NOBODY)),
-        lost_backward_ns=spent((phase == _Phase.BACKWARD) & (owner == NOBODY)),
+        lost_backward_ns=spent((phase == _Phase.BACKWARD) & (owner == NOBODY)) - communication_ns - outside_nodes_ns,
     )
+
+
+def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
+    """Nanoseconds of the backward in which its thread runs no node: with a collective under way, with an operator.
+
+    A wrapper that synchronizes gradients waits there, and does there what it has put off to the backward's end.
+    """
+    rows = frames.rows
+    marks = rows[trace.names_where(lambda name: marked_phase(name) == "backward")[rows]]
+    communication_ns = operators_ns = 0
+    collectives = trace.merged(trace.is_collective)
+    for lane in np.unique(trace.lane[marks]).tolist():
+        mine, others = marks[trace.lane[marks] == lane], rows[trace.lane[rows] == lane]
+        inner = others[frames.parent[others] >= 0]
+        inner = inner[np.isin(frames.parent[inner], mine)]
+        free = subtract(trace.merged(mine), trace.merged(inner))
+        communicating = intersect(free, collectives)
+        operators = (trace.kind == Kind.OPERATOR) & (trace.lane == lane)
+        communication_ns += communicating.total
+        operators_ns += intersect(subtract(free, communicating), trace.merged(operators)).total
+    return communication_ns, operators_ns
 
 
 def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
@@ -204,6 +234,11 @@ def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
     frame = frames.at(trace, lanes=trace.lane[source], moments_ns=trace.start_ns[source])
     events, frame = events[frame >= 0], frame[frame >= 0]
     owner, phase = frames.owner[frame], frames.phase[frame]
+    # Gradients are synchronized by hooks of accumulation, and after the last node: nobody's, and no accumulation.
+    synchronizes = trace.is_collective[events] & (phase == _Phase.BACKWARD) & (owner < 0)
+    owner = np.where(synchronizes, _COMMUNICATION, owner)
+    is_mark = trace.names_where(lambda name: marked_phase(name) == "backward")[frame]
+    owner = np.where(is_mark & (owner == NOBODY), _OUTSIDE_NODES, owner)
     starts, ends = trace.start_ns[events], trace.end_ns[events]
     is_kernel = trace.kind[events] == Kind.KERNEL
 
@@ -225,6 +260,8 @@ def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
         whole_backward_ns=occupied(phase == _Phase.BACKWARD),
         optimizer_ns=occupied(owner == _OPTIMIZER),
         accumulation_ns=occupied(owner == _ACCUMULATION),
+        communication_ns=occupied(owner == _COMMUNICATION),
+        outside_nodes_ns=occupied(owner == _OUTSIDE_NODES),
         lost_forward_ns=occupied((phase == _Phase.FORWARD) & (owner == NOBODY)),
         lost_backward_ns=occupied((phase == _Phase.BACKWARD) & (owner == NOBODY)),
     )
