@@ -1,0 +1,231 @@
+"""The traced step of a Lightning run: what it shows, and that the run does not notice."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.analysis.trace import load_trace, module_table
+from lightning_flops.report.text import render_text
+from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
+
+MakeTrainer = Callable[..., Any]
+
+# Step 0 waits, 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up.
+TRACED = 7
+
+
+@pytest.fixture(autouse=True)
+def quiet_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+
+
+def profile_of(trainer: MakeTrainer, net: Any, *, batches: int = 10, **settings: Any) -> Profile:
+    callback = FlopsProfilerCallback(timing_steps=2, peak_flops_per_sec=1e12, **settings)
+    trainer(callback).fit(net, loader(batches))
+    assert callback.profile is not None
+    return callback.profile
+
+
+def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: str, trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net(root))
+    traced = report.traced
+    assert traced is not None and traced.tables is not None and traced.tables.modules is not None
+    assert (traced.index, traced.like_counted, traced.files) == (TRACED, True, ())
+    assert [step.number for step in traced.tables.step_times.steps] == [TRACED]
+    modules = {module.name: module for module in report.modules}
+    for name, forward, backward in (
+        ("net.0.linear", 2 * BATCH * IN * HIDDEN, 2 * BATCH * IN * HIDDEN),
+        ("net.1", 2 * BATCH * HIDDEN * OUT, 2 * 2 * BATCH * HIDDEN * OUT),
+    ):
+        times = modules[name].times
+        assert times is not None and times.backward_sec is not None
+        assert times.forward_flops_per_sec == pytest.approx(forward / times.forward_sec)
+        assert times.backward_flops_per_sec == pytest.approx(backward / times.backward_sec)
+        assert times.forward_utilization == pytest.approx(forward / times.forward_sec / 1e12)
+    root_times = modules[""].times
+    assert root_times is not None
+    assert root_times.forward_sec == pytest.approx(traced.tables.modules.forward_us * 1e-6)
+    assert traced.tables.modules.optimizer_us > 0
+    text = render_text(report)
+    assert f"Step {TRACED} ran under torch.profiler" in text
+    assert "bwd latency - {'Net'" in text
+    assert report.notes == ()
+
+
+def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "traces"
+    report = profile_of(trainer, new_net(root), trace_dir=folder, record_shapes=True, profile_memory=True)
+    assert report.traced is not None
+    (file,) = report.traced.files
+    assert Path(file) == folder / f"rank0_step{TRACED}.pt.trace.json"
+    events = json.loads(Path(file).read_text())["traceEvents"]
+    annotations = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert {
+        f"ProfilerStep#{TRACED}", "module: net.0.linear", "phase: data_wait", "phase: forward", "phase: backward",
+        "phase: optimizer",
+    } <= annotations  # fmt: skip
+    assert any("Input Dims" in event.get("args", {}) for event in events)
+    loaded = load_trace(file)
+    assert loaded.memory is not None
+    assert report.traced.tables is not None
+    assert module_table(loaded) == report.traced.tables.modules
+
+
+def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net(root), trace_dir=f"memory://traces-{root}")
+    assert report.traced is not None
+    assert report.traced.files == (f"memory://traces-{root}/rank0_step{TRACED}.pt.trace.json",)
+    assert len(load_trace(report.traced.files[0])) > 0
+
+
+def test_a_trace_that_cannot_be_kept_is_said_and_the_tables_are_there(
+    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    report = profile_of(trainer, new_net(root), trace_dir=tmp_path / "file")
+    assert report.traced is not None and report.traced.tables is not None
+    assert report.traced.files == ()
+    (note,) = report.notes
+    assert note.startswith("The trace was not kept: ")
+    assert note in caplog.messages
+
+
+@pytest.mark.parametrize("make", [new_net, new_gan], ids=["automatic", "manual"])
+def test_losses_weights_and_random_state_are_the_same_with_everything_recorded(
+    root: str, trainer: MakeTrainer, make: Callable[..., Any]
+) -> None:
+    def train(*callbacks: Any) -> tuple[Any, Any, Any]:
+        net = make(root)
+        torch.manual_seed(11)
+        trainer(*callbacks).fit(net, loader(10))
+        return [p.detach().clone() for p in net.parameters()], getattr(net, "losses", None), torch.get_rng_state()
+
+    weights, losses, random_state = train()
+    callback = FlopsProfilerCallback(timing_steps=2, record_shapes=True, profile_memory=True, with_stack=True)
+    traced_weights, traced_losses, traced_random_state = train(callback)
+    assert callback.profile is not None and callback.profile.traced is not None
+    assert all(map(torch.equal, weights, traced_weights))
+    assert losses == traced_losses
+    assert torch.equal(random_state, traced_random_state)
+
+
+def test_with_accumulation_the_traced_step_holds_all_its_batches(root: str, trainer: MakeTrainer) -> None:
+    callback = FlopsProfilerCallback(timing_steps=2)
+    trainer(callback, accumulate_grad_batches=3).fit(new_net(root), loader(30))
+    assert callback.profile is not None and callback.profile.traced is not None
+    tables = callback.profile.traced.tables
+    assert tables is not None and tables.modules is not None
+    assert len(tables.step_times.steps) == 1
+    assert {row.name: row.calls for row in tables.modules.rows}["net.1"] == 3
+
+
+@pytest.mark.parametrize("batches", [TRACED, TRACED + 1])
+def test_a_run_that_ends_before_or_in_the_traced_step_reports_what_there_is(
+    root: str, trainer: MakeTrainer, batches: int
+) -> None:
+    report = profile_of(trainer, new_net(root), batches=batches)
+    assert report.timing is not None
+    if batches == TRACED:
+        assert report.traced is None
+        assert report.notes == ("Training ended before all was traced that was to be.",)
+    else:
+        assert report.traced is not None
+        assert report.notes == ()
+    assert not torch._C._autograd._profiler_enabled()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_traced_step_leaves_no_profiler_running(
+    root: str, trainer: MakeTrainer, error: type[BaseException]
+) -> None:
+    net = new_net(root)
+    step = net.training_step
+
+    def training_step(batch: Any, batch_idx: int) -> Any:
+        if batch_idx == TRACED:
+            assert torch._C._autograd._profiler_enabled()
+            raise error("the user's own")
+        return step(batch, batch_idx)
+
+    net.training_step = training_step
+    callback = FlopsProfilerCallback(timing_steps=2)
+    with pytest.raises((ValueError, KeyboardInterrupt, SystemExit)):
+        trainer(callback).fit(net, loader(10))
+    assert not torch._C._autograd._profiler_enabled()
+    assert callback.profile is not None
+    assert callback.profile.traced is None
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        torch.ones(2)
+    assert "aten::ones" in [event.key for event in own.key_averages()]
+
+
+def test_beside_the_users_profiler_modules_are_timed_by_a_clock(
+    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=2)
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        trainer(callback).fit(new_net(root), loader(10))
+    assert own.key_averages()
+    report = callback.profile
+    assert report is not None and report.traced is not None
+    assert report.traced.tables is None
+    assert report.notes == ("No step was traced: another profiler is running, and torch runs one profiler at a time.",)
+    times = {module.name: module.times for module in report.modules}["net.0.linear"]
+    assert times is not None
+    assert times.forward_sec > 0
+    assert times.backward_sec is None
+    assert "No profiler could run." in render_text(report)
+
+
+def test_lightnings_own_profiler_goes_before_ours(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    profilers = importlib.import_module(f"{root}.profilers")
+    own = profilers.PyTorchProfiler(dirpath=tmp_path, filename="own", export_to_chrome=False)
+    callback = FlopsProfilerCallback(timing_steps=2)
+    trainer(callback, profiler=own).fit(new_net(root), loader(14))
+    assert callback.profile is not None and callback.profile.traced is not None
+    assert callback.profile.traced.tables is None
+    (note,) = callback.profile.notes
+    assert "torch runs one profiler at a time" in note
+
+
+def test_without_a_trace_the_window_closes_with_the_timed_steps(root: str, trainer: MakeTrainer) -> None:
+    report = profile_of(trainer, new_net(root), batches=6, trace=False)
+    assert report.traced is None
+    assert report.notes == ()
+
+
+def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    schedule = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
+    report = profile_of(trainer, new_net(root), batches=16, trace_dir=tmp_path, trace_schedule=schedule)
+    assert report.traced is not None and report.traced.tables is not None
+    # Timed up to step 5; the cycles are 6-9 and 10-13, their last two steps are kept.
+    assert sorted(Path(file).name for file in report.traced.files) == [
+        "rank0_step12.pt.trace.json", "rank0_step8.pt.trace.json"
+    ]  # fmt: skip
+    assert [step.number for step in report.traced.tables.step_times.steps] == [12, 13]
+    assert report.traced.index == 12
+
+
+def test_without_numpy_the_report_says_what_is_missing_and_has_the_forwards(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("lightning_flops.run_profiler.can_read_traces", lambda: False)
+    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
+        report = profile_of(trainer, new_net(root))
+    note = "No step was traced: reading a trace needs numpy: pip install 'lightning-flops[trace]'."
+    assert report.notes == (note,)
+    assert caplog.messages.count(note) == 1
+    assert report.traced is not None and report.traced.tables is None
+    assert report.traced.own_forward_sec is not None
