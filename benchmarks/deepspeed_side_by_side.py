@@ -8,6 +8,7 @@ The FLOPs that this project reports are compared with those worked out by hand h
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import socket
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import code_in_words, machine_in_words, versions
-from lightning_flops import Profile
 
 REPOSITORY = Path(__file__).parent.parent
 PAGE = REPOSITORY / "docs" / "deepspeed.md"
@@ -314,7 +314,7 @@ def run_row(row: Row, *, ours: bool, folder: Path) -> tuple[int, str]:
 def forward_flops(folder: Path) -> int | None:
     """What our profile below *folder* says of the counted step; None if there is no profile."""
     paths = list(folder.rglob("profile.json"))
-    return Profile.from_json(paths[0].read_text()).flops.forward if paths else None
+    return int(json.loads(paths[0].read_text())["flops"]["forward"]) if paths else None
 
 
 class WrongCountError(Exception):
