@@ -131,3 +131,29 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.glob("profile.json")
     assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
+
+
+@pytest.mark.slow
+def test_processes_that_lightning_starts_are_profiled_too(tmp_path: Path) -> None:
+    """Its launcher starts the second rank as ``python train.py``, which the environment reaches."""
+    (tmp_path / "train.py").write_text(
+        "from tests.lightning.nets import loader, new_net, new_trainer\n"
+        "from lightning_flops import FlopsProfilerCallback\n"
+        "trainer = new_trainer('lightning.pytorch', 'logs', strategy='ddp', devices=2)\n"
+        "trainer.fit(new_net('lightning.pytorch'), loader(80))\n"
+        "(callback,) = [one for one in trainer.callbacks if isinstance(one, FlopsProfilerCallback)]\n"
+        "open(f'rank{trainer.global_rank}.json', 'w').write(callback.profile.to_json())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_flops", "run", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in (0, 1):
+        profile = Profile.from_json((tmp_path / f"rank{rank}.json").read_text())
+        assert (profile.context.rank, profile.context.world_size) == (rank, 2)
+        assert profile.flops.forward == batch_flops().forward

@@ -1,0 +1,53 @@
+"""The page on DeepSpeed says what the code says, and the script that writes it leaves out what it says it does."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+
+import pytest
+
+from benchmarks.deepspeed_side_by_side import BEGIN, PAGE, REPOSITORY, ROWS, command_of, excerpt
+from lightning_flops import ProfilerConfig
+
+TEXT = PAGE.read_text()
+BY_HAND, _, WRITTEN = TEXT.partition(BEGIN)
+
+
+def test_every_row_is_on_the_page_with_both_commands_and_its_count() -> None:
+    sections = re.split(r"^### ", WRITTEN, flags=re.MULTILINE)[1:]
+    assert [section.partition("\n")[0] for section in sections] == [row.title for row in ROWS]
+    for row, section in zip(ROWS, sections, strict=True):
+        for ours in (False, True):
+            assert f"`{' '.join(['python', *command_of(row, ours=ours)])}`" in section, row.name
+        assert section.count("```text\n") == 2, row.name
+        assert row.flops_by_hand is None or f"{row.flops_by_hand:,} forward FLOPs" in section, row.name
+
+
+def test_every_row_has_its_program_and_every_program_its_row() -> None:
+    programs = (REPOSITORY / "benchmarks" / "deepspeed_rows.py").read_text()
+    (listed,) = re.findall(r"for row in \((.*?)\)\n", programs, flags=re.DOTALL)
+    assert sorted(re.findall(r"\w+", listed)) == sorted(row.name for row in ROWS)
+
+
+def test_the_keys_and_defaults_on_the_page_are_those_of_the_block() -> None:
+    rows = re.findall(r"^\| (`.*?`) \| `(.*?)` \|", BY_HAND.partition("## What a step is")[0], flags=re.MULTILINE)
+    written = {key: json.loads(default) for keys, default in rows for key in re.findall(r"`(\w+)`", keys)}
+    off = ProfilerConfig.from_block({})
+    assert set(written) == {field.name for field in fields(ProfilerConfig)}
+    assert ProfilerConfig.from_block(written) == off
+
+
+@pytest.mark.parametrize(
+    ("patterns", "block", "kept"),
+    [
+        ((r"^b",), None, "[...]\nb 1\n[...]\nb 2\n[...]"),
+        ((r"^a", r"^b"), None, "a\nb 1\n[...]\nb 2\n[...]"),
+        ((), r"^Net", "[...]\nNet(\n  x\n)\n[...]"),
+        ((r"^ *x$",), None, "[...]\n  x\n[...]"),
+        ((r"nothing",), None, "[...]"),
+    ],
+)
+def test_an_excerpt_says_where_it_leaves_lines_out(patterns: tuple[str, ...], block: str | None, kept: str) -> None:
+    assert excerpt("a\nb 1   \nNet(\n  x\n)\nc\nb 2\nd\n", patterns, block=block) == kept
