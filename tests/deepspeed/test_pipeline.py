@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_flops import count_flops
 from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.report.text import render_text
 from tests.deepspeed.launching import INSTALLED, launch, profile_in
 
@@ -96,6 +97,16 @@ def test_a_step_is_all_that_train_batch_does() -> None:
         assert (profile.counted_steps, profile.timed_steps) == ((1,), (4, 5, 6))
         assert (profile.micro_steps, profile.samples) == (3, ROWS)
         assert profile.rates.samples_per_sec == ROWS / (12.0 + 3.0 + 6.0 + 3.25 + 8.0 + 0.125)
+
+
+def test_throughput_of_a_whole_run_takes_a_train_batch_for_a_batch() -> None:
+    for returned in on_two("timed"):
+        summary = ThroughputSummary.from_json(returned["throughput"])
+        step_sec = 12.0 + 3.0 + 6.0 + 3.25 + 8.0 + 0.125
+        assert summary.batches == 9 - 1  # the counted one
+        assert summary.batch_cost_sec.minimum == step_sec  # in the first step stages tell each other their shapes, too
+        assert summary.reader_cost_sec == Spread(average=12.0, maximum=12.0, minimum=12.0)
+        assert summary.ips is not None and summary.ips.maximum == ROWS / step_sec
 
 
 def test_the_report_says_which_stage_it_is_of_and_shows_its_bubble() -> None:
