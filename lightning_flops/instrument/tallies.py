@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from lightning_flops.instrument.operators import Operator, dtype_name
@@ -23,17 +23,12 @@ class _Sum:
     written: int = 0
 
 
-def merge_records(
-    threads: Collection[ThreadState],
-    notes: Iterable[str],
-    hidden: Callable[[Mapping[str, int]], Mapping[str, UncountedOperator]],
-) -> FlopRecord:
+def merge_records(threads: Collection[ThreadState], notes: Iterable[str]) -> FlopRecord:
     """One record of what all threads did.
 
     Args:
         threads: their books.
         notes: sentences for the record.
-        hidden: from the number of calls of each module, the work that no thread could see.
     """
     sums: dict[_Key, _Sum] = {}
     calls: dict[str, int] = {}
@@ -55,7 +50,6 @@ def merge_records(
         )
         for operator, (count, elements, heavy) in sorted(listed.items())
     }
-    uncounted.update(hidden(calls))
     cells = tuple(
         OperatorCell(
             module=module,
