@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.autograd_state import current_node, node_sequence, sequence_number
+from lightning_flops.instrument.autograd_state import current_node, function_in_forward, node_sequence, sequence_number
+from lightning_flops.instrument.compiled_backward import is_compiled
 from lightning_flops.instrument.counting_mode import CountingMode
 from lightning_flops.instrument.formulas import Work
 from lightning_flops.instrument.formulas.contract import Arguments, Entry, Keywords
@@ -91,7 +92,8 @@ class HalvingMode(CountingMode):  # type: ignore[no-untyped-call]
         """Whether a product belongs to attention that was called with the causal flag."""
         calls = self._calls
         if calls.mask is not None and tuple((args[0] if calls.weighted else out).shape[-2:]) == calls.mask:
-            flagged = calls.weighted or calls.scalings == 1
+            # Of a compiled region the backward does not tell its products apart: its forward counts in full too.
+            flagged = (calls.weighted or calls.scalings == 1) and not is_compiled(function_in_forward())
             if calls.weighted or not flagged:
                 calls.mask = None  # this was the call's second product, or the mask was a caller's
             if flagged:

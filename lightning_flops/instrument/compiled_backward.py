@@ -80,7 +80,7 @@ class CompiledBackwards:
         if function in self._watched:
             return
         self._watched.add(function)
-        if getattr(function, "__name__", "") != _COMPILED_FUNCTION:
+        if not is_compiled(function):
             return
         if not hasattr(function, _ENTRY_POINT):
             self._note(
@@ -182,6 +182,11 @@ class CompiledBackwards:
         return products is not None and not any(sizes.values())
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether an ``autograd.Function`` is a compiled region's."""
+    return getattr(function, "__name__", "") == _COMPILED_FUNCTION
+
+
 def _nothing() -> None:
     """Ends a backward that nothing was begun for."""
 
@@ -202,9 +207,7 @@ def _described(value: Any) -> Any:
 def _backward_graph(function: Any) -> torch.fx.Graph:
     from torch._dynamo.compiled_autograd import extract_bw_module
 
-    module: Any = extract_bw_module(function)
-    graph: torch.fx.Graph = module.graph
-    graph.owning_module = module
+    graph: torch.fx.Graph = extract_bw_module(function).graph  # type: ignore[attr-defined]
     return graph
 
 

@@ -298,7 +298,7 @@ class FlopCounter:
                     elif caller.kind == "base" and isinstance(module, GraphModule):
                         self._graph_ran = True
                     elif caller.wants_backward and state.modes and not is_grad_enabled():
-                        self._enter_teacher(state, caller, module)
+                        self._enter_teacher(state, caller.name, module)
                     self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
                     return
             outermost = state.modes == 0 and len(state.stack) == 1
@@ -315,14 +315,14 @@ class FlopCounter:
         except Exception as error:
             self._failed("a module's forward pre-hook", error)
 
-    def _enter_teacher(self, state: ThreadState, caller: Running, module: nn.Module) -> None:
+    def _enter_teacher(self, state: ThreadState, name: str, module: nn.Module) -> None:
         """A module that is not the root's is called without grad: no backward follows, whatever runs in it.
 
         Even if that is the forward of an autograd.Function. Compilers' graphs are no such modules: they are called
         without grad because a function of the compiler's has its own backward.
         """
         if graph_task_id() == NO_GRAPH_TASK and not isinstance(module, GraphModule):
-            self._enter_running(state, caller.name, module, "module")
+            self._enter_running(state, name, module, "module")
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         try:

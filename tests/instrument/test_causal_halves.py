@@ -117,3 +117,15 @@ def test_a_thread_of_its_own_counts_half_too() -> None:
         thread.join()
     counts = FlopCounts(counter.record())
     assert (counts.forward, counts.backward) == (2 * PRODUCT, 2 * 2 * PRODUCT)
+
+
+def test_compiled_separate_products_count_full_forward_and_backward() -> None:
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(lambda *tensors: attend(list(tensors)), backend="aot_eager")
+    tensors = inputs()
+    with sdpa_kernel(SDPBackend.MATH):
+        compiled(*tensors).sum().backward()
+        with FlopCounter(None, causal_attention="half") as counter:
+            compiled(*tensors).sum().backward()
+    counts = FlopCounts(counter.record())
+    assert (counts.forward, counts.backward) == (2 * PRODUCT, 4 * PRODUCT)
