@@ -43,6 +43,8 @@ def test_each_stage_counts_its_own_layers_of_all_micro_batches_and_no_evaluation
     assert forwards == {"": THIRD + FOURTH, "2": THIRD, "3": FOURTH}
     assert not first.uncounted and not second.uncounted
     assert first.outside.total == second.outside.total == 0
+    # Steps with an evaluation behind them are like those without.
+    assert (first.timed_steps, second.timed_steps) == ((4, 5, 6), (4, 5, 6))
 
 
 @pytest.mark.parametrize(("launched", "stages"), [(on_two, 2), (on_four, 4)])
