@@ -49,6 +49,7 @@ def run_context(engine: Any) -> RunContext:
         dp_size=sizes.dp_size,
         tp_size=sizes.tp_size,
         pp_size=sizes.pp_size,
+        cp_size=sizes.cp_size,
         sp_size=sizes.sp_size,
         ep_size=sizes.ep_size,
         pp_rank=int(getattr(engine, "stage_id", 0)),

@@ -18,12 +18,13 @@ _EXPERT_GROUP_PREFIX = "ep_size_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSizes:
-    """Ranks along each way to share the work: ``world_size`` = dp × tp × pp × sp; experts divide dp once more."""
+    """Ranks along each way to share the work: ``world_size`` = dp × tp × pp × cp × sp; experts divide dp once more."""
 
     dp_size: int = 1
     """Ranks that see different data."""
     tp_size: int = 1
     pp_size: int = 1
+    cp_size: int = 1
     sp_size: int = 1
     """Ranks that hold different parts of the same sequences (Ulysses)."""
     ep_size: int = 1
@@ -41,11 +42,13 @@ def parallel_sizes(engine: Any) -> ParallelSizes:
     mpu = getattr(engine, "mpu", None)
     tp_size = tensor_parallel_size(mpu)
     pp_size = _first_size(mpu, "get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size")
+    cp_size = _first_size(mpu, "get_context_parallel_world_size")
     sp_size = int(getattr(engine, "sequence_parallel_size", 1) or 1)
     return ParallelSizes(
-        dp_size=max(1, world_size // (tp_size * pp_size * sp_size)),
+        dp_size=max(1, world_size // (tp_size * pp_size * cp_size * sp_size)),
         tp_size=tp_size,
         pp_size=pp_size,
+        cp_size=cp_size,
         sp_size=sp_size,
         ep_size=max(map(expert_parallel_size, _parameters(engine)), default=1),
     )

@@ -38,6 +38,10 @@ def test_without_a_unit_all_ranks_see_different_data() -> None:
             _unit(get_tensor_model_parallel_world_size=2, get_pipeline_model_parallel_world_size=2),
             ParallelSizes(dp_size=2, tp_size=2, pp_size=2),
         ),
+        (  # Megatron, with the sequences of each sample on two ranks
+            _unit(get_tensor_model_parallel_world_size=2, get_context_parallel_world_size=2),
+            ParallelSizes(dp_size=2, tp_size=2, cp_size=2),
+        ),
         (  # the grid of a pipeline, whose "model parallel" is stages × slices
             _unit(get_slice_parallel_world_size=2, get_pipe_parallel_world_size=4, get_model_parallel_world_size=8),
             ParallelSizes(dp_size=1, tp_size=2, pp_size=4),
