@@ -66,8 +66,9 @@ def _summary_lines(profile: Profile) -> list[str]:
         of_model, stage = "of stage", f" (stage {context.pp_rank} of {context.pp_size})"
     params_of_model = f"params {of_model}" if sharded else f"params {of_model} = params per GPU * mp_size"
     ranks_of_sample, ranks_of_sample_words = context.tp_size, "mp_size"
-    if context.sp_size > 1:
-        ranks_of_sample, ranks_of_sample_words = context.tp_size * context.sp_size, "mp_size * sp_size"
+    for size, word in ((context.cp_size, "cp_size"), (context.sp_size, "sp_size")):
+        if size > 1:
+            ranks_of_sample, ranks_of_sample_words = ranks_of_sample * size, f"{ranks_of_sample_words} * {word}"
     micro_steps = f"({plain(profile.micro_steps)} micro-step{'' if profile.micro_steps == 1 else 's'})"
 
     def rate(value: float | None, *words: str) -> str:
