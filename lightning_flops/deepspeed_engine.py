@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed_run import EngineOutput, engine_device, run_context, settle_steps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
+from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.run_profiler import RunProfiler, guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.loader_queue import Feed
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import RunContext
     from lightning_flops.run_profiler import RunOutput
@@ -64,6 +67,7 @@ class EngineProfiler(RunProfiler):
         self._micro_step_is_over = False
         self._fetches = 0
         self._fetching = False
+        self._iterator: Callable[[], Any] | None = None
         self._builtin: Any = None
 
     @classmethod
@@ -126,6 +130,13 @@ class EngineProfiler(RunProfiler):
         taps.replace(torch.autograd, "backward", self._around_backward)
         taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
         taps.replace(DataLoader, "__iter__", self._around_loader_start)
+        self._tap_optimizer_work(taps)
+
+    def _tap_optimizer_work(self, taps: Patches) -> None:
+        """Have what the engine itself computes for the update, as Muon's products, counted as the optimizer's."""
+        for name in ("_backward_epilogue", "_take_model_step"):
+            if callable(getattr(type(self._engine), name, None)):
+                taps.replace(self._engine, name, self._around_optimizer_work)
 
     def _take_out_taps(self) -> None:
         self._leave_scope()
@@ -171,6 +182,13 @@ class EngineProfiler(RunProfiler):
             result = epilogue(*args, **kwargs)
             self._gradients_are_there()
             return result
+
+        return run
+
+    def _around_optimizer_work(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._optimizer_scope() or nullcontext():
+                return work(*args, **kwargs)
 
         return run
 
@@ -314,6 +332,11 @@ class EngineProfiler(RunProfiler):
         )
 
     @guarded
+    def _optimizer_scope(self) -> AbstractContextManager[Any]:
+        assert self._recorder is not None
+        return self._recorder.optimizer_work()
+
+    @guarded
     def _step_begins(self) -> bool:
         """``engine.step`` begins; True if it is going to update."""
         self._loss_may_follow = False
@@ -382,6 +405,7 @@ class EngineProfiler(RunProfiler):
             return False
         assert self._recorder is not None
         self._loss_may_follow = False
+        self._iterator = weakref.ref(iterator)
         if self._recorder.counting:
             ahead = (getattr(iterator, "_num_workers", 0) or 0) * (getattr(iterator, "_prefetch_factor", 0) or 0)
             self._recorder.settle_for(math.ceil(ahead / int(self._engine.gradient_accumulation_steps())))
@@ -454,6 +478,17 @@ class EngineProfiler(RunProfiler):
 
     def _run_context(self) -> RunContext:
         return replace(run_context(self._engine), micro_batch_size=self._micro_batch_size)
+
+    def _feed(self) -> Feed:
+        return LoaderQueue(
+            lambda: backlogs_of(self._loader_iterators(), note=self._note),
+            batches_a_step=int(self._engine.gradient_accumulation_steps()),
+        )
+
+    def _loader_iterators(self) -> list[Any]:
+        """The iterator that was asked for a batch last, if it is still there."""
+        iterator = None if self._iterator is None else self._iterator()
+        return [] if iterator is None else [iterator]
 
     def _optimizers(self) -> Iterable[Any] | None:
         return (self._engine.optimizer,)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol, get_args
@@ -61,6 +61,9 @@ class Counter(Protocol):
 
     def in_root(self) -> AbstractContextManager[Any]:
         """Inside, work that no module call owns is the root's own."""
+
+    def in_optimizer(self) -> AbstractContextManager[Any]:
+        """Inside, work is the optimizer's."""
 
     def total(self) -> PhaseFlops:
         """FLOPs by phase so far."""
@@ -252,10 +255,14 @@ class Recorder:
         if ended is not None:
             self._end_counted_step(ended)
 
-    def enter(self, part: TimePhase | str) -> None:
+    def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running.
 
         A name that is no phase (``validation``, ``checkpoint``) is time the step does not own.
+
+        Args:
+            part: its name.
+            counts: it is a forward, a backward or an update by itself, and not something that belongs to one.
         """
         if self._state is State.TIMING and self._timer is not None:
             self._timer.enter(part)
@@ -267,9 +274,11 @@ class Recorder:
             scope = ExitStack()
             if part == "forward":
                 scope.enter_context(self._counter.in_root())
-            elif part not in ("backward", "optimizer", "transfer"):
+            elif part not in ("backward", "optimizer", "transfer", "other"):
                 scope.enter_context(self._counter.pause())
             self._scopes.append(scope)
+        if not counts:
+            return
         if part == "forward":
             self._step.forwards += 1
         elif part == "backward":
@@ -296,6 +305,12 @@ class Recorder:
             self._timer.claim(part)
         elif self.counting and self._counter is not None:
             self._look(self._counter, outside=part)
+
+    def optimizer_work(self) -> AbstractContextManager[Any]:
+        """Inside, what is counted is the optimizer's, whatever part of the step is running."""
+        if self.counting and self._counter is not None:
+            return self._counter.in_optimizer()
+        return nullcontext()
 
     def cannot_tell_apart(self, phases: Iterable[TimePhase]) -> None:
         """These phases are not seen apart in this run: their seconds are known as one sum."""

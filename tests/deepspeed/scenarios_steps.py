@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,19 @@ def compiled() -> dict[str, Any]:
         return outcome(engine, compiled=engine.is_compiled)
 
 
+def muon() -> dict[str, Any] | None:
+    """Its products run in the engine, behind the backward, and not in a torch optimizer's step."""
+    if importlib.util.find_spec("deepspeed.runtime.zero.muon") is None:
+        return None
+    model = Net()
+    settings = config(stage=1, optimizer={"type": "Muon", "params": {"lr": 0.02, "ns_method": "standard"}})
+    settings["zero_optimization"]["reduce_scatter"] = False
+    with installed():
+        engine = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=settings)[0]
+        train(engine, STEPS)
+        return outcome(engine)
+
+
 class Hard(nn.Module):
     """What DeepSpeed's profiler raises at: keywords, list forms, list strides, one image, sequences, scripts."""
 
@@ -383,6 +397,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "attached_in_the_middle": attached_in_the_middle,
     "compiled": compiled,
     "hard_operators": hard_operators,
+    "muon": muon,
     **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
     **{
         f"interrupted_{where}": functools.partial(interrupted, where)

@@ -141,6 +141,16 @@ def test_operators_that_the_builtin_profiler_raises_at_are_counted() -> None:
     assert profile.flops.recompute == product_of_scores  # the backward of fused attention makes the scores again
 
 
+def test_what_the_engine_multiplies_for_the_update_is_the_optimizers() -> None:
+    if returned_by("muon") is None:
+        pytest.skip("this DeepSpeed has no Muon")
+    profile = profile_of("muon")
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    # Muon iterates five times over each matrix of m x n, m <= n: two products of m·m·n and one of m·m·m.
+    assert profile.flops.optimizer == sum(5 * (2 * (2 * m * m * n) + 2 * m**3) for m, n in ((8, 8), (8, 16), (4, 16)))
+    assert profile.flops.model == FORWARD + BACKWARD
+
+
 class TestFakeClock:
     """Seconds: a batch 1, forward 2, loss 4, backward 8, optimizer 16, the rest of a micro-step 32; two micro-steps."""
 

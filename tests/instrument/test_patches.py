@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -113,3 +114,23 @@ def test_a_value_that_somebody_has_set_since_stays() -> None:
     instance.table = ("theirs",)
     patches.undo()
     assert instance.table == ("theirs",)
+
+
+def test_a_class_and_a_module_are_left_as_they_were_found() -> None:
+    class Base:
+        def greet(self) -> str:
+            return "hello"
+
+    class Derived(Base):
+        pass
+
+    library = types.ModuleType("library")
+    vars(library)["size"] = len
+    patches = Patches()
+    patches.replace(Base, "greet", lambda original: lambda self: original(self) + "!")
+    patches.replace(Derived, "greet", lambda original: lambda self: original(self) + "?")
+    patches.replace(library, "size", lambda original: lambda value: original(value) + 1)
+    assert (Base().greet(), Derived().greet(), vars(library)["size"]("ab")) == ("hello!", "hello!?", 3)
+    patches.undo()
+    assert (Base().greet(), Derived().greet()) == ("hello", "hello")
+    assert "greet" not in vars(Derived) and vars(library)["size"] is len

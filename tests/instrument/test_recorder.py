@@ -33,6 +33,7 @@ class FakeCounter:
         self.entered = 0
         self.paused = 0
         self.roots = 0
+        self.optimizers = 0
         self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
 
     def __enter__(self) -> None:
@@ -53,9 +54,15 @@ class FakeCounter:
         yield
         self.roots -= 1
 
+    @contextmanager
+    def in_optimizer(self) -> Iterator[None]:
+        self.optimizers += 1
+        yield
+        self.optimizers -= 1
+
     def spend(self, phase: FlopPhase, flops: int) -> None:
         if self.entered and not self.paused:
-            self.flops[phase] += flops
+            self.flops["optimizer" if self.optimizers else phase] += flops
 
     def total(self) -> PhaseFlops:
         return PhaseFlops(**self.flops)
@@ -346,3 +353,66 @@ def test_closing_leaves_the_counter_as_it_was_entered(batches: int) -> None:
     run.recorder.enter("data_wait")
     run.close()
     assert (run.counter.entered, run.counter.paused, run.counter.roots) == (0, 0, 0)
+
+
+class LossOutside(Run):
+    """The loss is computed between forward and backward, for 32 s, and claimed for the forward."""
+
+    def batch(
+        self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
+    ) -> None:
+        with self.recorder.batch_scope():
+            self.now.sleep(64.0)
+            self.part("forward", 2.0, "forward", 100)
+            self.now.sleep(32.0)
+            self.counter.spend("forward", 10)
+            if self.recorder.marking:
+                self.recorder.claim("forward")
+            self.part("backward", 4.0, "backward", 200)
+            self.part("optimizer", 8.0, "optimizer", 7)
+            self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
+
+
+def test_what_ran_since_a_part_was_left_can_be_claimed_for_it() -> None:
+    run = LossOutside(profile_step=0, timing_steps=1, settle_steps=0)
+    run.batch()
+    run.batch()
+    window = run.close()
+    (step,) = window.timed_steps
+    assert step.seconds == PhaseSeconds(forward=2.0 + 32.0, backward=4.0, optimizer=8.0, other=64.0)
+    assert window.mixed_phases == ()  # the loss's FLOPs are where its time is
+
+
+def test_phases_that_a_front_door_cannot_see_apart_are_known_as_a_sum() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=0)
+    run.batch()
+    run.recorder.cannot_tell_apart(("data_wait", "other"))
+    run.batch()
+    window = run.close()
+    assert window.mixed_phases == ("data_wait", "other")
+    assert window.notes == ()  # nothing was seen to be in the wrong place
+
+
+def test_more_steps_are_left_alone_when_that_is_asked_for_meanwhile() -> None:
+    run = Run(profile_step=0, timing_steps=3, settle_steps=1)
+    run.recorder.settle_for(3)
+    run.recorder.settle_for(2)
+    for _ in range(5):
+        run.batch()
+    assert run.states == [State.COUNTING, State.SETTLING, State.SETTLING, State.SETTLING, State.TIMING]
+    run.recorder.settle_for(100)  # no more than are timed
+    assert run.close().settle_steps == 3
+
+
+def test_work_for_the_update_is_the_optimizers_in_whatever_part_it_runs() -> None:
+    run = Run(profile_step=0, timing_steps=1, settle_steps=0)
+    with run.recorder.batch_scope():
+        run.recorder.enter("backward")
+        with run.recorder.optimizer_work():
+            run.counter.spend("forward", 11)
+        run.counter.spend("backward", 200)
+        run.recorder.leave()
+        run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    assert run.counter.flops == {"forward": 0, "backward": 200, "recompute": 0, "optimizer": 11}
+    with run.recorder.optimizer_work():  # nothing is counted any more
+        assert run.counter.optimizers == 0
