@@ -42,9 +42,7 @@ _SILENT = "6"
 
 _READERS = (
     "activity_type",
-    "correlation_id",
     "device_resource_id",
-    "device_type",
     "duration_ns",
     "fwd_thread_id",
     "name",
@@ -53,6 +51,9 @@ _READERS = (
     "start_ns",
 )
 """What raw events are asked; a torch whose events do not answer has its trace read from a file."""
+
+_HOST_CATEGORIES = frozenset(("cpu_op", "user_annotation", "cpu_instant_event", "python_function"))
+"""Of these raw events tell all that a file does; a trace with any other is read from its file."""
 
 
 class _Mark:
@@ -386,30 +387,35 @@ def _columns(events: list[Any]) -> TraceColumns | None:
     """The events as columns; None if a device took part, or this torch's events do not tell enough."""
     if not events or not all(hasattr(events[0], name) for name in _READERS):
         return None
-    cpu = torch._C._autograd.DeviceType.CPU
-    if any(event.device_type() != cpu for event in events):
-        return None
-    memory = [event for event in events if event.name() == "[memory]"]
-    if memory:
-        events = [event for event in events if event.name() != "[memory]"]
-    names: dict[str, int] = {}
     categories: dict[str, int] = {}
+    category = array("i", [categories.setdefault(event.activity_type(), len(categories)) for event in events])
+    if not categories.keys() <= _HOST_CATEGORIES:
+        return None
+    names: dict[str, int] = {}
     threads: dict[int, int] = {}
+    name = array("i", [names.setdefault(event.name(), len(names)) for event in events])
+    thread = array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in events])
+    start_ns = array("q", [event.start_ns() for event in events])
+    sequence = array("q", [event.sequence_nr() for event in events])
+    memory = [place for place, one in enumerate(name) if one == names["[memory]"]] if "[memory]" in names else []
     return TraceColumns(
-        name=array("i", [names.setdefault(event.name(), len(names)) for event in events]),
-        category=array("i", [categories.setdefault(event.activity_type(), len(categories)) for event in events]),
-        thread=array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in events]),
-        start_ns=array("q", [event.start_ns() for event in events]),
-        duration_ns=array("q", [event.duration_ns() for event in events]),
-        external_id=array("q", [event.correlation_id() for event in events]),
-        sequence=array("q", [event.sequence_nr() for event in events]),
-        forward_thread=array("q", [event.fwd_thread_id() for event in events]),
-        memory_thread=array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in memory]),
-        memory_time_ns=array("q", [event.start_ns() for event in memory]),
-        memory_bytes=array("q", [event.nbytes() for event in memory]),
         names=tuple(names),
         categories=tuple(categories),
         threads=tuple(threads),
+        name=name,
+        category=category,
+        thread=thread,
+        start_ns=start_ns,
+        duration_ns=array("q", [event.duration_ns() for event in events]),
+        sequence=sequence,
+        forward_thread=array(
+            "q",
+            # Only a node has both; most operators have neither.
+            [event.fwd_thread_id() if one >= 0 else -1 for event, one in zip(events, sequence, strict=True)],
+        ),
+        memory_thread=array("i", [thread[place] for place in memory]),
+        memory_time_ns=array("q", [start_ns[place] for place in memory]),
+        memory_bytes=array("q", [events[place].nbytes() for place in memory]),
     )
 
 

@@ -130,7 +130,7 @@ def trace_from_columns(
         start_ns=_int64(columns.start_ns)[kept],
         duration_ns=_int64(columns.duration_ns)[kept],
         correlation=nowhere,
-        external_id=_int64(columns.external_id)[kept],
+        external_id=nowhere,
         sequence=_int64(columns.sequence)[kept],
         forward_thread=_int64(columns.forward_thread)[kept],
         device=nowhere.astype(np.int32),

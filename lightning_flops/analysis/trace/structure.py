@@ -178,30 +178,26 @@ def nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int3
         parent: gets, for each of these rows, the innermost one around it, where there is one.
         depth: gets how many enclose it.
     """
-    rows = operators.tolist()
-    starts, ends = trace.start_ns[operators].tolist(), trace.end_ns[operators].tolist()
-    lanes = trace.lane[operators].tolist()
-    parents = [-1] * len(rows)
-    depths = [0] * len(rows)
-    open_rows: list[int] = []
-    open_ends: list[int] = []
-    lane = None
-    for index, start in enumerate(starts):
-        if lanes[index] != lane:
-            lane = lanes[index]
-            open_rows.clear()
-            open_ends.clear()
-        while open_ends and open_ends[-1] <= start:
-            open_ends.pop()
-            open_rows.pop()
-        if open_rows:
-            parents[index] = open_rows[-1]
-            depths[index] = len(open_rows)
-        open_rows.append(rows[index])
-        open_ends.append(ends[index])
-    parent[operators] = parents
+    count = len(operators)
+    starts, ends, lanes = trace.start_ns[operators], trace.end_ns[operators], trace.lane[operators]
+    # Whoever encloses an operator is the one right before it or encloses that one. All operators look at once: where
+    # the candidate has ended, its own candidate is next, and what that one passed over has ended too.
+    around = np.arange(-1, count - 1)
+    around[np.flatnonzero(np.diff(lanes, prepend=-1))] = -1
+    looking = np.flatnonzero(around >= 0)
+    while len(looking := looking[ends[around[looking]] <= starts[looking]]):
+        around[looking] = around[around[looking]]
+        looking = looking[around[looking] >= 0]
+    inside = around >= 0
+    parent[operators] = np.where(inside, operators[around], -1) if count else parent[operators]
     if depth is not None:
-        depth[operators] = depths
+        levels = np.zeros(count, dtype=np.int32)
+        above = around
+        while inside.any():
+            levels += inside
+            above = np.where(inside, around[above], -1)
+            inside = above >= 0
+        depth[operators] = levels
 
 
 def _launches(trace: Trace) -> Ints:

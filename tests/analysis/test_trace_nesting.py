@@ -1,0 +1,38 @@
+"""Who encloses whom, held against a search through everything that began before."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.analysis.trace_events import operator, trace
+
+SPANS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=40)
+
+
+@given(SPANS)
+def test_an_operators_caller_is_the_last_that_began_before_it_on_its_thread_and_still_runs(
+    spans: list[tuple[int, int, int]],
+) -> None:
+    found = trace(*(operator("aten::mm", start, length, thread=thread) for thread, start, length in spans))
+    rows = found.links.operators.tolist()
+    starts, ends, lanes = found.start_ns, found.end_ns, found.lane
+    depth_of = {-1: -1}
+    for place, row in enumerate(rows):
+        before = [one for one in rows[:place] if lanes[one] == lanes[row] and ends[one] > starts[row]]
+        expected = before[-1] if before else -1
+        assert found.links.parent[row] == expected
+        depth_of[row] = depth_of[expected] + 1
+        assert found.links.depth[row] == depth_of[row]
+
+
+def test_a_thousand_siblings_and_a_thousand_levels_are_told_at_once() -> None:
+    siblings = trace(
+        operator("aten::linear", 0, 5000), *(operator("aten::mm", 10 + 2 * place, 1) for place in range(1000))
+    )
+    assert np.flatnonzero(siblings.links.parent == -1).tolist() == [0]
+    assert set(siblings.links.depth.tolist()) == {0, 1}
+    levels = trace(*(operator("aten::linear", place, 5000 - 2 * place) for place in range(1000)))
+    assert levels.links.parent.tolist() == [-1, *range(999)]
+    assert levels.links.depth.tolist() == list(range(1000))
