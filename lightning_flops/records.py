@@ -237,7 +237,6 @@ class TraceColumns:
     """Index into ``threads``."""
     start_ns: array[int]
     duration_ns: array[int]
-    external_id: array[int]
     sequence: array[int]
     """Autograd's sequence number."""
     forward_thread: array[int]
