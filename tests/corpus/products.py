@@ -164,6 +164,12 @@ def addr() -> Network:
 
 
 @FAMILY.network
+def outer_product() -> Network:
+    """A product for each element of the matrix and nothing added: elementwise, forward and backward."""
+    return of_parameters(torch.outer, (5,), (7,), forward=0, backward=0)
+
+
+@FAMILY.network
 def functional_linear() -> Network:
     """No module stands for the product, so it belongs to the one that called it."""
     batch, inputs, outputs = 3, 5, 7

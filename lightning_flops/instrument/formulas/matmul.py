@@ -168,9 +168,11 @@ def inner_product(left: torch.Tensor, right: torch.Tensor) -> int:
 
 
 def outer_product(left: torch.Tensor, right: torch.Tensor) -> int:
-    """``addr``: adds an (M, 1) by (1, N) product, 2·M·N.
+    """``addr``: adds an (M, 1) by (1, N) product, one multiply-add for each of its elements: 2·M·N.
 
-    ``outer``, ``ger`` and ``linalg.vecdot`` have no rule: torch runs them as elementwise products (and a sum).
+    ``outer`` and ``ger`` have no rule. They multiply and add nothing, and torch runs them as the elementwise product of
+    a column and a row, which nothing tells from any other elementwise product that broadcasts. ``linalg.vecdot`` of
+    stacked vectors is an elementwise product and a reduction; of two vectors it is ``vdot``.
     """
     return 2 * left.numel() * right.numel()
 
