@@ -128,6 +128,7 @@ def test_a_single_stage_is_the_model_and_waits_for_nobody() -> None:
         profile = profile_in(returned)
         assert flops(profile) == (FIRST + SECOND + THIRD + FOURTH, FIRST + 2 * (SECOND + THIRD + FOURTH), 0, 0)
         assert (profile.context.dp_size, profile.context.pp_size) == (2, 1)
+        assert (profile.counted_steps, profile.timed_steps, profile.notes) == ((1,), (4, 5, 6), ())
         assert profile.timing is not None
         assert "bubble" not in [part.name for part in profile.timing.parts]
         assert "stage" not in render_text(profile)
