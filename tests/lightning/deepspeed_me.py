@@ -180,7 +180,7 @@ def scenarios(root: str, stage: int, folder: str) -> dict[str, Facts]:
         return found
     callback = FlopsProfilerCallback
     short = {"max_epochs": 1, "limit_train_batches": 2}
-    own = callback(profile_step=1, timing_steps=3)
+    own = callback(profile_step=1, timing_steps=3, trace=True)
     found["arguments"] = fit(root, stage, folder, own, block=dict(BLOCK))
     found["fails"] = fit(root, stage, folder, callback(), block=dict(BLOCK), fails_at=14)
     found["manual"] = fit(root, stage, folder, callback(), block=dict(BLOCK), manual=True, max_epochs=1)

@@ -119,8 +119,26 @@ def test_arguments_win_over_the_block_and_the_log_says_so(ranks: list[Seen]) -> 
     profile = profile_of(fit)
     assert (profile.profile_step, profile.settings.timing_steps, profile.settings.module_depth) == (1, 3, 1)
     (said,) = log_of(fit, "win over the DeepSpeed config's flops_profiler block")
-    assert said.endswith("profile_step=1 (the block has 2), timing_steps=3 (the block has 2)")
-    assert len(log_of(fit, "taken from the DeepSpeed config's flops_profiler block: enabled, module_depth")) == 1
+    assert "profile_step=1 (the block has 2)" in said
+    assert "timing_steps=3 (the block has 2)" in said
+    assert "trace=True (the block has False)" in said
+    assert log_of(fit, "taken from") == [
+        "INFO: taken from the DeepSpeed config's flops_profiler block: enabled, module_depth"
+    ]
+
+
+def test_the_traced_step_has_times_of_modules_and_changes_no_bit(ranks: list[Seen]) -> None:
+    for seen in ranks:
+        fit = seen[FULL]["arguments"]
+        profile = profile_of(fit)
+        assert profile.traced is not None
+        times = {module.name: module.times for module in profile.modules}
+        for name in ("", "net.0.linear", "net.1"):
+            one = times[name]
+            assert one is not None and one.backward_sec is not None, name
+            assert one.forward_sec > 0 and one.backward_sec > 0, name
+        for what in ("losses", "weights", "random_state"):
+            assert fit[what] == seen[FULL]["plain"][what], what
 
 
 def test_an_exception_in_the_users_step_leaves_as_it_came_and_the_report_says_so(ranks: list[Seen]) -> None:
