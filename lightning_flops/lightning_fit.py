@@ -141,8 +141,19 @@ class FitProfiler(RunProfiler):
         taps.replace(epoch_loop, "advance", self._around_advance)
         taps.replace(strategy, "batch_to_device", self._inside_part("transfer"))
         taps.replace(strategy, "training_step", self._inside_part("forward"))
-        taps.replace(strategy, "backward", self._inside_part("backward"))
+        # Around the call of autograd alone: the strategy's own method runs the user's hooks, too.
+        precision = strategy.precision_plugin
+        taps.replace(precision, "backward", self._inside_part("backward"))
         taps.replace(strategy, "optimizer_step", self._around_optimizer_step)
+        # Inside the optimizer's step Lightning runs hooks, which are not the optimizer's, and among them what is. Where
+        # a Lightning keeps this in another way, all of it is the optimizer's.
+        for target, name, make in (
+            (precision, "_after_closure", self._inside_part("other")),
+            (precision, "_clip_gradients", self._inside_part("optimizer", counts=False)),
+            (epoch_loop.automatic_optimization, "_optimizer_zero_grad", self._inside_part("optimizer", counts=False)),
+        ):
+            if callable(getattr(target, name, None)):
+                taps.replace(target, name, make)
 
     def _around_advance(self, advance: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -182,10 +193,10 @@ class FitProfiler(RunProfiler):
         def run(optimizer: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self._engine_accumulates():
                 return optimizer_step(optimizer, closure, *args, **kwargs)
-            # In automatic optimization the closure calls strategy.training_step; in manual optimization it is the
-            # user's own forward and backward, or Lightning's that does nothing.
-            if manual and callable(closure) and getattr(closure, "__name__", "") != "do_nothing_closure":
-                closure = self._inside_part("forward")(closure)
+            # In automatic optimization the closure holds forward, backward and Lightning's work between them, which is
+            # no optimizer's; in manual optimization it is the user's own forward and backward, or does nothing.
+            if callable(closure) and getattr(closure, "__name__", "") != "do_nothing_closure":
+                closure = self._inside_part("forward" if manual else "other")(closure)
             self._in_strategy_step = True
             try:
                 return inside(optimizer, closure, *args, **kwargs)

@@ -273,27 +273,27 @@ class RunProfiler(ABC):
             self._fail(error)
 
     @guarded
-    def _enter(self, part: str) -> None:
-        assert self._recorder is not None
-        if self._recorder.marking:
+    def _enter(self, part: str, *, counts: bool = True) -> None:
+        if self._marking:
+            assert self._recorder is not None
             if self._memory is not None and self._recorder.counting:
                 self._memory.enter(part)
-            self._recorder.enter(part)
+            self._recorder.enter(part, counts=counts)
 
     @guarded
     def _leave(self) -> None:
-        assert self._recorder is not None
-        if self._recorder.marking:
+        if self._marking:
+            assert self._recorder is not None
+            self._recorder.leave()  # first: what follows is not in the part's time
             if self._memory is not None and self._recorder.counting:
                 self._memory.leave()
-            self._recorder.leave()
 
-    def _inside_part(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What turns a function into one whose every call is *part* of a step."""
+    def _inside_part(self, part: str, *, counts: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What turns a function into one whose every call is *part* of a step; *counts* as in ``Recorder.enter``."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                self._enter(part)
+                self._enter(part, counts=counts)
                 try:
                     return original(*args, **kwargs)
                 finally:

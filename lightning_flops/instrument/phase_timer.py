@@ -61,9 +61,10 @@ class PhaseTimer:
 
     def leave(self) -> None:
         """The part entered last ends."""
+        self._stamps.append(self._clock.stamp())  # first: what follows is not in its time
         if self._open:
             self._open.pop()
-        self._border()
+        self._parts.append(self._current())
 
     def claim(self, part: str) -> None:
         """What ran since the last border was *part*, if no part was running."""
@@ -106,8 +107,8 @@ class PhaseTimer:
         return StepTimes(seconds=PhaseSeconds(**spent), reader_sec=reader_sec, excluded_sec=excluded)
 
     def _border(self) -> None:
-        self._stamps.append(self._clock.stamp())
         self._parts.append(self._current())
+        self._stamps.append(self._clock.stamp())  # last: what came before is not in the part's time
 
     def _current(self) -> str:
         if self._pause is not None:
