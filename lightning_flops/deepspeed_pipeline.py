@@ -87,6 +87,7 @@ class PipelineProfiler(EngineProfiler):
             parts = {name: part for name, part in parts.items() if part != "bubble"}
         table = self._table_with({name: self._in_train_batch_only(part) for name, part in parts.items()})
         taps.set(self._engine, _TABLE, table)
+        self._tap_optimizer_work(taps)
         taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
         taps.replace(DataLoader, "__iter__", self._around_loader_start)
 
