@@ -194,7 +194,7 @@ class EngineProfiler(RunProfiler):
 
     def _around_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            marked = self._step_begins()
+            marked = (self._marking or self._evaluating) and self._step_begins()
             before = self._engine.global_steps
             try:
                 result = step(*args, **kwargs)
@@ -292,10 +292,11 @@ class EngineProfiler(RunProfiler):
             self._shapes = tensor_shapes(batch)
         else:
             self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
-        self._loss_may_follow = False
-        if self._whole_step:
+        marked = self._marking and self._whole_step
+        if marked:
+            self._loss_may_follow = False
             self._enter("forward")
-        return self._whole_step
+        return marked
 
     @guarded
     def _forward_ends(self) -> None:

@@ -52,7 +52,7 @@ class Launched:
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 150.0) -> Launched:
+def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
     """Run every scenario of *module* on *ranks* ranks of one process group."""
     with tempfile.TemporaryDirectory() as folder:
         printed = run_ranks(

@@ -203,6 +203,30 @@ def evaluation(how: str) -> dict[str, Any]:
         return outcome(engine)
 
 
+def checkpoints() -> dict[str, Any]:
+    """One is saved after every step, and loaded once, which sets the engine's own number of steps back."""
+    with installed():
+        engine = engine_of(config(stage=1))
+        for index, batch in enumerate(batches(STEPS)):
+            engine.backward(engine(batch).square().sum())
+            engine.step()
+            engine.save_checkpoint("checkpoints", tag=f"after_{index}")
+            if index == 3:
+                engine.load_checkpoint("checkpoints", tag="after_0")
+        return outcome(engine, global_steps=engine.global_steps)
+
+
+def two_engines() -> dict[str, Any]:
+    """They take turns, as the two networks of a GAN do; each one's step holds a step of the other."""
+    with installed():
+        first, second = engine_of(config(stage=1)), engine_of(config(stage=2))
+        for batch in batches(STEPS):
+            for engine in (first, second):
+                engine.backward(engine(batch).square().sum())
+                engine.step()
+        return {"first": outcome(first), "second": outcome(second)}
+
+
 def trained_in_eval_mode() -> dict[str, Any]:
     with installed():
         engine = engine_of(config())
@@ -392,6 +416,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "frozen_helpers": frozen_helpers,
     "product_in_the_loss": product_in_the_loss,
     **{f"evaluation_{how}": functools.partial(evaluation, how) for how in ("engine", "module", "with gradients")},
+    "checkpoints": checkpoints,
+    "two_engines": two_engines,
     "trained_in_eval_mode": trained_in_eval_mode,
     "first_step": first_step,
     "attached_in_the_middle": attached_in_the_middle,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightning_flops.analysis.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
+from tests.ranks import DEEPSPEED_ON_CPU, run_ranks
 
 
 def returned_by(scenario: str) -> Any:
@@ -113,6 +116,20 @@ def test_an_engine_destroyed_in_its_window_reports_what_there_is() -> None:
     assert "Training ended before the window closed." in profile.notes
     assert "Profile Summary at step 6" in returned["printed"]
     assert returned["left"] == []
+
+
+def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -> None:
+    (printed,) = run_ranks(
+        ["-W", "ignore", "-m", "tests.deepspeed.ends_in_its_window"],
+        ranks=1,
+        folder=tmp_path,
+        timeout_sec=100,
+        environment=DEEPSPEED_ON_CPU,
+    )
+    assert printed.count("Profile Summary at step 7") == 1 and "2 of 20 steps, 5-6" in printed
+    assert printed.count("nothing was profiled: profile_step is 100, and this fit ended after 3 step(s)") == 1
+    profile = Profile.from_json((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 
 
 def test_an_engine_that_is_let_go_is_gone() -> None:

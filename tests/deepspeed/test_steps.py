@@ -96,6 +96,24 @@ def test_an_evaluation_between_steps_is_in_no_figure(how: str) -> None:
     assert profile.timing is not None and profile.timing.excluded_sec["validation"] > 0
 
 
+def test_a_checkpoint_between_steps_is_in_no_figure() -> None:
+    returned = returned_by("checkpoints")
+    assert returned["global_steps"] == 8 - 3  # after step 3 it was set back to 1
+    profile = profile_of("checkpoints")
+    assert (profile.counted_steps, profile.timed_steps) == ((2,), (5, 6))  # steps as they ran
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert profile.timing is not None and profile.timing.excluded_sec["checkpoint"] > 0
+
+
+def test_a_step_holds_what_another_engine_does_in_it() -> None:
+    for returned in returned_by("two_engines").values():
+        assert returned["left"] == []
+        profile = profile_in(returned)
+        assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
+        assert (profile.modules[0].total.forward, profile.modules[0].total.backward) == (FORWARD, BACKWARD)
+        assert (profile.outside.forward, profile.outside.backward) == (FORWARD, BACKWARD)
+
+
 def test_training_in_evaluation_mode_is_training() -> None:
     profile = profile_of("trained_in_eval_mode")
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
