@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting bench-deepspeed clean
+.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting bench-time bench-deepspeed clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint      lint and type-check only"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
+	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 
 demo: $(VENV)/.installed-examples
@@ -76,6 +77,12 @@ bench-accuracy: $(BENCH_VENV)/.installed-bench
 
 bench-counting: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
+
+bench-time: $(BENCH_VENV)/.installed-bench
+	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
+	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
+	$(BENCH_VENV)/bin/python -m benchmarks.monitor_cost
+	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
 
 # Writes docs/deepspeed.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev
