@@ -114,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = [
         "## A large trace file",
         "",
-        f"A synthetic trace of {size / 1e9:.2f} GB, read and analysed by what `lightning-flops trace` runs, each way in "
-        "a process of its own. Memory is the peak over what the process had before.",
+        f"A synthetic trace of {size / 1e9:.2f} GB, read and analysed by what `lightning-flops trace` runs, each way "
+        "in a process of its own. Memory is the peak over what the process had before.",
         "",
         "| decoder | events | read, peak MB | analysed, peak MB | peak / file | read, s | analysed, s |",
         "|---|---|---|---|---|---|---|",
