@@ -127,7 +127,10 @@ class BackwardScope:
     def _module(self, maker: str) -> str:
         if maker != UNKNOWN:
             return maker
-        self._note("Some backwards belong to forwards that ran while nothing was counted: they have no module.")
+        self._note(
+            "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what "
+            "compiled ones repeat counts as backward."
+        )
         return self._unknown
 
     def _without_node(self) -> str:

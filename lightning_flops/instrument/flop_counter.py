@@ -198,7 +198,8 @@ class FlopCounter:
                 "torch.compile of a function that calls it or by torch.func.linearize, the model's FLOPs stand under "
                 "(outside)."
             )
-        hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
+        reducers = [module for module in self._names.modules() if "_comm_hooks" in module.__dict__]
+        hooks = self._reducer_hooks.union(*map(computing_hooks, reducers))
         if hooks:
             yield (
                 f"DistributedDataParallel's communication hook {', '.join(sorted(hooks))} may go on computing on the "
