@@ -88,12 +88,15 @@ def one_stage() -> dict[str, Any]:
 def four_stages() -> dict[str, Any]:
     """Two stages in the middle, which load no data."""
     engine = engine_of(net(4))
+    before = own_names(engine)
     handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW, tokens_per_sample=7))
+    tapped = own_names(engine)
     data = batches()
     for _ in range(STEPS):
         engine.train_batch(data)
+    handle.detach()
     assert handle.profile is not None
-    return {"profile": handle.profile.to_json()}
+    return {"profile": handle.profile.to_json(), "left": own_names(engine) == before, "tapped": tapped != before}
 
 
 def two_pipelines() -> dict[str, Any]:

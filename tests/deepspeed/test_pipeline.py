@@ -166,7 +166,7 @@ def test_an_engine_whose_block_is_off_has_nothing_of_ours() -> None:
 
 
 def test_detaching_leaves_the_engine_as_it_was() -> None:
-    for returned in on_two("attached"):
+    for returned in (*on_two("attached"), *on_four("four_stages")):
         assert returned["tapped"] and returned["left"]
 
 
