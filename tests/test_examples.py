@@ -91,7 +91,7 @@ def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
         timeout=120,
     )
     assert run.returncode == 1
-    assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, got -1" in run.stderr
+    assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, or a list of such, got -1" in run.stderr
 
 
 @pytest.mark.parametrize("network", ["VisionTransformer", "ConvNet"])
