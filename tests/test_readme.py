@@ -25,11 +25,15 @@ SHOWN = (
     ("mean, ", "global step"),
     ("Classifier(", ")"),
 )
+TREE = "Classifier("
 """First and last line of each part of the output that the README shows, by how they begin."""
 
 PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
 SPEAKS_OF_TIME = re.compile(rf"latency:|FLOPS per GPU|samples/second|^ +mean, |^({PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%")
 FIGURE = re.compile(r"\d[\d.]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b)|%| [KM](?= |$))?")
+
+
+OF_A_MODULE = re.compile(r",?\s*<fwd latency[^>]*>")
 
 
 def block(language: str) -> str:
@@ -38,9 +42,12 @@ def block(language: str) -> str:
 
 
 def without_times(text: str) -> str:
-    """*text* with every figure masked on the lines that speak of time, and the spaces that align them."""
+    """*text* with every figure masked on the lines that speak of time, and the spaces that align them.
+
+    What the tree says of a module's time, in angle brackets, is taken out: figures decide where its lines break.
+    """
     lines = []
-    for line in text.splitlines():
+    for line in OF_A_MODULE.sub("", text).splitlines():
         if SPEAKS_OF_TIME.search(line):
             line = re.sub(r"mean, m?s", "mean, ~", line)
             line = re.sub(r" +", " ", FIGURE.sub("~", line))

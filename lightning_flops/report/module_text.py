@@ -131,8 +131,10 @@ class _Tree:
         figures = self._figures(node)
         times = self._times_text(mean_times([self._times.get(one) for one in names]))
         if not node.children:
-            figures += f", {times}" if times else ""
-            yield from _leaf_lines(opening, figures, extra, indent=indent)
+            if times:
+                yield from _timed_leaf_lines(opening, figures, times, extra, indent=indent)
+            else:
+                yield from _leaf_lines(opening, figures, extra, indent=indent)
             return
         inside = indent + _STEP
         yield opening
@@ -222,6 +224,20 @@ def _leaf_lines(opening: str, figures: str, extra: str, *, indent: str) -> Itera
     else:
         yield opening
         yield from _wrapped(f"{figures}{', ' if extra else ''}{extra})", indent=indent + 2 * _STEP)
+
+
+def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, indent: str) -> Iterator[str]:
+    """A module without modules inside: its times and its settings on lines of their own."""
+    inside = indent + 2 * _STEP
+    head = f"{opening}{figures},"
+    if len(head) <= WIDTH:
+        yield head
+    else:
+        yield opening
+        yield from _wrapped(f"{figures},", indent=inside)
+    yield from _wrapped(f"{times}{',' if extra else ')'}", indent=inside)
+    if extra:
+        yield from _wrapped(f"{extra})", indent=inside)
 
 
 def _wrapped(text: str, *, indent: str) -> list[str]:
