@@ -125,18 +125,24 @@ class CompiledBackwards:
             return _nothing
 
         def ends() -> None:
-            # The books of this node's neighbours are looked up anew.
-            state.segment_start = state.segment_end = 0
-            state.claimed = False
-            self._post(state)
-            told = self._book(calls, table, state.table_of(table.module, "recompute"), products)
-            if not told:
-                self._note(
-                    f"What the compiled backward of {table.module or 'the root'} repeats of its forward could not be "
-                    "told apart, not all of it at least: it counts as backward here, not as recompute."
-                )
+            try:
+                self._end(state, calls, table, products)
+            except Exception:
+                logger.warning("a compiled backward could not be booked", exc_info=True)
 
         return ends
+
+    def _end(self, state: ThreadState, calls: CallTable, table: Table, products: Products | None) -> None:
+        """Books what ran in a compiled backward, which ends."""
+        # The books of this node's neighbours are looked up anew.
+        state.segment_start = state.segment_end = 0
+        state.claimed = False
+        self._post(state)
+        if not self._book(calls, table, state.table_of(table.module, "recompute"), products):
+            self._note(
+                f"What the compiled backward of {table.module or 'the root'} repeats of its forward could not be told "
+                "apart, not all of it at least: it counts as backward here, not as recompute."
+            )
 
     def _products(self, function: Any, inputs: list[Any]) -> Products | None:
         """What this backward repeats when it is called with *inputs*; None where that cannot be told."""
@@ -152,7 +158,7 @@ class CompiledBackwards:
 
     @staticmethod
     def _book(calls: CallTable, backward: Table, recompute: Table, products: Products | None) -> bool:
-        """Adds *calls* to the two tables; whether everything that was to be repeated was among them."""
+        """Adds *calls* to the two tables; whether all that was to be repeated was among them, if anything was."""
         missing = Counter(products or {})
         again: set[Any] = set()
         counted = [(key, cell) for key, cell in calls.items() if isinstance(cell, CountedCell)]
@@ -179,7 +185,7 @@ class CompiledBackwards:
         for key, other in calls.items():
             if not isinstance(other, CountedCell):
                 _add(other, backward.cell(key))
-        return products is not None and not any(sizes.values())
+        return not counted or (products is not None and not any(sizes.values()))
 
 
 def is_compiled(function: Any) -> bool:
