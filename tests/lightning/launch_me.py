@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops import FlopsProfilerCallback
-from tests.lightning.nets import loader, new_trainer, trunk
+from lightning_flops import FlopsProfilerCallback, run_profiler
+from lightning_flops.instrument.clocks import WallClock
+from tests.fake_clock import FakeNow
+from tests.lightning.nets import SlowSGD, loader, new_trainer, trunk
+
+NOW = FakeNow()
+"""This rank's clock: each row it loads takes half a second, a forward two, a backward four and an update eight."""
 
 
 def main(root: str, strategy: str, folder: str) -> None:
@@ -25,15 +30,17 @@ def main(root: str, strategy: str, folder: str) -> None:
             "__module__": __name__,
             "__init__": _init,
             "training_step": _training_step,
-            "configure_optimizers": lambda self: torch.optim.SGD(self.parameters(), lr=0.01),
+            "backward": _backward,
+            "configure_optimizers": _configure_optimizers,
         },
     )
+    run_profiler.clock_for = lambda device: WallClock(NOW)  # type: ignore[attr-defined]
     if __name__ == "__main__":
         torch.manual_seed(3)
         logger = importlib.import_module(f"{root}.loggers").CSVLogger(folder, name="run", version=0)
         callback = FlopsProfilerCallback(profile_step=1, timing_steps=2)
         run = new_trainer(root, folder, callback, strategy=strategy, devices=2, logger=logger)
-        run.fit(globals()["Net"](), loader(24))
+        run.fit(globals()["Net"](), loader(24, on_fetch=_load))
 
 
 def _init(self: Any) -> None:
@@ -41,7 +48,23 @@ def _init(self: Any) -> None:
     self.net = trunk()
 
 
+def _load() -> None:
+    NOW.sleep(0.5)
+
+
+def _backward(self: Any, loss: torch.Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+    NOW.sleep(4.0)
+
+
+def _configure_optimizers(self: Any) -> torch.optim.Optimizer:
+    optimizer = SlowSGD(self.parameters(), lr=0.01)
+    optimizer.now = NOW
+    return optimizer
+
+
 def _training_step(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+    NOW.sleep(2.0)
     return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import Profile
-from tests.lightning.nets import batch_flops
+from tests.lightning.nets import BATCH, batch_flops
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -51,3 +51,8 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     assert profile.flops_total.forward == batch_flops().forward
     assert profile.flops_total.backward == batch_flops().backward
     assert json.loads(path.read_text())["context"]["strategy"]
+    timing = profile.timing
+    assert timing is not None
+    assert timing.timed_steps == 2
+    assert (timing.data_wait_sec, timing.transfer_sec) == (BATCH * 0.5, 0.0)
+    assert (timing.forward_sec, timing.backward_sec, timing.optimizer_sec, timing.other_sec) == (2.0, 4.0, 8.0, 0.0)

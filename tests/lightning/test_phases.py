@@ -1,0 +1,207 @@
+"""Seconds slept in each place of a loop come back under the name of that place, exactly, in every kind of loop."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_flops import FlopsProfilerCallback
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.records import PhaseSeconds
+from tests.fake_clock import FakeNow
+from tests.lightning.nets import BATCH, Rows, Stream, loader, new_gan, new_net
+
+MakeTrainer = Callable[..., Any]
+
+HOOKS: dict[str, tuple[float, str]] = {
+    "on_train_batch_start": (16.0, "other"),
+    "on_before_zero_grad": (32.0, "other"),
+    "optimizer_zero_grad": (64.0, "optimizer"),
+    "on_before_backward": (128.0, "other"),
+    "on_after_backward": (256.0, "other"),
+    "on_before_optimizer_step": (512.0, "other"),
+    "configure_gradient_clipping": (1024.0, "optimizer"),
+    "lr_scheduler_step": (2048.0, "other"),
+    "transfer_batch_to_device": (4096.0, "transfer"),
+    "on_train_batch_end": (8192.0, "other"),
+}
+"""What a user may write into a module, how long it takes here, and what that time is."""
+
+FORWARD, BACKWARD, OPTIMIZER, FETCH = 2.0, 4.0, 8.0, 0.5
+
+
+@pytest.fixture(autouse=True)
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every window that was turned into a profile."""
+    kept: list[Any] = []
+
+    def keep(window: Any, **kwargs: Any) -> Any:
+        kept.append(window)
+        return build_profile(window, **kwargs)
+
+    monkeypatch.setattr("lightning_flops.run_profiler.build_profile", keep)
+    return kept
+
+
+def profiler() -> FlopsProfilerCallback:
+    return FlopsProfilerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
+
+
+def hooked(net: Any, now: FakeNow) -> Any:
+    """*net*, each of whose hooks takes its time."""
+
+    def slow(name: str, seconds: float) -> None:
+        original = getattr(net, name)
+
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            now.sleep(seconds)
+            return original(*args, **kwargs)
+
+        # Lightning looks for overridden hooks in the class.
+        setattr(type(net), name, hook)
+
+    for name, (seconds, _) in HOOKS.items():
+        slow(name, seconds)
+    configure = net.configure_optimizers
+
+    def configure_optimizers() -> Any:
+        optimizer = configure()
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    net.configure_optimizers = configure_optimizers
+    return net
+
+
+def hook_seconds(phase: str, **times: int) -> float:
+    """Seconds a step spends in the hooks that are *phase*, each called once or as often as *times* says."""
+    return sum(seconds * times.get(name, 1) for name, (seconds, kind) in HOOKS.items() if kind == phase)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_every_hook_of_a_step_is_told_apart(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], precision: str
+) -> None:
+    run = trainer(profiler(), precision=precision, gradient_clip_val=1.0)
+    run.fit(hooked(new_net(root, now=now), now), loader(8, on_fetch=lambda: now.sleep(FETCH)))
+    (window,) = windows
+    assert [step.index for step in window.timed_steps] == [4, 5]
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(
+            data_wait=BATCH * FETCH,
+            transfer=hook_seconds("transfer"),
+            forward=FORWARD,
+            backward=BACKWARD,
+            optimizer=OPTIMIZER + hook_seconds("optimizer"),
+            other=hook_seconds("other"),
+        )
+        assert step.reader_sec == BATCH * FETCH
+    assert window.mixed_phases == ()
+
+
+def test_with_accumulation_each_phase_is_that_of_all_micro_steps(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    run = trainer(profiler(), accumulate_grad_batches=3, gradient_clip_val=1.0)
+    run.fit(hooked(new_net(root, now=now), now), loader(24, on_fetch=lambda: now.sleep(FETCH)))
+    (window,) = windows
+    of_micro_steps = dict.fromkeys(
+        ("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"), 3
+    )
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(
+            data_wait=3 * BATCH * FETCH,
+            transfer=hook_seconds("transfer", transfer_batch_to_device=3),
+            forward=3 * FORWARD,
+            backward=3 * BACKWARD,
+            optimizer=OPTIMIZER + hook_seconds("optimizer"),
+            other=hook_seconds("other", **of_micro_steps),
+        )
+
+
+def test_several_loaders_are_waited_for_together(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    net = new_net(root, now=now)
+    step = net.training_step
+    net.training_step = lambda batch, batch_idx: step(batch["a"], batch_idx) + step(batch["b"], batch_idx)
+    slow = DataLoader(Rows(16, on_fetch=lambda: now.sleep(32.0)), batch_size=2)
+    callback = FlopsProfilerCallback(timing_steps=2, trace=False, monitor=False, batch_size=BATCH + 2)
+    trainer(callback).fit(net, {"a": loader(8, on_fetch=lambda: now.sleep(FETCH)), "b": slow})
+    (window,) = windows
+    for timed in window.timed_steps:
+        assert timed.seconds == PhaseSeconds(
+            data_wait=BATCH * FETCH + 2 * 32.0, forward=2 * FORWARD, backward=BACKWARD, optimizer=OPTIMIZER
+        )
+
+
+def test_a_stream_is_waited_for_one_batch_ahead(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    rows = Rows(8 * BATCH, on_fetch=lambda: now.sleep(FETCH))
+    trainer(profiler(), max_epochs=1).fit(new_net(root, now=now), DataLoader(Stream(rows), batch_size=BATCH))
+    (window,) = windows
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(
+            data_wait=BATCH * FETCH, forward=FORWARD, backward=BACKWARD, optimizer=OPTIMIZER
+        )
+
+
+def test_a_step_that_fetches_by_itself_waits_inside_its_forward(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    net = new_net(root, now=now)
+    step = net.training_step
+
+    def training_step(self: Any, dataloader_iter: Any) -> Any:
+        now.sleep(16.0)
+        batch, batch_idx, _ = next(dataloader_iter)
+        return step(batch, batch_idx)
+
+    net.training_step = MethodType(training_step, net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning warns of this kind of step
+        trainer(profiler()).fit(net, loader(8, on_fetch=lambda: now.sleep(FETCH)))
+    (window,) = windows
+    for timed in window.timed_steps:
+        assert timed.seconds == PhaseSeconds(
+            data_wait=BATCH * FETCH, forward=16.0 + FORWARD, backward=BACKWARD, optimizer=OPTIMIZER
+        )
+
+
+def test_a_gans_two_optimizers_add_up(root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]) -> None:
+    net = new_gan(root, now=now)
+    net.on_before_optimizer_step = lambda optimizer: now.sleep(16.0)
+    net.on_after_backward = lambda: now.sleep(32.0)
+    trainer(profiler()).fit(net, loader(8, on_fetch=lambda: now.sleep(FETCH)))
+    (window,) = windows
+    for step in window.timed_steps:
+        # What Lightning runs around a manual backward is in the training step, which is the forward.
+        assert step.seconds == PhaseSeconds(
+            data_wait=BATCH * FETCH,
+            forward=2 * (FORWARD + 32.0),
+            backward=2 * BACKWARD,
+            optimizer=2 * OPTIMIZER,
+            other=2 * 16.0,
+        )
+
+
+def test_lbfgs_repeats_its_closure_inside_its_own_step(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    net = new_net(root, now=now, optimizer="lbfgs")
+    net.on_before_zero_grad = lambda optimizer: now.sleep(16.0)
+    trainer(profiler()).fit(net, loader(6))
+    (window,) = windows
+    closures = len(net.losses) // 6
+    assert closures > 1
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(
+            forward=closures * FORWARD, backward=closures * BACKWARD, other=closures * 16.0
+        )
