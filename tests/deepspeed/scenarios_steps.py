@@ -13,6 +13,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -252,11 +253,21 @@ def attached_in_the_middle() -> dict[str, Any]:
 
 
 def compiled() -> dict[str, Any]:
-    with installed():
-        engine = engine_of(config())
+    """The same run twice, without a block and with one; how often torch compiled something in each."""
+
+    def graphs_of(block: Any) -> tuple[Any, int]:
+        torch._dynamo.reset()
+        counters.clear()
+        engine = engine_of(config(block=block))
         engine.compile(backend="aot_eager")
         train(engine, STEPS)
-        return outcome(engine, compiled=engine.is_compiled)
+        return engine, counters["stats"]["unique_graphs"]
+
+    plain, plain_graphs = graphs_of(None)
+    plain.destroy()
+    with installed():
+        engine, graphs = graphs_of(BLOCK)
+    return outcome(engine, compiled=engine.is_compiled, graphs=graphs, plain_graphs=plain_graphs)
 
 
 def muon() -> dict[str, Any] | None:

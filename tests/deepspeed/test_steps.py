@@ -134,8 +134,10 @@ def test_a_step_that_was_half_over_at_the_start_is_nobodys() -> None:
     assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
 
 
-def test_a_compiled_engine_counts_the_same() -> None:
-    assert returned_by("compiled")["compiled"]
+def test_a_compiled_engine_counts_the_same_and_is_not_compiled_again() -> None:
+    returned = returned_by("compiled")
+    assert returned["compiled"]
+    assert returned["graphs"] == returned["plain_graphs"] > 0
     profile = profile_of("compiled")
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
 
