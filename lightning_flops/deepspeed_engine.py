@@ -12,7 +12,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,9 +128,15 @@ class EngineProfiler(RunProfiler):
         taps.replace(self._engine, "backward", self._around_backward)
         # What loss.backward() calls, and engine.backward() in the end.
         taps.replace(torch.autograd, "backward", self._around_backward)
-        taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
-        taps.replace(DataLoader, "__iter__", self._around_loader_start)
+        self._tap_loaders(taps)
         self._tap_optimizer_work(taps)
+
+    def _tap_loaders(self, taps: Patches) -> None:
+        """See every torch DataLoader, whoever made it; where torch keeps them in another way, no wait is seen."""
+        iterator_class = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
+        if iterator_class is not None:
+            taps.replace(iterator_class, "__next__", self._around_fetch)
+        taps.replace(DataLoader, "__iter__", self._around_loader_start)
 
     def _tap_optimizer_work(self, taps: Patches) -> None:
         """Have what the engine itself computes for the update, as Muon's products, counted as the optimizer's."""
@@ -187,8 +193,12 @@ class EngineProfiler(RunProfiler):
 
     def _around_optimizer_work(self, work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self._optimizer_scope() or nullcontext():
+            scope = self._optimizer_work_begins()
+            try:
                 return work(*args, **kwargs)
+            finally:
+                if scope is not None:
+                    self._optimizer_work_ends(scope)
 
         return run
 
@@ -324,28 +334,39 @@ class EngineProfiler(RunProfiler):
     @guarded
     def _gradients_are_there(self) -> None:
         """A backward is done. Where calls of ``engine.step`` do not tell the micro-steps apart, it ends one."""
-        engine = self._engine
-        managed = getattr(type(engine), "managed_gradient_accumulation", None)
+        own = vars(self._engine)  # the engine answers for its module, too: what it lacks is asked of the user's model
         self._micro_step_is_over = (
-            bool(engine.inside_no_sync_ctxt)
-            or engine._is_gradient_accumulation_boundary is not None
-            or (managed is not None and not managed(engine))
+            bool(own.get("inside_no_sync_ctxt"))
+            or own.get("_is_gradient_accumulation_boundary") is not None
+            or self._leaves_the_border_to_its_user()
         )
 
+    def _leaves_the_border_to_its_user(self) -> bool:
+        """Whether every ``engine.step`` updates, which newer DeepSpeeds can be told."""
+        managed = getattr(type(self._engine), "managed_gradient_accumulation", None)
+        return managed is not None and not managed(self._engine)
+
     @guarded
-    def _optimizer_scope(self) -> AbstractContextManager[Any]:
+    def _optimizer_work_begins(self) -> ExitStack:
         assert self._recorder is not None
-        return self._recorder.optimizer_work()
+        scope = ExitStack()
+        scope.enter_context(self._recorder.optimizer_work())
+        return scope
+
+    def _optimizer_work_ends(self, scope: ExitStack) -> None:
+        # Not @guarded: what was entered is left, also when the profiler has taken itself out meanwhile.
+        try:
+            scope.close()
+        except Exception as error:
+            self._fail(error)
 
     @guarded
     def _step_begins(self) -> bool:
         """``engine.step`` begins; True if it is going to update."""
         self._loss_may_follow = False
         self._evaluation_ends()
-        engine = self._engine
-        managed = getattr(type(engine), "managed_gradient_accumulation", None)
         # An engine that leaves the border to its user says that it is there while its step runs only.
-        updates = (managed is not None and not managed(engine)) or bool(engine.is_gradient_accumulation_boundary())
+        updates = self._leaves_the_border_to_its_user() or bool(self._engine.is_gradient_accumulation_boundary())
         marked = updates and self._whole_step
         if marked:
             self._enter("optimizer")

@@ -12,9 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as torch_dataloader
-
 from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.deepspeed_run import EngineOutput, StageOutput
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
@@ -88,8 +85,7 @@ class PipelineProfiler(EngineProfiler):
         table = self._table_with({name: self._in_train_batch_only(part) for name, part in parts.items()})
         taps.set(self._engine, _TABLE, table)
         self._tap_optimizer_work(taps)
-        taps.replace(torch_dataloader._BaseDataLoaderIter, "__next__", self._around_fetch)
-        taps.replace(DataLoader, "__iter__", self._around_loader_start)
+        self._tap_loaders(taps)
 
     def _note_the_stage(self) -> None:
         assert self._recorder is not None
