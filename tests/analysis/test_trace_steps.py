@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from lightning_flops.analysis.trace_tables import PhaseRow
-
 from dataclasses import astuple
 from typing import Any
 
@@ -10,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import StepTime, model_summary, overlap, overview, step_times
+from lightning_flops.analysis.trace_tables import PhaseRow
 from tests.analysis.trace_events import (
     Event,
     data_loader,
