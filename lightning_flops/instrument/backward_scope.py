@@ -110,6 +110,7 @@ class BackwardScope:
         state.segment_start, state.segment_end = sequence, sequence + 1
         state.segment_table = state.table_of(self._module(module), "backward")
         state.claimed = True
+        state.replan()
 
     def table_of(self, state: ThreadState, books: Books | int) -> Table:
         """The table that *books* stand for; an int is the number of an autograd node of the running backward."""

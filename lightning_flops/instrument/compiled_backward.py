@@ -120,6 +120,7 @@ class CompiledBackwards:
             calls = CallTable(table.module, "backward")
             state.segment_table = calls
             state.claimed = True
+            state.replan()
         except Exception:
             logger.warning("a compiled backward could not be looked at", exc_info=True)
             return _nothing
@@ -137,6 +138,7 @@ class CompiledBackwards:
         # The books of this node's neighbours are looked up anew.
         state.segment_start = state.segment_end = 0
         state.claimed = False
+        state.replan()
         self._post(state)
         if not self._book(calls, table, state.table_of(table.module, "recompute"), products):
             self._note(

@@ -28,11 +28,12 @@ from lightning_flops.instrument.compiled_regions import CompiledRegions
 from lightning_flops.instrument.compiler_sight import hide
 from lightning_flops.instrument.dispatch_stack import is_pushed, pushed
 from lightning_flops.instrument.formulas import Entry, Work, heavy_hint
-from lightning_flops.instrument.formulas.contract import dtype_of_first_tensor, no_flops, whole_flops
+from lightning_flops.instrument.formulas.contract import ARITHMETIC, dtype_of_first_tensor, no_flops, whole_flops
 from lightning_flops.instrument.operators import (
     NO_TENSORS,
     Operator,
     bytes_of,
+    current_operators,
     elements_of,
     hands_over,
     is_fake,
@@ -82,7 +83,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_name = module_name
         self._halve_causal = halve_causal
         self._failed = failed
-        self._operators: dict[Any, Operator] = {}
+        self._operators: dict[Any, Operator] = current_operators()
         self._functions: dict[int, Operator] = {}
         self._failing: set[str] = set()
         kernel = Entry("inductor.kernel", "unknown", no_flops, dtype_of_first_tensor)
@@ -141,29 +142,31 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._account(state, operator, args, kwargs or {}, out)
                 return out
             if state.in_backward:
-                try:
-                    books: Books | int = current_node()._sequence_nr()
-                except AttributeError:
-                    books = ACCUMULATES_GRADIENT
+                books: Books | int = ACCUMULATES_GRADIENT
+                # A product may be part of a forward that a checkpoint repeats, inside an autograd.Function: grad is off
+                # there too, but the function's own node was made just before.
                 if (
-                    books >= ACCUMULATES_GRADIENT  # type: ignore[operator]
-                    or is_grad_enabled()
-                    or state.claimed
-                    or state.stack[-1].task == task
-                    or (operator.counted and (state.bore or sequence_number() != state.born))
+                    state.by_number
+                    and not is_grad_enabled()
+                    and not (operator.counted and (state.bore or sequence_number() != state.born))
                 ):
+                    try:
+                        books = current_node()._sequence_nr()
+                    except AttributeError:  # no node runs, or one without a number
+                        books = ACCUMULATES_GRADIENT
+                if books >= ACCUMULATES_GRADIENT:  # type: ignore[operator]
                     books = self._table(state, operator)
             else:
                 books = state.books
             try:
                 read = 0
                 for arg in args:
-                    kind = arg.__class__
+                    kind = type(arg)
                     if kind is Tensor or kind is Parameter:
                         read += arg.nbytes
                     elif kind not in NO_TENSORS:
                         read += bytes_of(arg)
-                written = out.nbytes if out.__class__ is Tensor else bytes_of(out)
+                written = out.nbytes if type(out) is Tensor else bytes_of(out)
             except RuntimeError:
                 # A sparse tensor has no nbytes.
                 read, written = bytes_of(args), bytes_of(out)
@@ -198,19 +201,29 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written: int,
     ) -> None:
         """Books one call of an operator that has a formula."""
-        kind = books.__class__
+        kind = type(books)
         if kind is int or (kind is str and is_grad_enabled() and not self._compiled.in_place):
             try:
                 work = operator.compute(args, kwargs, out)
-                dtype: Any = operator.dtype_of(args, kwargs, out)
+                place = operator.dtype_place
+                if place is None:
+                    dtype: Any = operator.dtype_of(args, kwargs, out)
+                    needs = False
+                else:
+                    tensor = args[place]
+                    dtype = tensor.dtype
+                    if dtype in ARITHMETIC:
+                        dtype = ARITHMETIC[dtype]
+                    needs = tensor.requires_grad
             except Exception:
                 work = None  # to be tried again where it is told
-            if work.__class__ is int and work >= 0:
+            if type(work) is int and work >= 0:
                 if self.runs_in_tf32 is not None:
                     dtype = self._effective(dtype, operator, args)
-                needless = kind is str and not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values()))
+                if not needs and kind is str:
+                    needs = needs_gradient(args) or bool(kwargs and needs_gradient(kwargs.values()))
                 products = state.products
-                products += (operator, books, read, written, work, dtype, work if needless else 0)
+                products += (operator, books, read, written, work, dtype, 0 if needs or kind is int else work)
                 if len(products) > _LONG_JOURNAL:
                     self._backward.post(state)
                 return

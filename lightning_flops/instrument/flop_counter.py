@@ -128,6 +128,7 @@ class FlopCounter:
             state.makers.mark(sequence_number(), UNKNOWN)
             state.paused = 0
             state.functions.clear()
+            state.spare_calls.clear()
             state.replan()
             self._backward.post(state)
         with self._lock:
@@ -272,13 +273,16 @@ class FlopCounter:
                 state = self._state()
             name = self._names.known.get(module)
             if (
-                name.__class__ is str
+                type(name) is str
                 and name != state.books  # a wrapper and what it wraps have one name, and are called once
                 and graph_task_id() == state.usual_task
                 and is_grad_enabled()
             ):
                 # What state.push() does, without its calls
-                state.stack.append(ModuleCall(name, module))
+                spare = state.spare_calls
+                call = spare.pop() if spare else ModuleCall()
+                call.name, call.owner = name, module
+                state.stack.append(call)
                 state.books = name
                 state.entered.append(name)
                 makers, start = state.makers, sequence_number()
@@ -333,11 +337,12 @@ class FlopCounter:
                 state = self._state()
             stack = state.stack
             running = stack[-1]
-            if running.is_usual and running.owner is module and state.task_id == NO_GRAPH_TASK:
+            if type(running) is ModuleCall and running.owner is module and state.task_id == NO_GRAPH_TASK:
                 caller = stack[-2]
-                if caller.is_usual:
+                if type(caller) is ModuleCall:
                     # What state.pop_to() does, without its calls
                     del stack[-1]
+                    state.spare_calls.append(running)
                     name = state.books = caller.name
                     makers, start = state.makers, sequence_number()
                     if start > makers.starts[-1]:

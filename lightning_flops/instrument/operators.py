@@ -50,6 +50,7 @@ class Operator:
         "compute",
         "counted",
         "dtype_of",
+        "dtype_place",
         "entry",
         "function",
         "higher_order",
@@ -76,6 +77,7 @@ class Operator:
         self.splits = self.listed and entry.composite
         self.compute = entry.compute
         self.dtype_of = entry.dtype_of
+        self.dtype_place = entry.dtype_place
         short = entry.name.rpartition(".")[2]
         self.quiet = not self.higher_order and not self.counted and not self.listed and _moves_nothing(function, short)
         self.selects = short in _SELECTING
@@ -97,6 +99,15 @@ def operator_of(function: Any) -> Operator:
     if operator is None or operator.entry is not entry:
         operator = _operators[function] = Operator(function, entry)
     return operator
+
+
+def current_operators() -> dict[Any, Operator]:
+    """What is kept about all operators that ran so far, by the function that each calls."""
+    return {
+        operator.call: operator
+        for function, operator in list(_operators.items())
+        if lookup(function) is operator.entry and operator.call is not function
+    }
 
 
 def _moves_nothing(function: Any, short: str) -> bool:

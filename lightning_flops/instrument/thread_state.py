@@ -94,26 +94,21 @@ class Table(dict[Any, Cell]):
 
 
 class ModuleCall:
-    """A module that is running on a thread, called in the usual way: see ``ThreadState.usual_task``.
+    """A module that is running on a thread, called in the usual way: see ``ThreadState.usual_task``."""
 
-    Args:
-        name: whose work it is.
-        owner: the module.
-    """
-
-    # One is made for every module call of a step: all else is the class's.
+    # One is needed for every module call of a step: two things are its own, all else is the class's.
     __slots__ = ("name", "owner")
+
+    name: str
+    """Whose work it is."""
+    owner: Any
+    """The module."""
 
     kind: RunningKind = "module"
     task = NO_GRAPH_TASK
     wants_backward = True
     repeats_forward = False
     mode_pushed = False
-    is_usual = True
-
-    def __init__(self, name: str, owner: Any) -> None:
-        self.name = name
-        self.owner = owner
 
     @property
     def books(self) -> Books:
@@ -136,8 +131,6 @@ class Running:
     """
 
     __slots__ = ("books", "kind", "mode_pushed", "name", "owner", "repeats_forward", "task", "wants_backward")
-
-    is_usual = False
 
     def __init__(
         self,
@@ -246,6 +239,38 @@ class GraphTask:
 class ThreadState:
     """The counter's books on one thread."""
 
+    # Most of these are read at every operator: a slot is found sooner than an entry of a dictionary.
+    __slots__ = (
+        "books",
+        "bore",
+        "born",
+        "by_number",
+        "calls",
+        "claimed",
+        "entered",
+        "functions",
+        "ident",
+        "in_backward",
+        "listed",
+        "lock",
+        "makers",
+        "modes",
+        "paused",
+        "products",
+        "replicas",
+        "segment_end",
+        "segment_start",
+        "segment_table",
+        "spare_calls",
+        "special",
+        "stack",
+        "tables",
+        "task",
+        "task_id",
+        "traffic",
+        "usual_task",
+    )
+
     def __init__(self) -> None:
         self.ident = threading.get_ident()
         self.tables: dict[tuple[str, FlopPhase], Table] = {}
@@ -274,6 +299,8 @@ class ThreadState:
         self.books: Books = OUTSIDE
         """Where operators outside backwards are booked."""
         self.stack: list[Running | ModuleCall] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, OUTSIDE, True)]
+        self.spare_calls: list[ModuleCall] = []
+        """Those that have ended, to be used again."""
         self.usual_task = _NEVER
         """Modules are called in the usual way where this is the graph task, and grad is enabled.
 
@@ -290,7 +317,9 @@ class ThreadState:
         self.segment_end = 0
         self.segment_table = self.table_of(OUTSIDE, "backward")
         self.claimed = False
-        """The segment says more about its nodes than their numbers do, until the graph task changes."""
+        """The segment says more about its nodes than their numbers do; call replan() after a change."""
+        self.by_number = False
+        """In a backward, the running node's number says whose the work is, where grad is disabled."""
         self.born = 0
         """Inside a backward, the nodes below this number have their maker."""
         self.bore = False
@@ -351,6 +380,7 @@ class ThreadState:
         usual = task == NO_GRAPH_TASK and self.modes > 0 and not self.paused
         self.usual_task = NO_GRAPH_TASK if usual else _NEVER
         self.in_backward = task != NO_GRAPH_TASK and not (top.kind == "optimizer" and top.task == task)
+        self.by_number = self.in_backward and top.task != task and not self.claimed
 
     def bear_nodes(self, module: str) -> None:
         """Nodes made in a backward since the last operator are this module's, whose backward bears them."""

@@ -87,9 +87,11 @@ class Entry:
     Such operators reach a dispatch mode undecomposed only where autograd's keys are off, as in inference mode. Plain
     tensors only: a nested tensor or another subclass may have a kernel of its own for the whole operator.
     """
+    dtype_place: int | None = None
+    """Position of the tensor that *dtype_of* goes by, where ``ARITHMETIC`` turns its dtype into the answer; or None."""
 
 
-_ARITHMETIC = {
+ARITHMETIC = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
@@ -101,7 +103,7 @@ _ARITHMETIC = {
 
 def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype that a peak is known for: a complex number's parts, a quantized number's integer."""
-    return _ARITHMETIC.get(dtype, dtype)
+    return ARITHMETIC.get(dtype, dtype)
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -212,8 +214,8 @@ def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
     if isinstance(dtype, torch.dtype):
         return lambda args, kwargs, out: dtype
     read = argument_reader(schema, dtype)
-    position = [argument.name for argument in schema.arguments if not argument.kwarg_only].index(dtype)
-    arithmetic = _ARITHMETIC
+    position = _position(schema, dtype)
+    arithmetic = ARITHMETIC
 
     def dtype_of(args: Arguments, kwargs: Keywords, out: Any) -> torch.dtype:
         try:
@@ -224,6 +226,15 @@ def bind_dtype(rule: Rule, schema: Any) -> DtypeRule:
         return arithmetic.get(own, own)
 
     return dtype_of
+
+
+def dtype_place(rule: Rule, schema: Any) -> int | None:
+    """Position of the argument whose dtype the arithmetic has, where that is what ``bind_dtype`` goes by."""
+    return _position(schema, rule.dtype) if isinstance(rule.dtype, str) else None
+
+
+def _position(schema: Any, name: str) -> int:
+    return [argument.name for argument in schema.arguments if not argument.kwarg_only].index(name)
 
 
 def host_integers(tensor: torch.Tensor) -> list[int]:

@@ -11,7 +11,6 @@ import torch
 from lightning_flops.instrument.formulas.attention import ATTENTION_RULES, HIGHER_ORDER_RULES
 from lightning_flops.instrument.formulas.contract import (
     Arguments,
-    DtypeRule,
     Entry,
     Formula,
     Keywords,
@@ -22,6 +21,7 @@ from lightning_flops.instrument.formulas.contract import (
     bind_dtype,
     bind_formula,
     dtype_of_first_tensor,
+    dtype_place,
     no_flops,
     whole_flops,
 )
@@ -114,23 +114,21 @@ def _find(operator: Any) -> Entry:
     rule = OVERLOAD_RULES.get(full) or RULES.get(qualified)
     if rule is not None:
         try:
-            return Entry(name, "formula", bind_formula(rule, operator._schema), _dtype(rule, operator), rule.estimate)
+            formula = bind_formula(rule, operator._schema)
         except LookupError:
             # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
             return _unknown(name, operator)
+        try:
+            dtype_of, place = bind_dtype(rule, operator._schema), dtype_place(rule, operator._schema)
+        except (LookupError, ValueError):
+            dtype_of, place = dtype_of_first_tensor, None
+        return Entry(name, "formula", formula, dtype_of, rule.estimate, dtype_place=place)
     from_torch = _formula_of_torch(operator)
     if from_torch is not None:
         return Entry(name, "formula", from_torch, dtype_of_first_tensor)
     if is_free(qualified, operator):
         return Entry(name, "free", no_flops, dtype_of_first_tensor)
     return _unknown(name, operator)
-
-
-def _dtype(rule: Rule, operator: torch._ops.OpOverload) -> DtypeRule:
-    try:
-        return bind_dtype(rule, operator._schema)
-    except LookupError:
-        return dtype_of_first_tensor
 
 
 def _unknown(name: str, operator: Any) -> Entry:
