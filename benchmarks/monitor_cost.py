@@ -15,6 +15,7 @@ import argparse
 import gc
 import logging
 import random
+import tempfile
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -176,10 +177,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "monitor=True, the window closed": {"profile_step": 0, "timing_steps": 1, "trace": False},
         "timer_only=True": {"timer_only": True},
     }
-    samples = {
-        name: measure(FlopsProfilerCallback(**given), rounds=options.rounds, folder=options.output.parent)
-        for name, given in settings.items()
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        samples = {
+            name: measure(FlopsProfilerCallback(**given), rounds=options.rounds, folder=Path(folder))
+            for name, given in settings.items()
+        }
     write_section(options.output, "monitor_cost", report(samples, rounds=options.rounds))
     logger.info("wrote %s", options.output)
     return 0

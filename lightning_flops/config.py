@@ -271,6 +271,8 @@ class ProfilerConfig:
                 raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {value!r}")
             if _is_integer(value):
                 object.__setattr__(self, name, int(value))  # Python's own: JSON has no other
+        if self.timer_only and not self.monitor:
+            raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
         if not isinstance(self.profile_step, int):
             object.__setattr__(self, "profile_step", tuple(sorted({int(step) for step in self.profile_step})))
         if not isinstance(self.trace_schedule, TraceSchedule):

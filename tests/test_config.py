@@ -95,6 +95,12 @@ def test_a_value_within_the_rule_is_kept(name: str, right: list[Any]) -> None:
         assert getattr(ProfilerConfig(**{name: value}), name) == value
 
 
+def test_a_timer_needs_the_monitor() -> None:
+    assert refusal(timer_only=True, monitor=False) == (
+        "flops_profiler.monitor must be true where timer_only is, got False"
+    )
+
+
 def test_steps_of_a_list_are_put_in_order_each_once() -> None:
     config = ProfilerConfig.from_block({"enabled": True, "profile_step": [50, 1, np.int64(9), 50]})
     assert config.profile_step == (1, 9, 50)

@@ -28,10 +28,11 @@ def aggregated_lines(profile: Profile) -> list[str]:
     ]
     timed = any(module.times is not None for module in profile.modules)
     if timed:
-        columns += [
-            ("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0),
+        columns.append(("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0))
+    if any(module.times is not None and module.times.backward_sec is not None for module in profile.modules):
+        columns.append(
             ("bwd latency", duration, lambda module: (module.times and module.times.backward_sec) or 0.0),
-        ]
+        )
     if not profile.modules:
         return []
     lines = [
@@ -50,9 +51,9 @@ def aggregated_lines(profile: Profile) -> list[str]:
             for module in modules:
                 sums[module.type_name or _NOT_DESCRIBED] += weight(module)
             # Sorting keeps the model's order where two classes weigh the same.
-            heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
+            heaviest = sorted(((name, value) for name, value in sums.items() if value), key=lambda item: -item[1])[:top]
             entries = ", ".join(f"'{name}': '{words(value)}'" for name, value in heaviest)
-            lines += paragraph(f"{{{entries}}}", first=f"    {label:<11} - ", rest=" " * 19)
+            lines += paragraph(f"{{{entries}}}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if _depth_shown(profile) == limit < _deepest(profile):
         levels = f"{_deepest(profile)} level{'' if _deepest(profile) == 1 else 's'}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
