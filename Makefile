@@ -83,6 +83,7 @@ bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
 	$(BENCH_VENV)/bin/python -m benchmarks.monitor_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
+	$(BENCH_VENV)/bin/python -m benchmarks.trace_memory
 
 # Writes docs/deepspeed.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev
