@@ -226,6 +226,7 @@ def trace_report(**changes: object) -> TraceReport:
         rank=0,
         events=1,
         step_times=StepTimes(marked=True, steps=(replace(mean, number=1),), mean=mean),
+        modules=None,
         device_metrics=(
             DeviceMetrics(
                 device=0,
