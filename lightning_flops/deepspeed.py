@@ -45,6 +45,7 @@ class Handle:
         self._config = config
         self._profiles: list[Profile] = []
         self._throughput: ThroughputSummary | None = None
+        self._detached = False
         # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the profiler.
         self._profiler: Callable[[], EngineProfiler | None] = lambda: None
 
@@ -70,6 +71,7 @@ class Handle:
 
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
+        self._detached = True
         profiler = self._profiler()
         if profiler is not None and not profiler.out:
             profiler.end()
@@ -127,7 +129,7 @@ def attach(
         keep_builtin: leave DeepSpeed's own profiler on, if the engine's config has it enabled.
 
     Returns:
-        The engine's handle: the same one when it is asked for again.
+        The engine's handle: the same one when it is asked for again, a new one after ``detach()``.
 
     Raises:
         ConfigError: a setting breaks its rule, or the engine is profiled already with other settings.
@@ -138,14 +140,15 @@ def attach(
     if vars(engine).get("_modules", {}).get("module") is None:
         raise LightningFlopsError("attach needs an engine with a module; this one has none, or was not made to its end")
     handle = _handles.get(engine)
-    running = handle is not None and _is_running(handle)
-    if handle is not None and config is None:
+    attached = handle is not None and not handle._detached
+    if handle is not None and attached and config is None:
         return handle
     settings = _settings(engine, config)
-    if handle is not None and handle.config == settings and (running or handle.profile is not None):
-        return handle
-    if running:
-        raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
+    if handle is not None and attached:
+        if handle.config == settings:
+            return handle
+        if _is_running(handle):
+            raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
     handle = Handle(settings)
     _handles[engine] = handle
     if not settings.enabled:

@@ -139,7 +139,11 @@ def attached_by_defaults() -> dict[str, Any]:
     settings = handle.config
     handle.detach()
     handle.detach()
-    return {"defaults": settings == ProfilerConfig(), "left": left_on(engine)}
+    left = left_on(engine)
+    again = attach(engine)
+    tapped = left_on(engine)
+    again.detach()
+    return {"defaults": settings == ProfilerConfig(), "left": left, "new": again is not handle, "tapped": bool(tapped)}
 
 
 def attached_beside_the_builtin(keep: bool) -> dict[str, Any]:

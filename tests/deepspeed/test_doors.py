@@ -87,6 +87,11 @@ def test_attach_without_any_block_takes_the_defaults() -> None:
     assert returned["defaults"] and returned["left"] == []
 
 
+def test_after_detaching_an_engine_can_be_attached_to_anew() -> None:
+    returned = returned_by("attached_by_defaults")
+    assert returned["new"] and returned["tapped"]
+
+
 def test_attach_has_the_builtin_profiler_stand_down() -> None:
     returned = returned_by("attached_builtin_down")
     assert returned["printed"] == ["Flops Profiler"]
