@@ -15,10 +15,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepspeed.runtime import config as deepspeed_config
-from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.hybrid_engine import DeepSpeedHybridEngine
-from deepspeed.runtime.pipe.engine import PipelineEngine
+try:
+    from deepspeed.runtime import config as deepspeed_config
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.hybrid_engine import DeepSpeedHybridEngine
+    from deepspeed.runtime.pipe.engine import PipelineEngine
+except ModuleNotFoundError as missing:
+    if str(missing.name).partition(".")[0] != "deepspeed":
+        raise
+    raise ImportError("lightning_flops.deepspeed needs DeepSpeed: install lightning-flops[deepspeed]") from missing
 
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.deepspeed_engine import EngineProfiler

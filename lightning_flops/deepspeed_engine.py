@@ -485,7 +485,7 @@ class EngineProfiler(RunProfiler):
         self.finish(interrupted_by=error)
         if self._writes:
             logger.warning(
-                "the engine raised %s: the FLOPs profiler has reported what it had and taken itself out",
+                "training raised %s: the FLOPs profiler has reported what it had and taken itself out",
                 type(error).__name__,
             )
         self.take_out()

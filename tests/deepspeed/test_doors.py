@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,12 @@ def test_a_run_can_have_several_windows() -> None:
     assert returned["counted"] == [[1], [7]]
     assert returned["flops"] == [2 * FORWARD, 2 * FORWARD]
     assert returned["throughput"] and returned["left"] == []
+
+
+def test_without_deepspeed_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['deepspeed'] = None; import lightning_flops.deepspeed"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=200)
+    assert "ImportError: lightning_flops.deepspeed needs DeepSpeed: install lightning-flops[deepspeed]" in ended.stderr
 
 
 class TestMonitors:
