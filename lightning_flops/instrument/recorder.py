@@ -190,12 +190,12 @@ class Recorder:
     @property
     def marking(self) -> bool:
         """The running step's phases must be marked."""
-        return self.counting or self._state in (State.TIMING, State.TRACING)
+        return self.counting or self._state is State.TIMING or self.tracing
 
     @property
     def tracing(self) -> bool:
-        """The running step is traced, or soon one will be: its time means nothing."""
-        return self._state is State.TRACING
+        """The running step is traced, or warms up for it: its time means nothing."""
+        return self._state is State.TRACING and self._tracing is not None and not self._tracing.waits
 
     @property
     def reached(self) -> bool:
@@ -364,7 +364,7 @@ class Recorder:
     def _end_step(self) -> None:
         step, self._step = self._step, _Step()
         state = self._state
-        if self.counting or state is State.TRACING:
+        if self.counting or self.tracing:
             self._ended = step  # the batch's scope is not left yet
             return
         if state is State.SETTLING:
@@ -373,6 +373,8 @@ class Recorder:
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
+        elif state is State.TRACING and self._tracing is not None:
+            self._tracing.step_ends(step.signature())  # left alone, so it had no scope
         self._steps_done += 1
         if state is State.WAITING and self._steps_done >= self._profile_step:
             self._open()

@@ -82,6 +82,11 @@ class TraceCycles:
         """What was timed in place of a trace."""
         return next((record for record in self._records if isinstance(record, ModuleSecondsRecord)), None)
 
+    @property
+    def waits(self) -> bool:
+        """The running step is left alone."""
+        return self._position < self._schedule.wait
+
     def begin(self, is_alike: Callable[[StepSignature], bool]) -> None:
         """The first cycle begins with the next step.
 

@@ -162,6 +162,22 @@ def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
     assert window.notes == ()
 
 
+def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer, TraceSchedule(wait=3))
+    for _ in range(5):
+        run.batch()
+    marking = []
+    while run.recorder.state is not State.CLOSED:
+        marking.append((run.recorder.marking, run.recorder.tracing))
+        if run.recorder.marking:
+            run.batch()
+        else:  # no taps are in, so no scope is entered
+            run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    assert marking == [(False, False)] * 3 + [(True, True)] * 2
+    assert [record.index for record in run.close().traces] == [9]
+
+
 def test_every_batch_of_a_traced_step_is_in_it() -> None:
     tracer = FakeTracer()
     run = TracedRun(tracer)
