@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.traced_step import ModuleTimes, build_traced_step, mean_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import TracedStepRecord
+from lightning_flops.records import TraceColumns, TracedStepRecord
 from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
 
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
@@ -110,6 +111,34 @@ def record(index: int, signature: str) -> TracedStepRecord:
 
 def test_a_window_without_a_trace_has_no_traced_step() -> None:
     assert build_traced_step(mlp_traced()[0], files={}) is None
+
+
+def test_what_the_host_spent_on_launching_is_no_modules_time() -> None:
+    columns = TraceColumns(
+        names=("module: fc1", "aten::addmm"),
+        categories=("cpu_op",),
+        threads=(1,),
+        name=array("i", [0, 1]),
+        category=array("i", [0, 0]),
+        thread=array("i", [0, 0]),
+        start_ns=array("q", [0, 10]),
+        duration_ns=array("q", [100, 20]),
+        sequence=array("q", [-1, 0]),
+        forward_thread=array("q", [-1, 0]),
+        memory_thread=array("i"),
+        memory_time_ns=array("q"),
+        memory_bytes=array("q"),
+    )
+    window = replace(clocked()[0], traces=(replace(record(8, "counted"), columns=columns),))
+    on_host = build_traced_step(window, files={})
+    assert on_host is not None and on_host.tables is not None and on_host.tables.modules is not None
+    window = replace(window, context=replace(window.context, device_type="cuda"))
+    on_device = build_traced_step(window, files={})
+    assert on_device is not None and on_device.tables is not None
+    assert on_device.tables.modules is None
+    # What a clock at the borders said stands in for it.
+    fc1 = times_of(build_profile(window, config=PEAK, traced=on_device), "fc1")
+    assert (fc1.clock, fc1.forward_sec, fc1.backward_sec) == ("borders", 0.002, None)
 
 
 def test_a_record_without_events_is_an_error_in_words() -> None:

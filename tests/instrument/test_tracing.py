@@ -360,6 +360,24 @@ def test_a_failure_of_torchs_profiler_is_said_and_reaches_nobody(monkeypatch: py
     )
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what is said where the device does not take part")
+def test_a_device_that_leaves_no_events_is_said_and_the_hosts_are_kept() -> None:
+    model = Net()
+    tracer = StepTracer(model, device=torch.device("cuda"))
+    with nothing_left():
+        tracer.warm_up()
+        train_step(tracer, model)
+        tracer.start(3)
+        train_step(tracer, model)
+        tracer.stop(SIGNATURE)
+    assert tracer.record is not None and tracer.record.columns is not None
+    assert tracer.lost == (
+        "The trace has no event of the cuda device (it may not be permitted here): kernels and device times of modules "
+        "are n/a."
+    )
+
+
 def test_without_fast_marks_the_slow_ones_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast = traced(Net())
     monkeypatch.setattr("lightning_flops.instrument.tracing._new_mark", sys.modules[StepTracer.__module__]._Mark)
