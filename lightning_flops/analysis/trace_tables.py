@@ -273,6 +273,30 @@ class MemoryRow:
     self_allocation_bytes: int
 
 
+MemoryPart = Literal["forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
+"""Where in a step memory is allocated or freed; the last three are no module's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMemoryRow:
+    """What one module allocated and freed on one device in its forward, or in its backward, all steps together."""
+
+    name: str | None
+    """Qualified name, the root's ``""``; None for what is no module's."""
+    part: MemoryPart
+    """``backward``: with what it repeats of the forward."""
+    device_type: Literal["host", "device"]
+    device: int
+    """-1 for the host."""
+    size_increase_bytes: int
+    """Allocated less freed, with the modules inside: what a forward keeps, what a backward leaves."""
+    self_size_increase_bytes: int
+    """Without them; the sum over all rows of a device is what the trace changed."""
+    allocation_bytes: int
+    """Allocated, frees left out."""
+    self_allocation_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferRow:
     """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
@@ -448,6 +472,7 @@ class TraceReport:
     kernels: tuple[KernelRow, ...] | None
     operators: tuple[OperatorRow, ...] | None
     memory: tuple[MemoryRow, ...] | None
+    module_memory: tuple[ModuleMemoryRow, ...] | None
     transfers: tuple[TransferRow, ...] | None
     user_scopes: tuple[UserScopeRow, ...] | None
     idle: tuple[IdleTime, ...] | None

@@ -52,3 +52,8 @@ def table(
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+def shortened(name: str, *, chars: int) -> str:
+    """*name*, cut to *chars* characters."""
+    return name if len(name) <= chars else name[: chars - 1] + "…"

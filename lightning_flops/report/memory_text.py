@@ -1,16 +1,64 @@
-"""Memory as text: what each phase holds, and what it is for."""
+"""Memory as text: what each phase holds, what it is for, and who allocates it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from lightning_flops.analysis.trace_tables import MemoryRow, ModuleMemoryRow
+from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.records import MemoryRecord
-from lightning_flops.report.layout import line, paragraph, table, title
-from lightning_flops.units import NOT_AVAILABLE, si
+from lightning_flops.report.layout import line, paragraph, shortened, table, title
+from lightning_flops.units import NOT_AVAILABLE, plain, si
 
 _NAMES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
+_NAME_CHARS = 56
+_SIZES = ("size increase", "self", "allocation", "self")
 
 
-def memory_lines(memory: MemoryRecord | None) -> list[str]:
-    """A section of the report; empty if nobody looked."""
+def operator_memory_table(rows: Sequence[MemoryRow]) -> list[str]:
+    """What operators allocated and freed, in bytes."""
+    cells = [
+        [
+            "(outside operators)" if row.name is None else shortened(row.name, chars=_NAME_CHARS),
+            _where(row),
+            plain(row.calls),
+            *_sizes(row),
+        ]
+        for row in rows
+    ]
+    return table(["operator", "where", "calls", *_SIZES], cells, least_width=6, left=(0, 1))
+
+
+def module_memory_table(rows: Sequence[ModuleMemoryRow]) -> list[str]:
+    """What modules allocated and freed, in bytes."""
+    cells = [
+        [
+            f"({row.part})" if row.name is None else shortened(row.name or "(root)", chars=_NAME_CHARS),
+            "" if row.name is None else _NAMES[row.part],
+            _where(row),
+            *_sizes(row),
+        ]
+        for row in rows
+    ]
+    return table(["module", "", "where", *_SIZES], cells, least_width=3, left=(0, 1, 2))
+
+
+def _where(row: MemoryRow | ModuleMemoryRow) -> str:
+    return row.device_type if row.device < 0 else f"{row.device_type} {row.device}"
+
+
+def _sizes(row: MemoryRow | ModuleMemoryRow) -> tuple[str, ...]:
+    increase, own_increase = plain(row.size_increase_bytes), plain(row.self_size_increase_bytes)
+    return increase, own_increase, plain(row.allocation_bytes), plain(row.self_allocation_bytes)
+
+
+def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list[str]:
+    """A section of the report; empty if nobody looked.
+
+    Args:
+        memory: what was looked at in the counted step.
+        traced: the traced step, whose allocations tell what resident memory does not.
+    """
     if memory is None:
         return []
     on_device = memory.kind == "allocated"
@@ -42,9 +90,19 @@ def memory_lines(memory: MemoryRecord | None) -> list[str]:
         line("optimizer states", si(memory.optimizer_bytes, "B")),
         line(
             "activations that a forward keeps, with its outputs",
-            si(memory.kept_by_forward_bytes, "B") if on_device else f"{NOT_AVAILABLE} (resident memory does not tell)",
+            si(memory.kept_by_forward_bytes, "B") if on_device else _kept_on_host(traced),
         ),
     ]
+
+
+def _kept_on_host(traced: TracedStep | None) -> str:
+    tables = None if traced is None else traced.tables
+    if tables is not None and tables.modules is not None:
+        calls = next((row.calls for row in tables.modules.rows if not row.name), 0)
+        for row in tables.module_memory or ():
+            if (row.name, row.part, row.device) == ("", "forward", -1) and calls:
+                return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
+    return f"{NOT_AVAILABLE} (set profile_memory, which tells)"
 
 
 def _peak(value: int | None) -> str:

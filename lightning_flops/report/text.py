@@ -38,7 +38,7 @@ def render_text(profile: Profile) -> str:
         flops_lines(profile),
         time_lines(profile),
         throughput_lines(profile),
-        memory_lines(profile.memory),
+        memory_lines(profile.memory, profile.traced),
         operator_lines(profile),
         traced_lines(profile),
         uncounted_lines(profile),

@@ -16,6 +16,7 @@ from lightning_flops.analysis.trace_tables import (
     TracesReport,
 )
 from lightning_flops.report import layout
+from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 
@@ -53,6 +54,7 @@ def _trace(report: TraceReport, top_rows: int | None, children: bool) -> list[st
     lines += _kernels(report, top_rows)
     lines += _operators(report, top_rows, children)
     lines += _memory(report, top_rows)
+    lines += _module_memory(report, top_rows)
     lines += _transfers(report, top_rows)
     lines += _user_scopes(report, top_rows)
     lines += _idle(report)
@@ -281,21 +283,16 @@ def _memory(report: TraceReport, top_rows: int | None) -> list[str]:
     if report.memory is None:
         return []
     explanation = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    rows = [
-        [
-            "(outside operators)" if row.name is None else _short(row.name),
-            row.device_type if row.device < 0 else f"{row.device_type} {row.device}",
-            plain(row.calls),
-            plain(row.size_increase_bytes),
-            plain(row.self_size_increase_bytes),
-            plain(row.allocation_bytes),
-            plain(row.self_allocation_bytes),
-        ]
-        for row in report.memory[:top_rows]
-    ]
-    head = ["operator", "where", "calls", "size increase", "self", "allocation", "self"]
-    table = layout.table(head, rows, least_width=6, left=(0, 1))
+    table = operator_memory_table(report.memory[:top_rows])
     return [*_section("Memory (bytes)", explanation), *table, *_left_out(report.memory, top_rows)]
+
+
+def _module_memory(report: TraceReport, top_rows: int | None) -> list[str]:
+    if not report.module_memory:
+        return []
+    explanation = "As above, by the module whose forward or backward was running. Self: without the modules inside."
+    table = module_memory_table(report.module_memory[:top_rows])
+    return [*_section("Memory by module (bytes)", explanation), *table, *_left_out(report.module_memory, top_rows)]
 
 
 def _transfers(report: TraceReport, top_rows: int | None) -> list[str]:
@@ -440,4 +437,4 @@ def _yes(value: bool) -> str:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…"
+    return layout.shortened(name, chars=_NAME_CHARS)

@@ -6,7 +6,8 @@ from lightning_flops.analysis.module_tree import ModuleProfile
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.trace_tables import ModuleTable, StepTime, TraceReport
-from lightning_flops.report.layout import line, paragraph, table, title
+from lightning_flops.report.layout import line, paragraph, shortened, table, title
+from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.units import duration, percent, plain, si
 
 _COMMAND = "lightning-flops trace"
@@ -55,6 +56,7 @@ def traced_lines(profile: Profile) -> list[str]:
     lines += _operator_lines(tables)
     lines += _kernel_lines(tables)
     lines += _scope_lines(tables)
+    lines += _memory_lines(tables)
     return lines
 
 
@@ -199,5 +201,15 @@ def _scope_lines(tables: TraceReport) -> list[str]:
     return ["", *table(["user-defined scope", "calls", "host", "device", "of the step"], rows)] if rows else []
 
 
+def _memory_lines(tables: TraceReport) -> list[str]:
+    lines = []
+    if tables.module_memory:
+        lines += ["", *module_memory_table(tables.module_memory[:_ROWS_SHOWN])]
+    if tables.memory:
+        lines += ["", *operator_memory_table(tables.memory[:_ROWS_SHOWN])]
+    about = "Bytes. Size increase: allocated less freed. Self: without what is inside, or was called."
+    return [*lines, *paragraph(about)] if lines else []
+
+
 def _short(name: str) -> str:
-    return name if len(name) <= _NAME_CHARS else name[: _NAME_CHARS - 1] + "…"
+    return shortened(name, chars=_NAME_CHARS)

@@ -254,6 +254,7 @@ def trace_report(**changes: object) -> TraceReport:
         kernels=None,
         operators=None,
         memory=None,
+        module_memory=None,
         transfers=None,
         user_scopes=None,
         idle=(

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.trace import load_trace, module_table
+from lightning_flops.analysis.trace import load_trace, module_memory_table, module_table
 from lightning_flops.report.text import render_text
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
 
@@ -81,6 +81,13 @@ def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
     assert loaded.memory is not None
     assert report.traced.tables is not None
     assert module_table(loaded) == report.traced.tables.modules
+    assert module_memory_table(loaded) == report.traced.tables.module_memory
+    kept = {(row.name, row.part): row.self_size_increase_bytes for row in report.traced.tables.module_memory or ()}
+    assert kept["net.0.linear", "forward"] == BATCH * HIDDEN * 4  # its output in float32
+    text = render_text(report)
+    assert "operator  " in text and "size increase" in text
+    assert "net.0.linear" in text[text.index("size increase") :]
+    assert "activations that a forward keeps, with its outputs:" in text and "(of the traced step)" in text
 
 
 def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:

@@ -21,6 +21,7 @@ from lightning_flops.analysis.trace.loading import TraceFormatError as TraceForm
 from lightning_flops.analysis.trace.loading import load_trace as load_trace
 from lightning_flops.analysis.trace.loading import trace_from_columns as trace_from_columns
 from lightning_flops.analysis.trace.loading import trace_from_events as trace_from_events
+from lightning_flops.analysis.trace.module_memory import module_memory_table as module_memory_table
 from lightning_flops.analysis.trace.modules import module_table as module_table
 from lightning_flops.analysis.trace.names import Kind as Kind
 from lightning_flops.analysis.trace.operators import memory_table as memory_table
@@ -48,6 +49,7 @@ from lightning_flops.analysis.trace_tables import KernelSummary as KernelSummary
 from lightning_flops.analysis.trace_tables import LaunchRow as LaunchRow
 from lightning_flops.analysis.trace_tables import MemoryRow as MemoryRow
 from lightning_flops.analysis.trace_tables import ModelSummary as ModelSummary
+from lightning_flops.analysis.trace_tables import ModuleMemoryRow as ModuleMemoryRow
 from lightning_flops.analysis.trace_tables import OperatorRow as OperatorRow
 from lightning_flops.analysis.trace_tables import Overlap as Overlap
 from lightning_flops.analysis.trace_tables import OverviewRow as OverviewRow

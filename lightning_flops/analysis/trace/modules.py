@@ -27,19 +27,23 @@ _ACCUMULATES = "AccumulateGrad"
 
 NOBODY = -1
 """Owner of what no module, optimizer or gradient accumulation owns."""
-_OPTIMIZER = -2
-_ACCUMULATION = -3
+OPTIMIZER = -2
+"""Owner of what the optimizer does."""
+ACCUMULATION = -3
+"""Owner of what adds gradients to parameters."""
 _COMMUNICATION = -4
 _OUTSIDE_NODES = -5
 
 
-class _Phase(IntEnum):
+class Phase(IntEnum):
+    """Of what a frame is a part, whatever its owner."""
+
     NONE = 0
     FORWARD = 1
     BACKWARD = 2
 
 
-_OWN_PHASES = {"forward": _Phase.FORWARD, "backward": _Phase.BACKWARD}
+_OWN_PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
 """In these parts a module that is called runs forward all the same; in others, such as validation, it is nobody's."""
 
@@ -87,7 +91,7 @@ def find_frames(trace: Trace) -> Frames | None:
     owner = np.full(len(trace), NOBODY, dtype=np.int64)
     phase = np.zeros(len(trace), dtype=np.int8)
     owners: dict[int, int] = {-1: NOBODY}
-    phases: dict[int, int] = {-1: _Phase.FORWARD}  # a module that is called outside of every mark runs forward
+    phases: dict[int, int] = {-1: Phase.FORWARD}  # a module that is called outside of every mark runs forward
     in_time = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
     for row, name, around, made_in in zip(
         in_time.tolist(),
@@ -99,15 +103,15 @@ def find_frames(trace: Trace) -> Frames | None:
         module, part = marks[name], parts[name]
         if module is not None:
             owners[row], phases[row] = numbers[module], phases[around]
-            if phases[around] == _Phase.NONE and _is_inside_step(parts, trace, around):
-                phases[row] = _Phase.FORWARD
+            if phases[around] == Phase.NONE and _is_inside_step(parts, trace, around):
+                phases[row] = Phase.FORWARD
         elif part is not None:
-            phases[row] = _OWN_PHASES.get(part, _Phase.NONE)
-            owners[row] = {"forward": numbers[""], "optimizer": _OPTIMIZER}.get(part, NOBODY)
+            phases[row] = _OWN_PHASES.get(part, Phase.NONE)
+            owners[row] = {"forward": numbers[""], "optimizer": OPTIMIZER}.get(part, NOBODY)
         else:
-            phases[row] = _Phase.BACKWARD
+            phases[row] = Phase.BACKWARD
             accumulates = trace.names[name].endswith(_ACCUMULATES)
-            owners[row] = _ACCUMULATION if accumulates else owners[made_in]
+            owners[row] = ACCUMULATION if accumulates else owners[made_in]
     owner[in_time] = [owners[row] for row in in_time.tolist()]
     phase[in_time] = [phases[row] for row in in_time.tolist()]
     return Frames(modules, rows, parent, owner, phase)
@@ -122,7 +126,7 @@ def module_table(trace: Trace) -> ModuleTable | None:
     frames = find_frames(trace)
     if frames is None:
         return None
-    parents = _parents(frames.modules)
+    parents = modules_above(frames.modules)
     count = len(frames.modules)
     spent = _device_times(trace, frames, parents) if trace.has_device else _host_times(trace, frames, parents)
     calls = np.bincount(frames.owner[_calls(frames)], minlength=count)
@@ -191,16 +195,16 @@ def _host_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
     communication_ns, outside_nodes_ns = _between_nodes(trace, frames)
     return _Times(
         own=(own[0], own[1]),
-        total=(_with_below(own[0], parents), _with_below(own[1], parents)),
+        total=(with_below(own[0], parents), with_below(own[1], parents)),
         kernels=None,
         communication_ns=communication_ns,
         outside_nodes_ns=outside_nodes_ns,
-        whole_forward_ns=spent(phase == _Phase.FORWARD),
-        whole_backward_ns=spent(phase == _Phase.BACKWARD),
-        optimizer_ns=spent(owner == _OPTIMIZER),
-        accumulation_ns=spent(owner == _ACCUMULATION),
-        lost_forward_ns=spent((phase == _Phase.FORWARD) & (owner == NOBODY)),
-        lost_backward_ns=spent((phase == _Phase.BACKWARD) & (owner == NOBODY)) - communication_ns - outside_nodes_ns,
+        whole_forward_ns=spent(phase == Phase.FORWARD),
+        whole_backward_ns=spent(phase == Phase.BACKWARD),
+        optimizer_ns=spent(owner == OPTIMIZER),
+        accumulation_ns=spent(owner == ACCUMULATION),
+        lost_forward_ns=spent((phase == Phase.FORWARD) & (owner == NOBODY)),
+        lost_backward_ns=spent((phase == Phase.BACKWARD) & (owner == NOBODY)) - communication_ns - outside_nodes_ns,
     )
 
 
@@ -235,7 +239,7 @@ def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
     events, frame = events[frame >= 0], frame[frame >= 0]
     owner, phase = frames.owner[frame], frames.phase[frame]
     # Gradients are synchronized by hooks of accumulation, and after the last node: nobody's, and no accumulation.
-    synchronizes = trace.is_collective[events] & (phase == _Phase.BACKWARD) & (owner < 0)
+    synchronizes = trace.is_collective[events] & (phase == Phase.BACKWARD) & (owner < 0)
     owner = np.where(synchronizes, _COMMUNICATION, owner)
     is_mark = trace.names_where(lambda name: marked_phase(name) == "backward")[frame]
     owner = np.where(is_mark & (owner == NOBODY), _OUTSIDE_NODES, owner)
@@ -256,18 +260,18 @@ def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
         own=(own[0], own[1]),
         total=(total[0], total[1]),
         kernels=(kernels[0], kernels[1]),
-        whole_forward_ns=occupied(phase == _Phase.FORWARD),
-        whole_backward_ns=occupied(phase == _Phase.BACKWARD),
-        optimizer_ns=occupied(owner == _OPTIMIZER),
-        accumulation_ns=occupied(owner == _ACCUMULATION),
+        whole_forward_ns=occupied(phase == Phase.FORWARD),
+        whole_backward_ns=occupied(phase == Phase.BACKWARD),
+        optimizer_ns=occupied(owner == OPTIMIZER),
+        accumulation_ns=occupied(owner == ACCUMULATION),
         communication_ns=occupied(owner == _COMMUNICATION),
         outside_nodes_ns=occupied(owner == _OUTSIDE_NODES),
-        lost_forward_ns=occupied((phase == _Phase.FORWARD) & (owner == NOBODY)),
-        lost_backward_ns=occupied((phase == _Phase.BACKWARD) & (owner == NOBODY)),
+        lost_forward_ns=occupied((phase == Phase.FORWARD) & (owner == NOBODY)),
+        lost_backward_ns=occupied((phase == Phase.BACKWARD) & (owner == NOBODY)),
     )
 
 
-_BOTH = (_Phase.FORWARD, _Phase.BACKWARD)
+_BOTH = (Phase.FORWARD, Phase.BACKWARD)
 
 
 def _is_inside_step(parts: list[str | None], trace: Trace, around: int) -> bool:
@@ -313,14 +317,14 @@ def _thread_of(trace: Trace, numbers: Ints, of_lane: dict[int, Ints]) -> Ints:
 
 def _calls(frames: Frames) -> Ints:
     """Rows of modules' marks that are a call of their own: forward, and no wrapper's call of what it wraps."""
-    rows = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == _Phase.FORWARD)]
+    rows = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == Phase.FORWARD)]
     around = frames.parent[rows]
     wrapped = (around >= 0) & (frames.owner[around] == frames.owner[rows])
     calls: Ints = rows[~wrapped]
     return calls
 
 
-def _parents(modules: tuple[str, ...]) -> Ints:
+def modules_above(modules: tuple[str, ...]) -> Ints:
     """For each module the one above it; -1 for the root."""
     numbers = {name: index for index, name in enumerate(modules)}
     return np.array([numbers[name.rpartition(".")[0]] if name else -1 for name in modules], dtype=np.int64)
@@ -339,7 +343,8 @@ def _sums(owner: Ints, values: Ints, wanted: npt.NDArray[np.bool_], count: int) 
     return sums
 
 
-def _with_below(own: Ints, parents: Ints) -> Ints:
+def with_below(own: Ints, parents: Ints) -> Ints:
+    """For each module *own* of it and of all modules below it; *parents* is as ``modules_above`` has it."""
     total = own.copy()
     above = parents.copy()
     while (inside := above >= 0).any():

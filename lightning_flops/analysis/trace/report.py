@@ -14,6 +14,7 @@ from lightning_flops.analysis.trace.device import (
     kernel_table,
     launch_statistics,
 )
+from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.operators import memory_table, operator_table
 from lightning_flops.analysis.trace.phases import model_summary
@@ -47,6 +48,7 @@ def analyze_trace(trace: Trace) -> TraceReport:
         kernels=kernel_table(trace),
         operators=operator_table(trace),
         memory=memory_table(trace),
+        module_memory=module_memory_table(trace),
         transfers=transfer_table(trace),
         user_scopes=user_scope_table(trace),
         idle=idle_times(trace),

@@ -1,0 +1,160 @@
+"""Who allocates memory in a marked trace; all bytes are added up by hand from the events above them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops.analysis.trace import ModuleMemoryRow, analyze_trace, load_trace, module_memory_table
+from lightning_flops.analysis.traced_step import TracedStep
+from lightning_flops.instrument.tracing import StepTracer
+from lightning_flops.records import MemoryRecord, StepSignature
+from lightning_flops.report.memory_text import memory_lines
+from lightning_flops.report.memory_text import module_memory_table as as_text
+from tests.analysis.test_trace_modules import accumulation, made, module, node, phase
+from tests.analysis.trace_events import memory, operator, step, trace
+
+STEP = (
+    step(4, 0, 400),
+    memory(10, 32),  # a batch, before any phase
+    phase("forward", 20, 100),
+    module("", 30, 80),
+    module("first", 35, 20),
+    made(7, 40, 10),
+    memory(41, 64),
+    memory(44, -16),
+    module("second", 60, 40),
+    module("second.inner", 70, 10),
+    made(8, 72, 3),
+    memory(73, 128),
+    memory(90, 8),
+    memory(115, 4),  # the loss, after the root's call
+    phase("backward", 130, 200),
+    node(8, 140, 40),
+    memory(150, 256),
+    memory(160, -128),
+    accumulation(190, 10),
+    memory(195, 512),
+    node(7, 210, 40),
+    memory(215, -64, thread=2),  # autograd's mark is on the first thread
+    memory(220, -64),
+    memory(300, -2),  # between nodes
+    phase("optimizer", 340, 50),
+    memory(350, 1024),
+)
+
+Bytes = tuple[int, int, int, int]
+
+
+def bytes_of(rows: tuple[ModuleMemoryRow, ...] | None) -> dict[tuple[str | None, str], Bytes]:
+    assert rows is not None
+    return {
+        (row.name, row.part): (
+            row.size_increase_bytes,
+            row.self_size_increase_bytes,
+            row.allocation_bytes,
+            row.self_allocation_bytes,
+        )
+        for row in rows
+    }
+
+
+def test_memory_belongs_to_the_module_that_runs_forward_or_whose_node_runs() -> None:
+    rows = module_memory_table(trace(*STEP))
+    assert bytes_of(rows) == {
+        ("", "forward"): (64 - 16 + 128 + 8 + 4, 4, 64 + 128 + 8 + 4, 4),
+        ("first", "forward"): (48, 48, 64, 64),
+        ("second", "forward"): (128 + 8, 8, 128 + 8, 8),
+        ("second.inner", "forward"): (128, 128, 128, 128),
+        ("", "backward"): (256 - 128 - 64, 0, 256, 0),
+        ("first", "backward"): (-64, -64, 0, 0),
+        ("second", "backward"): (128, 0, 256, 0),
+        ("second.inner", "backward"): (128, 128, 256, 256),
+        (None, "gradient accumulation"): (512, 512, 512, 512),
+        (None, "optimizer"): (1024, 1024, 1024, 1024),
+        (None, "elsewhere"): (32 - 64 - 2, 32 - 64 - 2, 32, 32),
+    }
+
+
+def test_what_each_allocates_itself_adds_up_to_all_that_was_allocated() -> None:
+    rows = module_memory_table(trace(*STEP)) or ()
+    assert sum(row.self_allocation_bytes for row in rows) == 32 + 64 + 128 + 8 + 4 + 256 + 512 + 1024
+    assert [row.self_allocation_bytes for row in rows] == sorted(
+        (row.self_allocation_bytes for row in rows), reverse=True
+    )
+
+
+def test_each_device_has_its_own_rows() -> None:
+    rows = module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5), memory(2, 16), memory(3, 48, device=1))) or ()
+    assert [(row.name, row.device_type, row.device, row.allocation_bytes) for row in rows] == [
+        ("fc", "host", -1, 16),
+        ("", "host", -1, 16),
+        ("fc", "device", 1, 48),
+        ("", "device", 1, 48),
+    ]
+
+
+def test_without_marked_modules_or_without_allocations_there_is_no_table() -> None:
+    assert module_memory_table(trace(operator("aten::mm", 0, 5), memory(2, 16))) is None
+    assert module_memory_table(trace(step(0, 0, 9), module("fc", 1, 5))) is None
+
+
+def test_the_bytes_of_a_linear_layer_are_its_output_and_its_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
+    model = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Linear(5, 7, bias=False))
+    inputs = torch.ones(2, 3, requires_grad=True)
+    model(inputs).square().sum().backward()  # gradients are there, and added to
+    tracer = StepTracer(model, device=torch.device("cpu"), profile_memory=True, keep_file=True)
+    tracer.warm_up()
+    tracer.start(0)
+    tracer.enter("forward")
+    loss = model(inputs).square().sum()  # its gradient is a whole matrix, which nobody has to expand
+    tracer.leave()
+    tracer.enter("backward")
+    loss.backward()
+    tracer.leave()
+    tracer.stop(StepSignature(batches=(), forwards=1, backwards=1, updates=1))
+    assert tracer.record is not None and tracer.record.path is not None
+    found = bytes_of(module_memory_table(load_trace(tracer.record.path)))
+    # float32: the output stays; the backward makes the weight's gradient and the input's.
+    assert found["0", "forward"] == (2 * 5 * 4, 2 * 5 * 4, 2 * 5 * 4, 2 * 5 * 4)
+    assert found["1", "forward"] == (2 * 7 * 4, 2 * 7 * 4, 2 * 7 * 4, 2 * 7 * 4)
+    assert found["0", "backward"][3] == (3 * 5 + 2 * 3) * 4
+    assert found["1", "backward"][3] == (5 * 7 + 2 * 5) * 4
+
+
+def test_rows_print_with_their_phase_and_place() -> None:
+    rows = (
+        module_memory_table(trace(step(0, 0, 50), module("fc", 1, 5), memory(2, 4096), memory(20, -1, device=0))) or ()
+    )
+    assert as_text(rows) == [
+        "module            where     size increase   self  allocation   self",
+        "fc           fwd  host              4,096  4,096       4,096  4,096",
+        "(root)       fwd  host              4,096      0       4,096      0",
+        "(elsewhere)       device 0             -1     -1           0      0",
+    ]
+
+
+def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
+    record = MemoryRecord(
+        kind="resident",
+        phases=(),
+        run_peak_bytes=1,
+        run_reserved_peak_bytes=None,
+        parameter_bytes=1,
+        buffer_bytes=0,
+        gradient_bytes=1,
+        optimizer_bytes=1,
+        kept_by_forward_bytes=None,
+    )
+    events = (step(0, 0, 50), module("", 1, 5), memory(2, 3000), module("", 21, 5), memory(22, 1000))
+    tables = analyze_trace(trace(*events))
+    traced = TracedStep(index=0, like_counted=True, files=(), tables=tables, own_forward_sec=None)
+    # Two micro-steps.
+    assert memory_lines(record, traced)[-1].endswith("  2 KB (of the traced step)")
+    assert memory_lines(record, None)[-1].endswith("  n/a (set profile_memory, which tells)")
