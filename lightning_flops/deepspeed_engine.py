@@ -113,9 +113,10 @@ class EngineProfiler(RunProfiler):
     # ---- taps
 
     def _tap_engine(self, taps: Patches) -> None:
-        """Put the taps that stay for the whole run: they tell steps and evaluation."""
+        """Put the taps that stay for the whole run: they tell steps and evaluation, and whether the engine raises."""
         engine = self._engine
         taps.replace(engine, "forward", self._around_forward)
+        taps.replace(engine, "backward", self._around_backward)
         taps.replace(engine, "step", self._around_step)
         taps.replace(engine, "train", self._around_train)
         taps.replace(engine, "eval", self._around_eval)
@@ -125,7 +126,6 @@ class EngineProfiler(RunProfiler):
             taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
 
     def _tap_parts(self, taps: Patches) -> None:
-        taps.replace(self._engine, "backward", self._around_backward)
         # What loss.backward() calls, and engine.backward() in the end.
         taps.replace(torch.autograd, "backward", self._around_backward)
         self._tap_loaders(taps)

@@ -25,6 +25,9 @@ except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
 _PHASES = ("forward", "backward", "optimizer")
+
+_ZERO_3_UPDATES = "fp32_partitioned_groups_flat"
+"""Where DeepSpeed's optimizer of ZeRO-3 keeps what it updates: the shards themselves, or copies of them."""
 """The parts of a step that a report shows."""
 
 
@@ -207,20 +210,33 @@ def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def _local_bytes(tensor: torch.Tensor) -> int:
-    # ZeRO-3 keeps a parameter's shard in ds_tensor, DTensor its own in _local_tensor.
-    for name in ("ds_tensor", "_local_tensor"):
-        shard = getattr(tensor, name, None)
-        if isinstance(shard, torch.Tensor):
-            tensor = shard
+    tensor = _on_this_rank(tensor)
     try:
         return int(tensor.numel()) * int(tensor.element_size())
     except (RuntimeError, ValueError):  # a lazy parameter has no size yet
         return 0
 
 
+def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of *tensor*: ZeRO-3 keeps a shard in ds_tensor, DTensor its own in _local_tensor."""
+    for name in ("ds_tensor", "_local_tensor"):
+        shard = getattr(tensor, name, None)
+        if isinstance(shard, torch.Tensor):
+            tensor = shard
+    return tensor
+
+
+def _storage(tensor: torch.Tensor) -> object:
+    """What two tensors share that take the same memory."""
+    try:
+        return _on_this_rank(tensor).untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter, a subclass without a storage
+        return id(tensor)
+
+
 def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
     """Bytes of the optimizers' states, and of their own copies of parameters; None if one of them cannot be read."""
-    own = {id(parameter) for parameter in root.parameters()}
+    own = {_storage(parameter) for parameter in root.parameters()}
     tensors: list[torch.Tensor] = []
     for optimizer in optimizers:
         inner = optimizer
@@ -230,7 +246,10 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
         if not isinstance(state, Mapping) or groups is None:
             return None
         tensors += _tensors_in(list(state.values()))
-        tensors += [one for group in groups for one in group["params"] if id(one) not in own]
+        updated = [one for group in groups for one in group["params"]]
+        # ZeRO-3 hands its optimizer one of them at a time, while that updates it.
+        updated += _tensors_in(getattr(optimizer, _ZERO_3_UPDATES, None))
+        tensors += [one for one in updated if _storage(one) not in own]
     return _bytes(tensors)
 
 

@@ -366,8 +366,8 @@ def on_a_fake_clock(loader: str) -> dict[str, Any]:
     return outcome(engine, parts=parts, excluded={} if timing is None else dict(timing.excluded_sec))
 
 
-def interrupted(where: str) -> dict[str, Any]:
-    """The step that is being counted raises; the loop catches it and looks around."""
+def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
+    """Step *at* raises; the loop catches it and looks around. Step 2 is counted, the window is closed before step 8."""
     failing = SimpleNamespace(now=False)
 
     class Fails(Net):
@@ -401,14 +401,14 @@ def interrupted(where: str) -> dict[str, Any]:
         )[0]
         handle = attach(engine)
         try:
-            for batch in DataLoader(FailingData(torch.randn(STEPS * SAMPLES, 8)), batch_size=SAMPLES):
-                failing.now = engine.global_steps == 2
+            for batch in DataLoader(FailingData(torch.randn((at + 2) * SAMPLES, 8)), batch_size=SAMPLES):
+                failing.now = engine.global_steps == at
                 loss = engine(batch[0]).square().sum()
                 if failing.now and where == "backward":
                     loss.register_hook(fail)
                 engine.backward(loss)
                 engine.step()
-                failing.now = engine.global_steps == 2
+                failing.now = engine.global_steps == at
         except RuntimeError as error:
             raised = str(error)
     left = left_on(engine)
@@ -439,5 +439,9 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     **{
         f"interrupted_{where}": functools.partial(interrupted, where)
         for where in ("forward", "backward", "optimizer", "loader")
+    },
+    **{
+        f"interrupted_later_{where}": functools.partial(interrupted, where, at=8)
+        for where in ("forward", "backward", "optimizer")
     },
 }

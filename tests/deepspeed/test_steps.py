@@ -215,3 +215,10 @@ def test_after_an_exception_in_the_counted_step_nothing_is_left(where: str) -> N
     assert returned["left"] == []
     assert returned["no profile"]
     assert sum("RuntimeError" in line for line in returned["logged"]) == 1
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_after_an_exception_of_the_engine_the_monitor_is_gone_too(where: str) -> None:
+    returned = returned_by(f"interrupted_later_{where}")
+    assert (returned["raised"], returned["no profile"]) == (where, False)
+    assert returned["left"] == []

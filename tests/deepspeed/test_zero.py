@@ -77,6 +77,28 @@ def test_bfloat16_counts_the_same_in_its_own_dtype(stage: int) -> None:
     assert profile.context.precision == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter_bytes", "copied"),
+    [
+        ("bf16_0", 2 * PARAMS, True),
+        ("bf16_1", 2 * PARAMS, True),
+        ("bf16_3", 2 * PARAMS, True),
+        ("zero_0_accumulate_1", 4 * PARAMS, False),
+        ("zero_1_accumulate_1", 4 * PARAMS, True),
+        ("zero_2_accumulate_1", 4 * PARAMS, True),
+        ("zero_3_accumulate_1", 4 * PARAMS, True),
+        ("offload_3", 4 * PARAMS, True),
+    ],
+)
+def test_copies_that_zero_updates_are_the_optimizers_memory(name: str, parameter_bytes: int, copied: bool) -> None:
+    (returned,) = scenario(name, 1)
+    memory = profile_in(returned).memory
+    assert memory is not None
+    assert memory.parameter_bytes == parameter_bytes
+    # In float32; SGD without momentum keeps nothing else.
+    assert memory.optimizer_bytes == (4 * PARAMS if copied else 0)
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_offload_to_the_host_counts_the_same(stage: int) -> None:
     (returned,) = scenario(f"offload_{stage}", 1)

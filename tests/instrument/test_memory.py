@@ -144,6 +144,13 @@ def test_copies_that_an_optimizer_keeps_of_parameters_are_its_own() -> None:
     assert trained(with_master_copies, torch.bfloat16).optimizer_bytes == 56 * 4
 
 
+def test_what_an_optimizer_updates_in_the_parameters_own_memory_is_no_copy() -> None:
+    def on_views(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([nn.Parameter(parameter.detach().view(-1)) for parameter in parameters], lr=0.1)
+
+    assert trained(on_views, torch.float32).optimizer_bytes == 0
+
+
 def test_tied_parameters_take_memory_once() -> None:
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
