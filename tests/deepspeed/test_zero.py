@@ -8,7 +8,7 @@ import pytest
 
 from lightning_flops.analysis.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE, PARAMS
-from tests.deepspeed.launching import launch, profile_in
+from tests.deepspeed.launching import OLD, launch, profile_in
 
 RANKS = [1, 2, pytest.param(4, marks=pytest.mark.slow)]
 
@@ -60,8 +60,10 @@ class TestEveryStage:
         assert held < PARAMS + 3 * ranks if stage == 3 else True
 
     def test_training_does_not_notice(self, ranks: int, stage: int, accumulate: int) -> None:
+        # DeepSpeed 0.16's ZeRO-3 is not reproducible on several ranks: runs without any profiler differ now and then.
+        reproducible = not (OLD and stage == 3 and ranks > 1)
         for returned in scenario(f"zero_{stage}_accumulate_{accumulate}", ranks):
-            assert returned["same_losses"] and returned["same_weights"]
+            assert not reproducible or (returned["same_losses"] and returned["same_weights"])
             assert returned["losses"] == 10 * accumulate  # no two alike: something was trained
             assert returned["left"] == []
             assert not returned["builtin"]
