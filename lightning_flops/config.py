@@ -307,6 +307,11 @@ class ProfilerConfig:
             return listed
         return steps[-1] + -(-(steps_done - steps[-1]) // self.every) * self.every  # rounded up
 
+    def listed_between(self, first: int, last: int) -> tuple[int, ...]:
+        """The listed steps to profile that lie between two steps, neither included."""
+        steps = () if isinstance(self.profile_step, int) else self.profile_step
+        return tuple(step for step in steps if first < step < last)
+
     @classmethod
     def from_block(cls, block: object) -> ProfilerConfig:
         """Settings from a ``"flops_profiler"`` block as DeepSpeed reads it: not enabled unless it says so.

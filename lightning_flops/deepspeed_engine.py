@@ -291,10 +291,13 @@ class EngineProfiler(RunProfiler):
         assert self._recorder is not None
         if self._scope is None and self._recorder.counting and self._whole_step:
             # The very first step has no step before it at whose end it could have begun.
-            self._note(
+            sentence = (
                 "The counted step is the first one, which begins with the engine's first forward: what ran before it, "
                 "a teacher's forward for one, is not counted."
             )
+            self._recorder.note(sentence)  # this window's alone
+            if self._writes:
+                logger.warning(sentence)
             self._scope = self._enter_batch_scope()
         if self._batch is None:
             batch = batch_of(args, kwargs)

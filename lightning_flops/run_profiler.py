@@ -462,6 +462,7 @@ class RunProfiler(ABC):
     def _report(self) -> None:
         recorder = self._recorder
         assert recorder is not None and self._output is not None
+        self._name_steps_passed_over(recorder)
         self._in_window = False
         self._next_step = None
         started = time.perf_counter()
@@ -483,6 +484,15 @@ class RunProfiler(ABC):
         logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
         if self._monitor is not None:
             self._monitor.restart()
+
+    def _name_steps_passed_over(self, recorder: Recorder) -> None:
+        """Say in the report and the log which listed steps this window was too long for."""
+        assert self._next_step is not None
+        for step in self._config.listed_between(self._next_step, self._steps_done):
+            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
+            recorder.note(sentence)
+            if self._writes:
+                logger.warning(sentence)
 
     def _memory_record(self) -> MemoryRecord | None:
         try:

@@ -207,7 +207,7 @@ def forgotten() -> dict[str, Any]:
 
 def several_windows() -> dict[str, Any]:
     with installed():
-        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": [1, 7], "monitor": True}))
+        engine = engine_of(config(accumulate=2, block={**BLOCK, "profile_step": [0, 7], "monitor": True}))
         train(engine, 2 * 14)
     handle = attach(engine)
     found = outcome(engine, handle)
@@ -217,6 +217,7 @@ def several_windows() -> dict[str, Any]:
         **found,
         "counted": [list(profile.counted_steps) for profile in profiles],
         "flops": [profile.flops.forward for profile in profiles],
+        "notes": [list(profile.notes) for profile in profiles],
         "throughput": throughput is not None,
     }
 

@@ -149,8 +149,9 @@ def test_an_engine_that_is_let_go_is_gone() -> None:
 
 def test_a_run_can_have_several_windows() -> None:
     returned = returned_by("several_windows")
-    assert returned["counted"] == [[1], [7]]
+    assert returned["counted"] == [[0], [7]]
     assert returned["flops"] == [2 * FORWARD, 2 * FORWARD]
+    assert ["first one, which begins" in " ".join(notes) for notes in returned["notes"]] == [True, False]
     assert returned["throughput"] and returned["left"] == []
 
 

@@ -88,10 +88,16 @@ def test_windows_open_again_and_again_and_nothing_is_marked_between_them(root: s
     assert [index for index, mark in enumerate(marked) if mark] == [1, 3, 7, 9, 13, 15, 19]
 
 
-def test_a_step_that_falls_into_a_window_is_passed_over(root: str, trainer: MakeTrainer) -> None:
+def test_a_step_that_falls_into_a_window_is_passed_over_and_named(
+    root: str, trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
     callback = FlopsProfilerCallback(profile_step=[0, 2, 5], timing_steps=1, trace=False)
     trainer(callback).fit(new_net(root), loader(12))
-    assert [profile.profile_step for profile in callback.profiles] == [0, 5]
+    first, second = callback.profiles
+    assert (first.profile_step, second.profile_step) == (0, 5)
+    sentence = "profile_step lists 2, too: it was not profiled, because this window was still open."
+    assert sentence in first.notes and not any("lists" in note for note in second.notes)
+    assert [record.getMessage() for record in caplog.records].count(sentence) == 1
 
 
 def test_a_window_may_open_at_the_very_step_at_which_another_closed(root: str, trainer: MakeTrainer) -> None:
