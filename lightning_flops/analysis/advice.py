@@ -113,10 +113,14 @@ _Check = Callable[[Evidence, AdviceThresholds], Advice | None]
 def advise(evidence: Evidence, thresholds: AdviceThresholds) -> tuple[Advice, ...]:
     """What to try, the most at stake first; empty for a run that nothing measured holds back."""
     found = [advice for check in _RULES if (advice := check(evidence, thresholds)) is not None]
-    found.sort(key=lambda advice: -1.0 if advice.stake is None else -advice.stake)
-    found.sort(key=lambda advice: advice.stake is None)
-    low = _low_mfu(evidence, thresholds, largest=found[0] if found else None)
-    return (*found, low) if low is not None else tuple(found)
+    ordered = in_order(found)
+    low = _low_mfu(evidence, thresholds, largest=ordered[0] if ordered else None)
+    return (*ordered, low) if low is not None else ordered
+
+
+def in_order(found: Iterable[Advice]) -> tuple[Advice, ...]:
+    """The most at stake first, and last that of which nobody can say."""
+    return tuple(sorted(found, key=lambda advice: (advice.stake is None, -(advice.stake or 0.0))))
 
 
 # ---- the rules
@@ -145,7 +149,11 @@ def _exposed_communication(evidence: Evidence, thresholds: AdviceThresholds) -> 
         rule="exposed_communication",
         evidence=f"Communication that no computation hides takes {percent(share)} of the step.",
         threshold=f"more than {percent(thresholds.exposed_communication)}",
-        action="Accumulate gradients over more micro-steps, raise the batch size, or compress gradients.",
+        # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
+        action=(
+            "Raise the batch size, compress gradients, or, where they are reduced once a step (DDP, ZeRO-0 and -1), "
+            "accumulate them over more micro-steps."
+        ),
         source=_TORCH_PROFILER,
         stake=share,
     )
@@ -164,7 +172,10 @@ def _overlap(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
             f"less than {percent(thresholds.overlap)} hidden, and more than "
             f"{percent(thresholds.exposed_communication)} of the step exposed"
         ),
-        action="Let communication begin earlier: smaller buckets (bucket_cap_mb), prefetching of shards.",
+        action=(
+            "Let communication begin earlier: smaller buckets (DDP: bucket_cap_mb; DeepSpeed: overlap_comm and "
+            "reduce_bucket_size), prefetching of shards (ZeRO-3: stage3_prefetch_bucket_size)."
+        ),
         source=_OWN,
         stake=share,
     )
@@ -493,7 +504,7 @@ def gather_evidence(
             backend=facts.process_group_backend if context.device_type == "cuda" and context.world_size > 1 else None,
             loader_workers=facts.loader_workers,
         )
-    return evidence if trace is None else _with_trace(evidence, trace, thresholds)
+    return evidence if trace is None else with_trace(evidence, trace, thresholds)
 
 
 def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...] | None:
@@ -520,7 +531,8 @@ def _misaligned_modules(
     return ratio(part=sum(by_module.values()), whole=whole), named
 
 
-def _with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresholds) -> Evidence:
+def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresholds) -> Evidence:
+    """*evidence* and what the tables of *trace* tell; *thresholds* say which kernels are small."""
     mean = trace.step_times.mean
     wall_us = mean.wall_us
     # Of the traced step itself: its wait for data may be another than the timed steps'.
@@ -563,4 +575,4 @@ def _low_blocks_share(trace: TraceReport, thresholds: AdviceThresholds) -> float
     return ratio(part=low_us, whole=sum(row.device.total_us for row in rows))
 
 
-__all__ = ["Advice", "AdviceThresholds", "Evidence", "advise", "gather_evidence"]
+__all__ = ["Advice", "AdviceThresholds", "Evidence", "advise", "gather_evidence", "in_order", "with_trace"]
