@@ -38,7 +38,7 @@ from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records, total_flops
 from lightning_flops.instrument.template_kernels import heard_kernels, heard_replays
-from lightning_flops.instrument.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
+from lightning_flops.instrument.thread_state import ENDED, UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
 logger = logging.getLogger(__name__)
@@ -112,20 +112,24 @@ class FlopCounter:
             self._entered += 1
         state = self._state()
         if state.modes == 0:
-            state.makers.mark(sequence_number(), OUTSIDE)
+            state.entered_at = len(state.stack)
+            if state.entered_at == 1:
+                state.makers.mark(sequence_number(), OUTSIDE)
         state.modes += 1
         state.replan()
-        push(self._mode)
+        if not is_pushed(self._mode):  # on the stack twice it would count twice
+            push(self._mode)
         return self
 
     def __exit__(self, *exc: object) -> None:
         """Stops counting and takes everything off torch."""
         state = self._state()
-        remove(self._mode)
         state.modes -= 1
         if state.modes == 0:
-            state.pop_to(1)
-            state.makers.mark(sequence_number(), UNKNOWN)
+            state.pop_to(state.entered_at)
+            if state.entered_at == 1:  # else the mode came with a module that still runs, and leaves with it
+                remove(self._mode)
+                state.makers.mark(sequence_number(), UNKNOWN)
             state.paused = 0
             state.functions.clear()
             state.spare_calls.clear()
@@ -221,6 +225,9 @@ class FlopCounter:
         except AttributeError:
             state = self._local.state = ThreadState()
             with self._lock:
+                for other in self._threads:
+                    if other.ident == state.ident:
+                        other.ident = ENDED  # the system gives a thread's identifier to the next one
                 self._threads.append(state)
         return state
 

@@ -14,6 +14,9 @@ from lightning_flops.records import OUTSIDE, FlopPhase
 UNKNOWN = "(unknown)"
 """Maker of the autograd nodes that were made while nothing was counted."""
 
+ENDED = -1
+"""Identifier of the threads that are known to have ended."""
+
 _NO_LIMIT = 1 << 62
 
 _NEVER = -2
@@ -81,7 +84,7 @@ class Table(dict[Any, Cell]):
         """The cell of an operator whose FLOPs were not counted; a new one at first."""
         cell = self.get(operator)
         if cell is None:
-            cell = self[operator] = Cell(0, 0, 0)
+            cell = self.setdefault(operator, Cell(0, 0, 0))
         return cell
 
     def counted_cell(self, operator: Any, dtype: Any) -> CountedCell:
@@ -89,7 +92,7 @@ class Table(dict[Any, Cell]):
         key = (operator, dtype)
         cell = self.get(key)
         if cell is None:
-            cell = self[key] = CountedCell(dtype)
+            cell = self.setdefault(key, CountedCell(dtype))
         return cell  # type: ignore[return-value]  # under such keys there are no others
 
 
@@ -248,6 +251,7 @@ class ThreadState:
         "calls",
         "claimed",
         "entered",
+        "entered_at",
         "functions",
         "ident",
         "in_backward",
@@ -290,6 +294,8 @@ class ThreadState:
         """(operator, module) -> [calls, output elements, whether any call looked heavy]."""
         self.modes = 0
         """How often the counter was entered on this thread."""
+        self.entered_at = 1
+        """Length of the stack when it was entered first."""
         self.paused = 0
         self.functions: list[Any] = []
         """Autograd functions and kernels with a formula of their own that are running."""
@@ -336,7 +342,7 @@ class ThreadState:
         key = (module, phase)
         table = self.tables.get(key)
         if table is None:
-            table = self.tables[key] = Table(module, phase)
+            table = self.tables.setdefault(key, Table(module, phase))  # another thread may post, and make it meanwhile
         return table
 
     def post(self, table_of: Callable[[Books | int], Table]) -> None:
@@ -350,11 +356,10 @@ class ThreadState:
                 table = table_of(books)
                 known = table.get(operator)
                 if known is None:
-                    table[operator] = Cell(1, read, written)
-                else:
-                    known.calls += 1
-                    known.read += read
-                    known.written += written
+                    known = table.cell(operator)
+                known.calls += 1
+                known.read += read
+                known.written += written
             for operator, books, read, written, flops, dtype, without_backward in _rows(self.products, 7):
                 cell = table_of(books).counted_cell(operator, dtype)
                 cell.calls += 1
@@ -365,7 +370,8 @@ class ThreadState:
             calls = self.calls
             for (name,) in _rows(self.entered, 1):
                 calls[name] = calls.get(name, 0) + 1
-            self.makers.trim()
+            if self.ident == threading.get_ident():
+                self.makers.trim()  # another thread would shorten the table under a look-up
 
     def replan(self) -> None:
         """Works out anew where costs go, and what may go the shortest way.
