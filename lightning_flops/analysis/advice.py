@@ -554,15 +554,18 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
         found["tensor_core_ratio"] = trace.kernel_summary.tensor_core_ratio
         found["tensor_core_eligible_ratio"] = trace.kernel_summary.tensor_core_eligible_ratio
         found["short_kernel_ratio"] = trace.kernel_summary.short_calls_ratio
-    if trace.idle:
-        devices = [one for one in trace.idle if one.stream is None]
-        if devices:
-            busiest = max(devices, key=lambda one: one.busy_us)
-            span_us = busiest.busy_us + busiest.idle_us
-            host = (ratio(part=busiest.host_wait_us, whole=span_us) or 0.0) - waiting
-            found["host_idle_share"] = max(0.0, host)
-            found["kernel_gap_share"] = ratio(part=busiest.kernel_gap_us, whole=span_us)
-            found["idle_share"] = max(0.0, (ratio(part=busiest.idle_us, whole=span_us) or 0.0) - waiting)
+    if mean.kernel_us is not None:
+        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. Pauses
+        # are known between device events alone: before a step's first and after its last the host launches nothing.
+        busy_us = mean.kernel_us + sum(part or 0.0 for part in (mean.memcpy_us, mean.memset_us, mean.communication_us))
+        idle = max(0.0, 1.0 - (ratio(part=busy_us, whole=wall_us) or 0.0) - waiting)
+        whole_us = wall_us * len(trace.step_times.steps)
+        pauses = [one for one in trace.idle or () if one.stream is None]
+        busiest = max(pauses, key=lambda one: one.busy_us, default=None)
+        gaps = 0.0 if busiest is None else ratio(part=busiest.kernel_gap_us, whole=whole_us) or 0.0
+        other = 0.0 if busiest is None else ratio(part=busiest.other_us, whole=whole_us) or 0.0
+        found["idle_share"], found["kernel_gap_share"] = idle, gaps
+        found["host_idle_share"] = max(0.0, idle - gaps - other)
     if trace.transfers is not None and trace.device_metrics:
         pageable_us = sum(row.device.total_us for row in trace.transfers if "Pageable -> Device" in row.name)
         found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.analysis import dataclass_json
+from lightning_flops.analysis.advice import Advice
 
 KERNEL_GAP_LIMIT_US = 30
 """A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""
@@ -489,6 +490,8 @@ class TracesReport:
     """By rank."""
     ranks: RankComparison | None
     """None for a single trace."""
+    advice: tuple[Advice, ...]
+    """What the traces show that holds the run back, the most at stake first."""
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""

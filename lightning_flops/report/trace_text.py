@@ -16,6 +16,7 @@ from lightning_flops.analysis.trace_tables import (
     TracesReport,
 )
 from lightning_flops.report import layout
+from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
@@ -38,6 +39,7 @@ def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, chil
     lines = [line for trace in report.traces for line in _trace(trace, top_rows, children)]
     if report.ranks is not None:
         lines += _ranks(report.ranks)
+    lines += ["", *advice_lines(report.advice)]
     return "\n".join([*lines, layout.rule()]) + "\n"
 
 

@@ -300,6 +300,15 @@ def test_data_wait_is_taken_out_of_what_the_device_is_idle_for() -> None:
     assert (evidence.tensor_core_ratio, evidence.tensor_core_eligible_ratio) == (0.5, 0.75)
 
 
+def test_a_device_that_waits_before_its_first_event_or_after_its_last_is_idle_in_the_step() -> None:
+    # One kernel of 600 us has no pause, though 300 of the step's 1,000 us are neither its nor a wait for data.
+    pauses = (IdleTime(device=0, stream=None, busy_us=600.0, host_wait_us=0.0, kernel_gap_us=0.0, other_us=0.0),)
+    evidence = gather(trace=trace_report(idle=pauses))
+    assert evidence.idle_share == pytest.approx(0.3)
+    assert evidence.host_idle_share == pytest.approx(0.3)
+    assert evidence.kernel_gap_share == 0.0
+
+
 def test_small_kernels_hold_their_share_of_what_computes() -> None:
     def kernel(name: str, total_us: float, blocks: float | None, *, collective: bool = False) -> KernelRow:
         return KernelRow(

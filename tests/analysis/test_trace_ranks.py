@@ -148,3 +148,14 @@ def test_two_traces_of_one_rank_are_refused() -> None:
         analyze_traces([of_rank(1, operator("aten::mm", 0, 1)), trace(operator("aten::mm", 0, 1))])
     with pytest.raises(RanksError, match="no trace to compare"):
         analyze_traces([])
+
+
+def test_traces_with_different_numbers_of_steps_are_told_of() -> None:
+    def steps(rank: int, count: int) -> Trace:
+        return of_rank(rank, *(step(number, 100 * number, 100) for number in range(count)))
+
+    assert compare_ranks([steps(0, 2), steps(1, 2)]).notes == ()
+    (note,) = compare_ranks([steps(1, 3), steps(0, 2)]).notes
+    assert note == (
+        "The traces hold different numbers of steps (2 of rank 0, 3 of rank 1): only what is per step compares."
+    )

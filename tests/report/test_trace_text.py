@@ -91,7 +91,7 @@ def test_a_long_name_is_shortened() -> None:
 def test_modules_of_a_marked_trace_have_a_table_with_the_longest_first() -> None:
     _, traced = transformer_traced()
     assert traced.tables is not None
-    report = TracesReport(schema_version=1, traces=(traced.tables,), ranks=None)
+    report = TracesReport(schema_version=1, traces=(traced.tables,), ranks=None, advice=())
     lines = render_traces(report, top_rows=2).splitlines()
     begin = next(place for place, line in enumerate(lines) if " Modules " in line)
     shown = [" ".join(line.split()) for line in lines[begin + 1 : begin + 16]]
@@ -107,4 +107,4 @@ def test_a_trace_without_marks_has_no_table_of_modules() -> None:
     _, traced = mlp_traced()
     assert traced.tables is not None
     plain = replace(traced.tables, modules=None)
-    assert " Modules " not in render_traces(TracesReport(schema_version=1, traces=(plain,), ranks=None))
+    assert " Modules " not in render_traces(TracesReport(schema_version=1, traces=(plain,), ranks=None, advice=()))

@@ -43,6 +43,10 @@ def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     shares = [overlap(trace) for trace in traces]
     per_step = [share.computation_us / len(trace.steps) for share, trace in zip(shares, traces, strict=True)]
     middle = median(per_step)
+    steps = [len(trace.steps) for trace in traces]
+    if len(set(steps)) > 1:
+        counts = ", ".join(f"{count} of rank {rank}" for rank, count in sorted(zip(ranks, steps, strict=True)))
+        notes = (f"The traces hold different numbers of steps ({counts}): only what is per step compares.", *notes)
     rows = []
     for index, trace in enumerate(traces):
         mine = [call for keyed in calls[index].values() for call in keyed]

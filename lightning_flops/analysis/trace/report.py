@@ -21,6 +21,7 @@ from lightning_flops.analysis.trace.phases import model_summary
 from lightning_flops.analysis.trace.ranks import compare_ranks, rank_numbers
 from lightning_flops.analysis.trace.scopes import device_summary, overview, transfer_table, user_scope_table
 from lightning_flops.analysis.trace.step_time import step_times
+from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.analysis.trace_tables import (
     TraceReport,
     TracesReport,
@@ -65,8 +66,15 @@ def analyze_traces(traces: Sequence[Trace]) -> TracesReport:
     """
     ranks = rank_numbers(traces)
     order = sorted(range(len(traces)), key=ranks.__getitem__)
+    reports = tuple(replace(analyze_trace(traces[index]), rank=ranks[index]) for index in order)
+    comparison = compare_ranks(traces) if len(traces) > 1 else None
+    # The devices of one machine are alike as a rule, and a trace names all of them.
+    capabilities = {
+        ranks[index]: next((one.compute_capability for one in traces[index].devices), None) for index in order
+    }
     return TracesReport(
         schema_version=SCHEMA_VERSION,
-        traces=tuple(replace(analyze_trace(traces[index]), rank=ranks[index]) for index in order),
-        ranks=compare_ranks(traces) if len(traces) > 1 else None,
+        traces=reports,
+        ranks=comparison,
+        advice=advise_on_traces(reports, comparison, compute_capabilities=capabilities),
     )

@@ -1,0 +1,50 @@
+"""The advice that traces support by themselves: what each rank's trace shows, and who holds the others up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from lightning_flops.analysis.advice import Advice, Evidence, advise, in_order, with_trace
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.trace_tables import RankComparison, TraceReport
+from lightning_flops.config import AdviceThresholds
+
+
+def advise_on_traces(
+    traces: Sequence[TraceReport],
+    ranks: RankComparison | None,
+    *,
+    compute_capabilities: Mapping[int, tuple[int, int] | None],
+    thresholds: AdviceThresholds | None = None,
+) -> tuple[Advice, ...]:
+    """What to try, the most at stake first; of several ranks to which a rule applies, the one with most at stake.
+
+    Args:
+        traces: the tables of each rank's trace.
+        ranks: the ranks side by side; None for a single one.
+        compute_capabilities: of each rank's device, by rank.
+        thresholds: None for the defaults.
+    """
+    limits = AdviceThresholds() if thresholds is None else thresholds
+    found: dict[str, Advice] = {}
+    for trace in traces:
+        mean = trace.step_times.mean
+        evidence = Evidence(
+            data_wait_share=ratio(part=mean.data_loader_us, whole=mean.wall_us),
+            compute_capability=compute_capabilities.get(trace.rank),
+        )
+        for advice in advise(with_trace(evidence, trace, limits), limits):
+            mine = replace(advice, evidence=f"Rank {trace.rank}: {advice.evidence}") if len(traces) > 1 else advice
+            other = found.get(mine.rule)
+            if other is None or (mine.stake or 0.0) > (other.stake or 0.0):
+                found[mine.rule] = mine
+    for advice in advise(_straggler(ranks), limits):
+        found[advice.rule] = advice
+    return in_order(found.values())
+
+
+def _straggler(ranks: RankComparison | None) -> Evidence:
+    known = [(row.compute_over_median, row.rank) for row in (ranks.ranks if ranks is not None else ())]
+    factor, rank = max(((factor, rank) for factor, rank in known if factor is not None), default=(None, None))
+    return Evidence(slowest_rank=rank, slowest_over_median=factor)
