@@ -167,6 +167,9 @@ def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
     if not _at_exit_is_known:
         atexit.register(_end_all)
         _at_exit_is_known.append(True)
+    for other in list(_handles.values()):
+        if (running := other._profiler()) is not None:
+            running.end_if_left()
     kind = PipelineProfiler if isinstance(engine, PipelineEngine) else EngineProfiler
     profiler = kind.start(engine, config=handle.config, publish=handle._publish, keep_builtin=keep_builtin)
     handle._profiler = weakref.ref(profiler)

@@ -499,6 +499,12 @@ class EngineProfiler(RunProfiler):
         self.finish()
         self.take_out()
 
+    @guarded
+    def end_if_left(self) -> None:
+        """Another engine starts: a step that is half over was left, by an exception of the loop that no tap could see."""
+        if not self._at_border:
+            self.end()
+
     # ---- what the run says
 
     def _run_context(self) -> RunContext:

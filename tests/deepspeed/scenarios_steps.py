@@ -416,7 +416,21 @@ def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
     return {"raised": raised, "left": left, "logged": lines, "no profile": handle.profile is None}
 
 
+def left_by_the_loop() -> dict[str, Any]:
+    """The loss of the counted step raises, which no engine sees; the program catches it and begins anew."""
+    with installed():
+        left = engine_of(config())
+        train(left, 2)
+        left(batches(1)[0])
+        before = left_on(left)
+        engine = engine_of(config())
+        after = left_on(left)
+        train(engine, STEPS)
+        return {**outcome(engine), "before": before, "after": after, "steps": left.global_steps}
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
+    "left_by_the_loop": left_by_the_loop,
     **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
     "two_forwards_one_backward": two_forwards_one_backward,
     "root_called_inside_itself": root_called_inside_itself,

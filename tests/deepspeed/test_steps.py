@@ -222,3 +222,13 @@ def test_after_an_exception_of_the_engine_the_monitor_is_gone_too(where: str) ->
     returned = returned_by(f"interrupted_later_{where}")
     assert (returned["raised"], returned["no profile"]) == (where, False)
     assert returned["left"] == []
+
+
+def test_a_step_that_the_loop_left_by_an_exception_is_over_when_another_engine_starts() -> None:
+    returned = returned_by("left_by_the_loop")
+    assert returned["steps"] == 2 and "a dispatch mode" in returned["before"]
+    # The new engine waits for its own window, so nothing on torch is its either.
+    assert returned["after"] == []
+    profile = profile_in(returned)
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert returned["left"] == []
