@@ -501,7 +501,7 @@ class EngineProfiler(RunProfiler):
 
     @guarded
     def end_if_left(self) -> None:
-        """Another engine starts: a step that is half over was left, by an exception of the loop that no tap could see."""
+        """Another engine starts: a step that is half over was left, by an exception of the loop that no tap saw."""
         if not self._at_border:
             self.end()
 
