@@ -28,8 +28,9 @@ def render_throughput(summary: ThroughputSummary) -> str:
             ],
         ),
         *paragraph(
-            f"Over {plain(summary.batches)} batch{'' if summary.batches == 1 else 'es'} of this rank; averages are "
-            "totals over totals. Not in it: batches that were counted or traced, validation, checkpoints and what lies "
+            f"Over {plain(summary.batches)} batch{'' if summary.batches == 1 else 'es'} of this rank; ips adds up all "
+            "ranks that see different data. Averages are totals over totals. Not in it: batches that were counted or "
+            "traced, validation, checkpoints and what lies "
             "between epochs."
         ),
         rule(),
