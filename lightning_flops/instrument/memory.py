@@ -24,10 +24,10 @@ try:
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
-_PHASES = ("forward", "backward", "optimizer")
-
 _ZERO_3_UPDATES = "fp32_partitioned_groups_flat"
 """Where DeepSpeed's optimizer of ZeRO-3 keeps what it updates: the shards themselves, or copies of them."""
+
+_PHASES = ("forward", "backward", "optimizer")
 """The parts of a step that a report shows."""
 
 
