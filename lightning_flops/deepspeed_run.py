@@ -88,6 +88,7 @@ class EngineOutput:
         self._engine = engine
         self._config = config
         self._monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
+        self._profiles_written = 0
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it; what one of them refuses, the others still get."""
@@ -96,8 +97,10 @@ class EngineOutput:
         self._monitors.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=samples)
         self._monitors.write_text(f"{config.tag_prefix}/profile", render_markdown(profile), step=samples)
         self._monitors.write_text(f"{config.tag_prefix}/advice", render_advice_markdown(profile.advice), step=samples)
+        self._profiles_written += 1
         if config.output_file is not None:
-            _write_file(config.output_file, text)
+            # The first report of a run takes the place of another run's; those that follow lie beside it.
+            _write_file(config.output_file if self._profiles_written == 1 else free_path(config.output_file), text)
         else:
             # As the built-in profiler does: who keeps the block looks for the report in the job's output.
             sys.stdout.write(text)
@@ -134,11 +137,14 @@ class StageOutput:
         self._config = config
         self._stage = stage
         self._folder = _monitors_folder(engine)
+        self._profiles_written = 0
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Write the text if a file was named for it, and the profile."""
+        self._profiles_written += 1
         if self._config.output_file is not None:
-            _write_file(self._path(self._config.output_file), render_text(profile))
+            path = self._path(self._config.output_file)
+            _write_file(path if self._profiles_written == 1 else free_path(path), render_text(profile))
         _write_file(free_path(self._path(f"{self._folder}/profile.json")), profile.to_json())
 
     def write_reading(
