@@ -239,7 +239,14 @@ _being_made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _attach_by_block(engine: Any, *, keep_builtin: bool) -> None:
     settings = _blocks.get(engine._config.flops_profiler_config)
-    if settings is None or not settings.enabled or engine in _handles:
+    if settings is None or engine in _handles:
+        return
+    if not settings.enabled:
+        block = engine._config._param_dict.get(BLOCK)
+        # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
+        level = logging.INFO if block is not None and "enabled" in block else logging.WARNING
+        if engine.global_rank == 0:
+            logger.log(level, 'this engine is not profiled: its config has no "flops_profiler" block that is enabled')
         return
     try:
         attach(engine, keep_builtin=keep_builtin)

@@ -175,3 +175,5 @@ def _write_file(path: str, text: str) -> None:
         write_text_file(path, text)
     except OSError as error:
         logger.warning("the FLOPs report was not written: %s", error)
+    else:
+        logger.info("wrote %s", path)

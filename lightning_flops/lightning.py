@@ -248,8 +248,8 @@ class FlopsProfilerCallback(_CallbackBases):
             return config
         if not config.enabled:
             # Somebody who wrote the callback into the program expects a profile.
-            level = logging.WARNING if block is not None and not self._for_any_trainer else logging.INFO
-            logger.log(level, "flops_profiler.enabled is false: this fit is not profiled")
+            level = logging.INFO if self._for_any_trainer else logging.WARNING
+            logger.log(level, "flops_profiler.enabled is not true: this fit is not profiled")
         elif isinstance(block, Mapping):
             log_choice(block, given=self._given)
         return config

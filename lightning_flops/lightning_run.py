@@ -163,6 +163,8 @@ def _write_file(path: str, text: str) -> None:
         write_text_file(path, text)
     except OSError as error:
         logger.warning("the FLOPs report was not written: %s", error)
+    else:
+        logger.info("wrote %s", path)
 
 
 def _log_folder(trainer: Trainer) -> str:

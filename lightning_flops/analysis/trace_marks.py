@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+METADATA_KEY = "lightning_flops"
+"""Key at the top of a trace under which this package keeps what torch.profiler does not write."""
+
 _MODULE = "module: "
 _PHASE = "phase: "
 _ROOT = "(root)"

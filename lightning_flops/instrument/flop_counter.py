@@ -196,13 +196,15 @@ class FlopCounter:
 
     def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
         """Sentences about the record as a whole."""
-        no_module_ran = self._graph_ran or not record.module_calls
-        if self._root is not None and no_module_ran and any(_is_strays(cell) for cell in record.cells):
-            yield (
-                "Traced or compiled code ran outside of the model's modules. If it was made from the model, by "
-                "torch.compile of a function that calls it or by torch.func.linearize, the model's FLOPs stand under "
-                "(outside)."
+        if self._root is not None and any(_is_strays(cell) for cell in record.cells):
+            made_from = (
+                "If it was made from the model, by torch.compile of a function that calls it or by "
+                "torch.func.linearize, the model's FLOPs stand under (outside)."
             )
+            if self._graph_ran:
+                yield f"Traced or compiled code ran outside of the model's modules. {made_from}"
+            elif not record.module_calls:
+                yield f"No module of the model was called while code outside of it was counted. {made_from}"
         reducers = [module for module in self._names.modules() if "_comm_hooks" in module.__dict__]
         hooks = self._reducer_hooks.union(*map(computing_hooks, reducers))
         if hooks:

@@ -22,19 +22,16 @@ from typing import Any
 
 import torch
 import torch.autograd.profiler as autograd_profiler
-from torch import nn
+from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
-from lightning_flops.analysis.trace_marks import module_mark, phase_mark
+from lightning_flops.analysis.trace_marks import METADATA_KEY, module_mark, phase_mark
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.records import StepSignature, TraceColumns, TracedStepRecord
 
 logger = logging.getLogger(__name__)
-
-METADATA_KEY = "lightning_flops"
-"""Key at the top of a trace under which stands what torch.profiler does not measure."""
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"
@@ -190,7 +187,7 @@ class StepTracer:
         try:
             self._close_marks()
             assert self._use is not None
-            use = self._use.so_far()
+            use = {**self._use.so_far(), "rank": _rank()}
             self._profiler.add_metadata_json(METADATA_KEY, json.dumps(use))
             with self._by_us():
                 self._profiler.stop_trace()
@@ -417,6 +414,11 @@ def _columns(events: list[Any]) -> TraceColumns | None:
         memory_time_ns=array("q", [start_ns[place] for place in memory]),
         memory_bytes=array("q", [events[place].nbytes() for place in memory]),
     )
+
+
+def _rank() -> int:
+    """This process's rank; 0 in a run of one."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 class _ProcessorUse:

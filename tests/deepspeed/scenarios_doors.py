@@ -53,11 +53,11 @@ def left_alone(block: Any) -> dict[str, Any]:
     """With the block absent or not enabled the engine is as it is without the hook."""
     settings = config(block=block)
     before = sorted(vars(engine_of(settings)))
-    with installed():
+    with installed(), logged() as lines:
         engine = engine_of(settings)
         kinds = sorted({type(value).__name__ for value in vars(engine).values()})
         train(engine, 3)
-    return {"same": sorted(vars(engine)) == before, "left": left_on(engine), "kinds": kinds}
+    return {"same": sorted(vars(engine)) == before, "left": left_on(engine), "kinds": kinds, "logged": lines}
 
 
 def installed_and_uninstalled() -> dict[str, Any]:

@@ -33,6 +33,9 @@ def test_an_engine_without_an_enabled_block_is_left_alone(block: str) -> None:
     returned = returned_by(f"left_alone_{block}")
     assert returned["same"] and returned["left"] == []
     assert "EngineProfiler" not in returned["kinds"]
+    # Off is what somebody wrote; without a word the block may have been forgotten, or its name misspelt.
+    said = 'this engine is not profiled: its config has no "flops_profiler" block that is enabled'
+    assert returned["logged"] == ([] if block == "disabled" else [said])
 
 
 def test_uninstall_gives_back_what_install_replaced() -> None:

@@ -81,12 +81,14 @@ def test_a_missing_or_broken_config_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config", [{}, {"flops_profiler": {"profile_step": 1}}, {"flops_profiler": {"enabled": False}}]
 )
-def test_a_block_that_is_absent_or_not_enabled_profiles_nothing(
-    root: str, trainer: MakeTrainer, config: dict[str, Any]
+def test_a_block_that_is_absent_or_not_enabled_profiles_nothing_and_says_so(
+    root: str, trainer: MakeTrainer, config: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = FlopsProfilerCallback.from_deepspeed_config(config)
     trainer(callback).fit(new_net(root), loader(8))
     assert callback.profile is None
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_flops")]
+    assert said == ["flops_profiler.enabled is not true: this fit is not profiled"]
 
 
 def test_the_command_line_takes_the_callback_by_its_class_path(

@@ -180,7 +180,7 @@ def test_two_callbacks_both_read_what_the_user_wrote(ranks: list[Seen]) -> None:
 def test_a_block_that_says_off_switches_the_callback_off_with_a_warning(ranks: list[Seen]) -> None:
     fit = ranks[0][FULL]["block off"]
     assert fit["profiles"] == []
-    assert log_of(fit, "") == ["WARNING: flops_profiler.enabled is false: this fit is not profiled"]
+    assert log_of(fit, "") == ["WARNING: flops_profiler.enabled is not true: this fit is not profiled"]
 
 
 def test_a_block_that_does_not_say_on_or_off_leaves_an_own_callback_on(ranks: list[Seen]) -> None:
@@ -203,7 +203,7 @@ def test_by_the_environment_the_block_is_served_without_any_code(ranks: list[See
 def test_by_the_environment_a_block_that_is_off_is_off(ranks: list[Seen]) -> None:
     fit = ranks[0][FULL]["switch, block off"]
     assert (fit["callbacks"], fit["profiles"]) == (1, [])
-    assert log_of(fit, "") == ["INFO: flops_profiler.enabled is false: this fit is not profiled"]
+    assert log_of(fit, "") == ["INFO: flops_profiler.enabled is not true: this fit is not profiled"]
 
 
 def test_by_the_environment_a_trainer_without_a_block_is_profiled_by_the_defaults(ranks: list[Seen]) -> None:

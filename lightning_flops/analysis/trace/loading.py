@@ -18,6 +18,7 @@ import numpy.typing as npt
 from lightning_flops.analysis.trace.columns import CollectiveArguments, DeviceProperties, Lane, MemoryEvents, Trace
 from lightning_flops.analysis.trace.json_stream import StreamError, event_batches, fast_decoder
 from lightning_flops.analysis.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
+from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import TraceColumns
 
@@ -281,6 +282,8 @@ class _Builder:
             raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
         distributed = metadata.get("distributedInfo")
         distributed = distributed if isinstance(distributed, dict) else {}
+        own = metadata.get(METADATA_KEY)  # torch names no rank in a run of one process, this package always does
+        own = own if isinstance(own, dict) else {}
         backend = distributed.get("backend")
         return Trace(
             source=self.source,
@@ -303,7 +306,7 @@ class _Builder:
             collectives=self.collectives,
             memory=self._memory_events(),
             devices=_devices(metadata.get("deviceProperties")),
-            rank=_whole(distributed.get("rank")),
+            rank=_whole(distributed.get("rank", own.get("rank"))),
             world_size=_whole(distributed.get("world_size")),
             backend=backend if isinstance(backend, str) else None,
             metadata=metadata,

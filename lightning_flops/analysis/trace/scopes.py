@@ -13,6 +13,7 @@ from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, gr
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect
 from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.phases import find_phases, sums_between
+from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.analysis.trace_tables import (
     DeviceSummary,
     DeviceUse,
@@ -20,9 +21,6 @@ from lightning_flops.analysis.trace_tables import (
     TransferRow,
     UserScopeRow,
 )
-
-METADATA_KEY = "lightning_flops"
-"""Key at the top of a trace under which this package keeps what torch.profiler does not measure."""
 
 
 def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
