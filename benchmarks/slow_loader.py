@@ -2,9 +2,10 @@
 
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.slow_loader`` runs it alone.
 
-Four workers take 40 ms for each batch, so that one comes every 10 ms, and a step takes 5 ms: in the long run half of
-the time is waiting, and the step that is counted lets the workers fetch ahead. Loader and step sleep, so the truth does
-not depend on the machine as long as it wakes them in time; what the whole fit waited after its start is the check.
+Four workers take 40 ms for each batch, so that one comes every 10 ms, and a step takes 5 ms from batch to batch, the
+training loop's own work included: in the long run half of the time is waiting, and the step that is counted lets the
+workers fetch ahead. Loader and step sleep, so the truth does not depend on the machine as long as it wakes them in
+time; what the whole fit waited after its start is the check.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,27 +62,54 @@ class SlowRows(Dataset[torch.Tensor]):
         return torch.zeros(2, 4)
 
 
+class Pace:
+    """How long a step has to rest, so that all of it but the waiting takes ``STEP_SEC``."""
+
+    def __init__(self) -> None:
+        """Before the first batch."""
+        self.delivered = 0.0
+        self.rest_sec = 0.0
+        self._own_sec: deque[float] = deque(maxlen=25)
+
+    def asked(self, now: float) -> None:
+        """The loop asks for the next batch: what it did since the last one, its rest left out, is its own work."""
+        if self.delivered:
+            self._own_sec.append(now - self.delivered - self.rest_sec)
+
+    def rest(self) -> None:
+        """Rest as long as the loop's own work leaves."""
+        begin = time.perf_counter()
+        own_sec = median(self._own_sec) if self._own_sec else 0.0
+        time.sleep(max(0.0, STEP_SEC - own_sec))
+        self.rest_sec = time.perf_counter() - begin
+
+
 class TimedIterator(_MultiProcessingDataLoaderIter):
     """The workers' batches, and by a clock of this benchmark's own how long each was waited for."""
 
     waits_sec: list[float]
+    pace: Pace
 
     def __next__(self) -> Any:
         """The next batch."""
         begin = time.perf_counter()
+        self.pace.asked(begin)
         try:
             return super().__next__()
         finally:
-            self.waits_sec.append(time.perf_counter() - begin)
+            self.pace.delivered = time.perf_counter()
+            self.waits_sec.append(self.pace.delivered - begin)
 
 
 class TimedLoader(DataLoader[torch.Tensor]):
     """A DataLoader whose waits are kept."""
 
     waits_sec: list[float]
+    pace: Pace
 
     def _get_iterator(self) -> Any:
         iterator = TimedIterator(self)
+        iterator.pace = self.pace
         self.waits_sec = iterator.waits_sec = []
         return iterator
 
@@ -88,20 +117,21 @@ class TimedLoader(DataLoader[torch.Tensor]):
 class ShortStep(LightningModule):
     """A step of 5 ms; the counted one is longer."""
 
-    def __init__(self, counted: int) -> None:
+    def __init__(self, counted: int, pace: Pace) -> None:
         """Keeps which step is counted."""
         super().__init__()
+        self.pace = pace
         self.layer = nn.Linear(4, 1)
         self.counted = counted
         self.began: list[float] = []
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         """Mostly a rest."""
-        begin = time.perf_counter()
-        self.began.append(begin)
+        self.began.append(time.perf_counter())
         loss: torch.Tensor = self.layer(batch).square().mean()
-        rest = (COUNTED_SEC if batch_idx == self.counted else STEP_SEC) - (time.perf_counter() - begin)
-        time.sleep(max(0.0, rest))
+        if batch_idx == self.counted:
+            time.sleep(COUNTED_SEC)
+        self.pace.rest()
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -129,13 +159,15 @@ def measure(timing_steps: int) -> Outcome:
     """One fit with a window of *timing_steps*."""
     steps = 60 + 3 * timing_steps + LONG_RUN_STEPS
     callback = FlopsProfilerCallback(profile_step=20, timing_steps=timing_steps, trace=False)
-    net = ShortStep(20)
+    pace = Pace()
+    net = ShortStep(20, pace)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, callbacks=[callback],
         )  # fmt: skip
         loader = TimedLoader(SlowRows(steps), batch_size=None, num_workers=WORKERS)
+        loader.pace = pace
         trainer.fit(net, loader)
     profile = callback.profile
     long_run_sec = net.began[-1] - net.began[-1 - LONG_RUN_STEPS]
