@@ -278,3 +278,8 @@ def test_computation_overlap_communication_and_the_rest_are_the_steps() -> None:
 @pytest.mark.parametrize("number", [0, 7, 12345])
 def test_a_step_keeps_the_profilers_number(number: int) -> None:
     assert step_times(trace(step(number, 0, 1))).steps[0].number == number
+
+
+def test_a_loader_that_took_no_time_hides_no_operator() -> None:
+    events = (step(1, 0, 100), operator("aten::mm", 10, 30, **{"Sequence number": 1}))
+    assert model_summary(trace(*events, data_loader(10, 0))).others == model_summary(trace(*events)).others

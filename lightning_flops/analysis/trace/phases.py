@@ -146,8 +146,8 @@ def _by_operators(
     rows = in_steps(trace, outermost)
     backward = links.is_backward[rows]
     with_gradients = (trace.sequence[rows] >= 0) & ~backward
-    if data_loader is not None:
-        loading = data_loader.merged()
+    # Merged, spans without a length are gone: a loader that took no time at all covers nothing.
+    if data_loader is not None and len((loading := data_loader.merged()).starts):
         index = np.searchsorted(loading.starts, trace.start_ns[rows], side="right") - 1
         with_gradients &= (index < 0) | (trace.start_ns[rows] >= loading.ends[np.maximum(index, 0)])
     kept = backward | with_gradients
