@@ -27,7 +27,7 @@ CLOSE_SETTINGS = "[...document.querySelectorAll('button')].find(one => one.inner
 
 PAGES = {
     "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", CLOSE_SETTINGS, 1200),
-    "tensorboard-text.png": ("#text", "", 780),
+    "tensorboard-text.png": ("#text", "", 1320),
 }
 """File, place within TensorBoard, what to click there, and height of the picture."""
 
