@@ -1,25 +1,13 @@
-"""What holds a run back, and what to try: rules over what was measured, each with its evidence and its source.
-
-``gather_evidence`` draws together what a profile knows, None where it was not measured; ``advise`` holds it against the
-thresholds. A rule whose evidence is None says nothing.
-"""
+"""What holds a run back, and what to try: rules over the evidence, each with its threshold and its source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.evidence import ALIGNMENT_16_BITS, Evidence
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, RunContext, RunFacts
 from lightning_flops.units import percent, plain
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.step_flops import DtypeFlops
-    from lightning_flops.analysis.step_rates import Rates
-    from lightning_flops.analysis.timing import TimingProfile
-    from lightning_flops.analysis.trace_tables import TraceReport
 
 _TORCH_PROFILER = "PyTorch Profiler's recommendations"
 _PATTERN_MATCHER = "torch.profiler's pattern matcher"
@@ -29,10 +17,7 @@ _OWN = "this project"
 
 _TENSOR_CORES_SINCE = (7, 0)
 _TF32_SINCE = (8, 0)
-_ALIGNMENT_16_BITS = 8
-"""Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
 _OCCUPANCY_ENOUGH = 0.30
-_HALF_DTYPES = ("float16", "bfloat16")
 _MODULES_NAMED = 3
 
 
@@ -52,59 +37,6 @@ class Advice:
     """Where the rule comes from."""
     stake: float | None
     """Share of the step that is at stake; None where nobody can say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What the rules look at; shares are of the step unless said, None is not measured."""
-
-    data_wait_share: float | None = None
-    exposed_communication_share: float | None = None
-    """Communication that no computation hides."""
-    overlap_ratio: float | None = None
-    """Communication that computation hides ÷ communication."""
-    gpu_utilization: float | None = None
-    """Union of the kernels ÷ the part of the traced step that did not wait for data."""
-    low_blocks_kernel_share: float | None = None
-    """Time in kernels with fewer blocks per SM than the threshold ÷ time in all kernels that compute."""
-    kernel_share: float | None = None
-    """Kernels that compute."""
-    occupancy: float | None = None
-    """Estimated achieved occupancy, 1 being full."""
-    tensor_core_ratio: float | None = None
-    """Time in kernels on tensor cores ÷ time in all kernels that compute."""
-    tensor_core_eligible_ratio: float | None = None
-    compute_capability: tuple[int, int] | None = None
-    peak_memory_share: float | None = None
-    """Peak of the device's memory ÷ what it has."""
-    float32_share: float | None = None
-    """Model FLOPs in float32, not TF32 ÷ model FLOPs."""
-    misaligned_share: float | None = None
-    """16-bit FLOPs in modules with a weight dimension that is no multiple of 8 ÷ all FLOPs."""
-    misaligned_modules: tuple[str, ...] = ()
-    """Their names and dimensions, those with most FLOPs first."""
-    optimizer_share: float | None = None
-    single_tensor_optimizers: tuple[str, ...] | None = None
-    """Types of the optimizers that update one tensor after the other."""
-    host_idle_share: float | None = None
-    """The device waits for the host to launch work, waiting for data left out."""
-    kernel_gap_share: float | None = None
-    idle_share: float | None = None
-    """The device runs nothing, for whatever reason but data."""
-    short_kernel_ratio: float | None = None
-    """Kernels under 10 µs ÷ kernels."""
-    slowest_rank: int | None = None
-    slowest_over_median: float | None = None
-    """Computation of the slowest rank ÷ the ranks' median."""
-    mfu: float | None = None
-    """None too where it is only a lower bound."""
-    data_parallel_devices: int | None = None
-    """GPUs that torch.nn.DataParallel spreads the batch over; 0 for none."""
-    backend: str | None = None
-    """Of the process group that synchronizes gradients of modules on GPUs."""
-    pageable_copy_share: float | None = None
-    """Copies from pageable host memory to the device."""
-    loader_workers: int | None = None
 
 
 _Check = Callable[[Evidence, AdviceThresholds], Advice | None]
@@ -301,10 +233,10 @@ def _misaligned(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | No
         rule="misaligned",
         evidence=(
             f"{percent(share)} of the FLOPs are 16-bit products with a dimension that is no multiple of "
-            f"{_ALIGNMENT_16_BITS}: {shown}" + (f" and {more} more." if more > 0 else ".")
+            f"{ALIGNMENT_16_BITS}: {shown}" + (f" and {more} more." if more > 0 else ".")
         ),
         threshold=f"more than {percent(thresholds.misaligned)}",
-        action=f"Pad the dimension (vocabulary, hidden size) to a multiple of {_ALIGNMENT_16_BITS}.",
+        action=f"Pad the dimension (vocabulary, hidden size) to a multiple of {ALIGNMENT_16_BITS}.",
         source=_MATMUL_GUIDE,
         stake=None,
     )
@@ -447,135 +379,3 @@ _RULES: tuple[_Check, ...] = (
     _backend,
     _pageable_copies,
 )
-
-
-# ---- where the evidence comes from
-
-
-def gather_evidence(
-    *,
-    rates: Rates,
-    timing: TimingProfile | None,
-    dtypes: Sequence[DtypeFlops],
-    cells: Iterable[OperatorCell],
-    modules: Iterable[ModuleRecord],
-    context: RunContext,
-    facts: RunFacts | None,
-    trace: TraceReport | None,
-    peak_memory_bytes: int | None,
-    lower_bound: bool,
-    thresholds: AdviceThresholds,
-) -> Evidence:
-    """What a window knows that a rule can use.
-
-    Args:
-        rates: the profile's rates.
-        timing: means over the timed steps; None if none was timed.
-        dtypes: FLOPs by dtype.
-        cells: what each operator did in each module.
-        modules: the model's modules.
-        context: where the run takes place.
-        facts: how it is set up; None if nobody looked.
-        trace: the tables of the traced step; None if none was traced.
-        peak_memory_bytes: most bytes that the device's memory held; None if not known.
-        lower_bound: FLOPs are lower bounds.
-        thresholds: a kernel's blocks per SM are held against its threshold here.
-    """
-    whole = sum(one.model for one in dtypes)
-    single = sum(one.model for one in dtypes if one.dtype == "float32")
-    misaligned_share, misaligned = _misaligned_modules(cells, modules)
-    evidence = Evidence(
-        data_wait_share=rates.data_wait_ratio,
-        float32_share=ratio(part=single, whole=whole) if context.device_type == "cuda" else None,
-        misaligned_share=misaligned_share if context.device_type == "cuda" else None,
-        misaligned_modules=misaligned,
-        optimizer_share=None if timing is None else ratio(part=timing.optimizer_sec, whole=timing.global_step_sec),
-        mfu=None if lower_bound else rates.mfu,
-    )
-    if facts is not None:
-        evidence = replace(
-            evidence,
-            compute_capability=facts.compute_capability,
-            peak_memory_share=ratio(part=peak_memory_bytes, whole=facts.device_memory_bytes)
-            if facts.device_memory_bytes
-            else None,
-            single_tensor_optimizers=_single_tensor(facts.optimizers),
-            data_parallel_devices=facts.data_parallel_devices,
-            backend=facts.process_group_backend if context.device_type == "cuda" and context.world_size > 1 else None,
-            loader_workers=facts.loader_workers,
-        )
-    return evidence if trace is None else with_trace(evidence, trace, thresholds)
-
-
-def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...] | None:
-    if optimizers is None:
-        return None
-    return tuple(dict.fromkeys(one.type_name for one in optimizers if one.implementation == "single-tensor"))
-
-
-def _misaligned_modules(
-    cells: Iterable[OperatorCell], modules: Iterable[ModuleRecord]
-) -> tuple[float | None, tuple[str, ...]]:
-    """Share of all FLOPs that are 16-bit and in modules with an odd weight dimension, and what these are."""
-    odd: Mapping[str, list[int]] = {
-        module.name: [size for size in module.weight_sizes if size % _ALIGNMENT_16_BITS] for module in modules
-    }
-    whole = 0
-    by_module: dict[str, int] = {}
-    for cell in cells:
-        whole += cell.flops
-        if cell.flops and cell.dtype in _HALF_DTYPES and odd.get(cell.module):
-            by_module[cell.module] = by_module.get(cell.module, 0) + cell.flops
-    ordered = sorted(by_module, key=lambda name: (-by_module[name], name))
-    named = tuple(f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name in ordered)
-    return ratio(part=sum(by_module.values()), whole=whole), named
-
-
-def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresholds) -> Evidence:
-    """*evidence* and what the tables of *trace* tell; *thresholds* say which kernels are small."""
-    mean = trace.step_times.mean
-    wall_us = mean.wall_us
-    # Of the traced step itself: its wait for data may be another than the timed steps'.
-    waiting = ratio(part=mean.data_loader_us or 0.0, whole=wall_us) or 0.0
-    found: dict[str, float | None] = {}
-    if trace.overlap is not None:
-        exposed_us = trace.overlap.communication_us - trace.overlap.overlap_us
-        found["exposed_communication_share"] = ratio(part=exposed_us, whole=trace.overlap.wall_us)
-        found["overlap_ratio"] = trace.overlap.overlap_ratio
-    if trace.device_metrics:
-        device = max(trace.device_metrics, key=lambda one: one.utilization)
-        found["gpu_utilization"] = min(1.0, device.utilization / (1.0 - waiting)) if waiting < 1 else None
-        found["occupancy"] = None if device.occupancy_percent is None else device.occupancy_percent / 100
-    if mean.kernel_us is not None:
-        found["kernel_share"] = ratio(part=mean.kernel_us, whole=wall_us)
-    if trace.kernels:
-        found["low_blocks_kernel_share"] = _low_blocks_share(trace, thresholds)
-    if trace.kernel_summary is not None:
-        found["tensor_core_ratio"] = trace.kernel_summary.tensor_core_ratio
-        found["tensor_core_eligible_ratio"] = trace.kernel_summary.tensor_core_eligible_ratio
-        found["short_kernel_ratio"] = trace.kernel_summary.short_calls_ratio
-    if mean.kernel_us is not None:
-        # The parts of a step exclude one another, so what no device event and no wait for data fills is idle. Pauses
-        # are known between device events alone: before a step's first and after its last the host launches nothing.
-        busy_us = mean.kernel_us + sum(part or 0.0 for part in (mean.memcpy_us, mean.memset_us, mean.communication_us))
-        idle = max(0.0, 1.0 - (ratio(part=busy_us, whole=wall_us) or 0.0) - waiting)
-        whole_us = wall_us * len(trace.step_times.steps)
-        pauses = [one for one in trace.idle or () if one.stream is None]
-        busiest = max(pauses, key=lambda one: one.busy_us, default=None)
-        gaps = 0.0 if busiest is None else ratio(part=busiest.kernel_gap_us, whole=whole_us) or 0.0
-        other = 0.0 if busiest is None else ratio(part=busiest.other_us, whole=whole_us) or 0.0
-        found["idle_share"], found["kernel_gap_share"] = idle, gaps
-        found["host_idle_share"] = max(0.0, idle - gaps - other)
-    if trace.transfers is not None and trace.device_metrics:
-        pageable_us = sum(row.device.total_us for row in trace.transfers if "Pageable -> Device" in row.name)
-        found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))
-    return replace(evidence, **found)  # type: ignore[arg-type]  # every field named here is a float or None
-
-
-def _low_blocks_share(trace: TraceReport, thresholds: AdviceThresholds) -> float | None:
-    rows = [row for row in trace.kernels or () if not row.collective and row.blocks_per_sm is not None]
-    low_us = sum(row.device.total_us for row in rows if (row.blocks_per_sm or 0.0) < thresholds.blocks_per_sm)
-    return ratio(part=low_us, whole=sum(row.device.total_us for row in rows))
-
-
-__all__ = ["Advice", "AdviceThresholds", "Evidence", "advise", "gather_evidence", "in_order", "with_trace"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.analysis import dataclass_json
-from lightning_flops.analysis.advice import Advice, advise, gather_evidence
+from lightning_flops.analysis.advice import Advice, advise
+from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.peak_flops import peak_for

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.advice import Advice, Evidence, advise, in_order, with_trace
+from lightning_flops.analysis.advice import Advice, advise, in_order
+from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.trace_tables import RankComparison, TraceReport
 from lightning_flops.config import AdviceThresholds

@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lightning_flops.analysis.advice import Advice, Evidence, advise, gather_evidence
+from lightning_flops.analysis.advice import Advice, advise
+from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.step_flops import DtypeFlops
 from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.analysis.timing import build_timing
