@@ -15,6 +15,7 @@ from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.ranks import RanksProfile
 from lightning_flops.analysis.rates import mean
 from lightning_flops.analysis.step_flops import (
     DtypeFlops,
@@ -31,7 +32,7 @@ from lightning_flops.analysis.step_flops import (
 from lightning_flops.analysis.step_rates import Rates, build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import TimingProfile, build_timing, is_timed
 from lightning_flops.analysis.traced_step import TracedStep, module_times
-from lightning_flops.config import ProfilerConfig
+from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import (
     OUTSIDE,
     MemoryRecord,
@@ -42,7 +43,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the JSON that ``Profile.to_json`` writes; another one is not read.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -99,6 +100,8 @@ class Profile:
     """Read and written by all operators, elementwise ones too, over all counted steps."""
     dtypes: tuple[DtypeFlops, ...]
     """Most hardware FLOPs first."""
+    peaks_flops_per_sec: Mapping[str, float]
+    """Dense peak of this rank's device in every dtype for which it is known, used here or not."""
     model_flops_peak_sec: float | None
     """Seconds a step's model FLOPs would take at the peak: divided by a step's seconds it is MFU."""
     hardware_flops_peak_sec: float | None
@@ -122,6 +125,8 @@ class Profile:
     """Of this rank in the counted step; None if nobody looked."""
     traced: TracedStep | None
     """One more step, which ran under torch.profiler; None if there is none."""
+    ranks: RanksProfile | None
+    """All ranks of the job together; None where this rank's is the only profile at hand."""
     advice: tuple[Advice, ...]
     """What holds the run back, the most at stake first."""
     notes: tuple[str, ...]
@@ -222,6 +227,11 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         flops_spread=flop_spread(window.counted_steps),
         bytes_total=bytes_by_phase(window.flops.cells),
         dtypes=dtypes,
+        peaks_flops_per_sec={
+            dtype: peak
+            for dtype in dict.fromkeys((*DTYPE_NAMES, *(one.dtype for one in dtypes)))
+            if (peak := peak_of(dtype)) is not None
+        },
         model_flops_peak_sec=mean(total=model_peak_seconds(dtypes), steps=steps),
         hardware_flops_peak_sec=mean(total=hardware_peak_seconds(dtypes), steps=steps),
         timing=timing,
@@ -238,6 +248,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
+        ranks=None,
         advice=advise(evidence, config.thresholds),
         notes=_notes(window, timed=len(timed), rates=rates),
     )

@@ -379,9 +379,9 @@ def _changed(**changes: object) -> str:
         ("", "the profile is not valid JSON: line 1 column 1: Expecting value"),
         ('{"schema_version": 1,', "the profile is not valid JSON: line 1 column 22"),
         ("[1, 2]", r"the profile must be a JSON object, got \[1, 2\]"),
-        ("{}", "schema_version must be 2, the version this package reads, got None"),
-        (_changed(schema_version=3), "schema_version must be 2, the version this package reads, got 3"),
-        (_changed(schema_version=True), "schema_version must be 2, the version this package reads, got True"),
+        ("{}", "schema_version must be 3, the version this package reads, got None"),
+        (_changed(schema_version=2), "schema_version must be 3, the version this package reads, got 2"),
+        (_changed(schema_version=True), "schema_version must be 3, the version this package reads, got True"),
         (_changed(flops__forward=...), "flops.forward is missing"),
         (_changed(rates__mfu=...), "rates.mfu is missing"),
         (_changed(flops__forwards=3), "flops.forwards is not a field of StepFlops"),
@@ -402,7 +402,7 @@ def _changed(**changes: object) -> str:
         (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'), "micro_steps must be a finite"),
         (_changed(notes=[]).replace('"notes": []', '"notes": [], "notes": []'), "notes stands twice in one object"),
         ("[" * 100_000, "the profile is not valid JSON"),
-        ('{"schema_version": ' + "9" * 5000 + "}", "the profile is not valid JSON|schema_version must be 2"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "the profile is not valid JSON|schema_version must be 3"),
     ],
 )
 def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:

@@ -1,0 +1,337 @@
+"""What one rank tells the rank that reports: its profile in few numbers, small enough for a key-value store.
+
+``make_rank_record`` draws a record from a profile, ``pack`` turns it into bytes and ``unpack`` back. Packed, it is
+
+    magic, version, kind, checksum, length of the header, length of the names | header | names | numbers
+
+each of the three parts compressed for itself. The header is JSON. The names are those of the modules, which most ranks
+have in common, so that a reader decodes them once. The numbers are whole nanoseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from lightning_flops.analysis import dataclass_json
+from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
+from lightning_flops.analysis.timing import TimingProfile
+from lightning_flops.analysis.trace_tables import Overlap
+from lightning_flops.errors import LightningFlopsError, ProfileFormatError
+from lightning_flops.records import RunContext
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+
+RECORD_LIMIT_BYTES = 65_536
+"""Most bytes of a packed record."""
+
+RECORD_VERSION = 1
+"""Version of the packed form: of the bytes' order, and of every field in the header."""
+
+_NS_PER_SEC = 1e9
+
+
+class RankRecordError(LightningFlopsError, ValueError):
+    """Bytes that are no record of this version, or a record that cannot be packed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAbsence:
+    """A rank that the merged report knows nothing of."""
+
+    rank: int
+    reason: str
+    """Why, in words that end a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank's window in few numbers, those of one global step unless said."""
+
+    context: RunContext
+    profile_step: int
+    counted_steps: int
+    """How many steps were counted."""
+    micro_steps: float
+    samples: float | None
+    tokens: float | None
+    params: int | None
+    """Of the whole model; of a pipeline's stage."""
+    trainable_params: int | None
+    local_params: int | None
+    """Parameters that this rank holds in memory."""
+    flops: StepFlops
+    dtypes: tuple[DtypeFlops, ...]
+    """Over all counted steps."""
+    peaks_flops_per_sec: Mapping[str, float]
+    """Dense peak of the rank's device in every dtype for which it is known."""
+    lower_bound: bool
+    timing: TimingProfile | None
+    """None if no step was timed."""
+    peak_memory_bytes: int | None
+    peak_memory_kind: Literal["allocated", "resident"] | None
+    """By tensors on the device, or by the whole process on the host."""
+    traced_step: int | None
+    """Index of the step that was traced; None if none was."""
+    traced_like_counted: bool
+    overlap: Overlap | None
+    """Of the traced step; None without collectives."""
+    modules_clock: Literal["host", "device", "borders"] | None
+    """Clock of the modules' times; None without such."""
+    notes: int
+    """How many notes the rank's own report has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What one rank sends to the one that reports."""
+
+    summary: RankSummary
+    module_names: tuple[str, ...] = ()
+    """Modules with times, in tree order."""
+    own_forward_ns: array[int]
+    """Of each of them in the traced step, without the modules below it; typecode ``q``."""
+    own_backward_ns: array[int]
+    """Likewise; empty if backwards were not timed."""
+    left_out: tuple[str, ...] = ()
+    """What did not fit, in sentences."""
+
+    @property
+    def rank(self) -> int:
+        """Number of the rank in the job."""
+        return self.summary.context.rank
+
+
+def make_rank_record(profile: Profile) -> RankRecord:
+    """The record of the rank that *profile* is of."""
+    timed = [module for module in profile.modules if module.times is not None]
+    times = [module.times for module in timed if module.times is not None]
+    backward_sec = [one.own_backward_sec for one in times]
+    traced, memory = profile.traced, profile.memory
+    return RankRecord(
+        summary=RankSummary(
+            context=profile.context,
+            profile_step=profile.profile_step,
+            counted_steps=len(profile.counted_steps),
+            micro_steps=profile.micro_steps,
+            samples=profile.samples,
+            tokens=profile.tokens,
+            params=profile.params,
+            trainable_params=profile.trainable_params,
+            local_params=profile.local_params,
+            flops=profile.flops,
+            dtypes=profile.dtypes,
+            peaks_flops_per_sec=profile.peaks_flops_per_sec,
+            lower_bound=profile.lower_bound,
+            timing=profile.timing,
+            peak_memory_bytes=None if memory is None else memory.run_peak_bytes,
+            peak_memory_kind=None if memory is None else memory.kind,
+            traced_step=None if traced is None else traced.index,
+            traced_like_counted=traced is not None and traced.like_counted,
+            overlap=None if traced is None or traced.tables is None else traced.tables.overlap,
+            modules_clock=times[0].clock if times else None,
+            notes=len(profile.notes),
+        ),
+        module_names=tuple(module.name for module in timed),
+        own_forward_ns=_nanoseconds(one.own_forward_sec for one in times),
+        own_backward_ns=_nanoseconds(sec or 0.0 for sec in backward_sec)
+        if any(sec is not None for sec in backward_sec)
+        else array("q"),
+    )
+
+
+def _nanoseconds(seconds: Iterable[float]) -> array[int]:
+    return array("q", [round(one * _NS_PER_SEC) for one in seconds])
+
+
+# ---- bytes
+
+_MAGIC = b"LFRR"
+_PREFIX = struct.Struct("<4sHHIII")
+_RECORD, _ABSENCE = 1, 2
+
+_REASON_CHARS = 500
+
+_BUDGETS = (10_000, 2_000, 1_000, 500, 250, 100, 0)
+"""Most modules of a packed record; the first number with which it fits is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """What stands in a packed record as JSON."""
+
+    version: int
+    summary: RankSummary
+    left_out: tuple[str, ...]
+    arrays: tuple[_Array, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Array:
+    typecode: Literal["I", "q"]
+    """Of the numbers on their way: 4 bytes each where that is enough, else 8."""
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Absence:
+    version: int
+    rank: int
+    reason: str
+
+
+def pack(answer: RankRecord | RankAbsence) -> bytes:
+    """*answer* as at most ``RECORD_LIMIT_BYTES`` bytes; modules that take least time are left out if need be, and said.
+
+    Raises:
+        RankRecordError: it is too large without any module, or a number in it is not finite.
+    """
+    if isinstance(answer, RankAbsence):
+        absence = _Absence(version=RECORD_VERSION, rank=answer.rank, reason=answer.reason[:_REASON_CHARS])
+        return _framed(_ABSENCE, _json(absence), b"", b"")
+    for modules in _BUDGETS:
+        packed = _packed(_with_modules(answer, modules))
+        if len(packed) <= RECORD_LIMIT_BYTES:
+            return packed
+    raise RankRecordError(f"the record is too large: {len(packed):,} bytes of {RECORD_LIMIT_BYTES:,}")
+
+
+def unpack(data: bytes) -> RankRecord | RankAbsence:
+    """What ``pack`` made *data* of.
+
+    Raises:
+        RankRecordError: *data* is damaged, of another version, or something else.
+    """
+    try:
+        return _unpacked(data)
+    except (ProfileFormatError, struct.error, zlib.error, ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, RankRecordError):
+            raise
+        raise RankRecordError(f"the record cannot be read: {error}") from error
+
+
+def _with_modules(record: RankRecord, most: int) -> RankRecord:
+    """*record* with at most *most* modules: those that took most time."""
+    total = len(record.module_names)
+    if total <= most:
+        return record
+    backward = record.own_backward_ns or array("q", bytes(8 * total))
+    spent = [forward + back for forward, back in zip(record.own_forward_ns, backward, strict=True)]
+    kept = sorted(sorted(range(total), key=lambda index: -spent[index])[:most])
+    return replace(
+        record,
+        module_names=tuple(record.module_names[index] for index in kept),
+        own_forward_ns=array("q", [record.own_forward_ns[index] for index in kept]),
+        own_backward_ns=array("q", [record.own_backward_ns[index] for index in kept] if record.own_backward_ns else []),
+        left_out=(*record.left_out, f"times of {total - most:,} of {total:,} modules, those that took least"),
+    )
+
+
+def _packed(record: RankRecord) -> bytes:
+    arrays = [_narrowed(numbers) for numbers in (record.own_forward_ns, record.own_backward_ns)]
+    header = _Header(
+        version=RECORD_VERSION,
+        summary=record.summary,
+        left_out=record.left_out,
+        arrays=tuple(_Array(typecode=_typecode(numbers), length=len(numbers)) for numbers in arrays),
+    )
+    numbers = zlib.compress(b"".join(map(_little_endian, arrays)))
+    return _framed(_RECORD, _json(header), _compressed_names(record.module_names), numbers)
+
+
+def _unpacked(data: bytes) -> RankRecord | RankAbsence:
+    if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
+        raise RankRecordError("it is no record of a rank")
+    _, version, kind, checksum, header_bytes, names_bytes = _PREFIX.unpack_from(data)
+    if version != RECORD_VERSION:
+        raise RankRecordError(f"it is a record of version {version}, and this package reads version {RECORD_VERSION}")
+    body = memoryview(data)[_PREFIX.size :]
+    if zlib.crc32(body) != checksum or len(body) < header_bytes + names_bytes:
+        raise RankRecordError("it was cut or changed on its way")
+    text = zlib.decompress(body[:header_bytes]).decode()
+    if kind == _ABSENCE:
+        absence = dataclass_json.load(_Absence, text, version_field="version", version=RECORD_VERSION)
+        return RankAbsence(rank=absence.rank, reason=absence.reason)
+    header = dataclass_json.load(_Header, text, version_field="version", version=RECORD_VERSION)
+    names = _names(bytes(body[header_bytes : header_bytes + names_bytes]))
+    forward, backward = _arrays(header.arrays, zlib.decompress(body[header_bytes + names_bytes :]))
+    if len(forward) != len(names) or len(backward) not in (0, len(names)):
+        raise RankRecordError("its names and numbers do not go together")
+    return RankRecord(
+        summary=header.summary,
+        module_names=names,
+        own_forward_ns=forward,
+        own_backward_ns=backward,
+        left_out=header.left_out,
+    )
+
+
+def _framed(kind: int, header: bytes, names: bytes, numbers: bytes) -> bytes:
+    body = header + names + numbers
+    return _PREFIX.pack(_MAGIC, RECORD_VERSION, kind, zlib.crc32(body), len(header), len(names)) + body
+
+
+def _json(header: _Header | _Absence) -> bytes:
+    try:
+        return zlib.compress(dataclass_json.dump(header).encode())
+    except ProfileFormatError as error:
+        raise RankRecordError(f"the record cannot be packed: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _compressed_names(names: tuple[str, ...]) -> bytes:
+    return zlib.compress(json.dumps(names, separators=(",", ":")).encode())
+
+
+@lru_cache(maxsize=64)
+def _names(compressed: bytes) -> tuple[str, ...]:
+    """Module names of a block that many ranks send alike."""
+    names = json.loads(zlib.decompress(compressed))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RankRecordError("its modules' names cannot be read")
+    return tuple(names)
+
+
+def _narrowed(numbers: array[int]) -> array[int]:
+    fits = not numbers or (min(numbers) >= 0 and max(numbers) < 2**32)
+    return array("I", numbers) if fits else numbers
+
+
+def _typecode(numbers: array[int]) -> Literal["I", "q"]:
+    return "I" if numbers.typecode == "I" else "q"
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers = array(numbers.typecode, numbers)
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _arrays(shapes: Iterable[_Array], data: bytes) -> list[array[int]]:
+    found, start = [], 0
+    for shape in shapes:
+        numbers = array(shape.typecode)
+        end = start + shape.length * numbers.itemsize
+        if end > len(data):
+            _no_numbers()
+        numbers.frombytes(data[start:end])
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        found.append(numbers)
+        start = end
+    if start != len(data):
+        _no_numbers()
+    return found
+
+
+def _no_numbers() -> NoReturn:
+    raise RankRecordError("it holds more or fewer numbers than it says")
