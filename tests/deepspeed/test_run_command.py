@@ -36,7 +36,7 @@ from deepspeed import add_config_arguments, init_distributed, initialize, ops
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int, default=0)
+    parser.add_argument("--local_rank", type=int, default=-1)
     parser.add_argument("--steps", type=int)
     options = add_config_arguments(parser).parse_args()
     ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a minute to compile
