@@ -10,7 +10,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -25,13 +25,18 @@ _SHOWN_CHARS = 60
 _LINE_CHARS = 100
 
 
-def dump(value: object) -> str:
-    """Indented JSON of the dataclass *value*, the same text for equal values; ends with a line break.
+def dump(value: object, *, indented: bool = True) -> str:
+    """JSON of the dataclass *value*, the same text for equal values; ends with a line break.
+
+    Args:
+        value: the dataclass.
+        indented: for people; else all of it on one line.
 
     Raises:
         ProfileFormatError: a number in it is not finite, or a value's type is none of those above.
     """
-    text = _text(_to_plain(value, ""), indent="") + "\n"
+    plain = _to_plain(value, "")
+    text = (_text(plain, indent="") if indented else _encode(plain)) + "\n"
     # A lone surrogate, which a module may have in its description, can stand in JSON as an escape only.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
@@ -61,7 +66,10 @@ def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:
     found = plain.get(version_field)
     if type(found) is not int or found != version:
         _fail(f"{version_field} must be {version}, the version this package reads, got {_shown(found)}")
-    return cast("_T", _from_plain(cls, plain, ""))
+    try:
+        return cast("_T", _reader(cast("Any", cls))(plain))
+    except _Misfit as misfit:
+        _fail(str(misfit))
 
 
 def _to_plain(value: Any, where: str) -> Any:
@@ -102,65 +110,145 @@ def _text(plain: Any, *, indent: str) -> str:
     return f"{first}\n{deeper}" + f",\n{deeper}".join(items) + f"\n{indent}{last}"
 
 
+_Reader = Callable[[Any], Any]
+
+
+class _Misfit(Exception):
+    """A value that is not what its place asks for; on the way out each place adds its own name."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self.words = words
+        self.places: list[str] = []
+
+    def inside(self, place: str) -> None:
+        self.places.append(place)
+
+    def __str__(self) -> str:
+        where = "".join(place if place.startswith("[") else f".{place}" for place in reversed(self.places))
+        return f"{where.removeprefix('.')} {self.words}"
+
+
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls)}
-
-
-def _from_plain(kind: Any, plain: Any, where: str) -> Any:
+def _reader(kind: Any) -> _Reader:
+    """What makes a value of *kind* of plain JSON, or raises _Misfit; made once, as a profile has many of a kind."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _from_optional(kind, plain, where)
+        return _optional_reader(kind)
     if origin is Literal:
-        if not isinstance(plain, str) or plain not in get_args(kind):
-            _wrong(where, " or ".join(map(repr, get_args(kind))), plain)
-        return plain
+        return _choice_reader(get_args(kind))
     if origin is tuple:
-        if not isinstance(plain, list):
-            _wrong(where, "a list", plain)
-        return tuple(_from_plain(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
+        return _list_reader(get_args(kind)[0])
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        if not isinstance(plain, dict):
-            _wrong(where, "an object", plain)
-        return {key: _from_plain(get_args(kind)[1], item, _join(where, key)) for key, item in plain.items()}
+        return _mapping_reader(get_args(kind)[1])
     if is_dataclass(kind):
-        return _from_object(cast("type", kind), plain, where)
-    return _from_scalar(kind, plain, where)
+        return _object_reader(cast("type", kind))
+    return _read_number if kind is float else _exact_reader(kind)
 
 
-def _from_optional(kind: Any, plain: Any, where: str) -> Any:
+def _optional_reader(kind: Any) -> _Reader:
     (inner,) = (one for one in get_args(kind) if one is not type(None))
-    return None if plain is None else _from_plain(inner, plain, where)
+    read = _reader(inner)
+    return lambda plain: None if plain is None else read(plain)
 
 
-def _from_object(cls: type, plain: Any, where: str) -> Any:
-    if not isinstance(plain, dict):
-        _wrong(where, "an object", plain)
-    hints = _hints(cls)
-    for name in hints:
-        if name not in plain:
-            _fail(f"{_join(where, name)} is missing")
-    for name in plain:
-        if name not in hints:
-            _fail(f"{_join(where, name)} is not a field of {cls.__name__}")
-    return cls(**{name: _from_plain(kind, plain[name], _join(where, name)) for name, kind in hints.items()})
+def _choice_reader(choices: tuple[str, ...]) -> _Reader:
+    words = " or ".join(map(repr, choices))
+
+    def read(plain: Any) -> Any:
+        return plain if isinstance(plain, str) and plain in choices else _wrong(words, plain)
+
+    return read
 
 
-def _from_scalar(kind: Any, plain: Any, where: str) -> Any:
-    if kind is float:
-        if isinstance(plain, bool) or not isinstance(plain, (int, float)):
-            _wrong(where, "a number", plain)
+def _list_reader(kind: Any) -> _Reader:
+    read_item = _reader(kind)
+
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, list):
+            _wrong("a list", plain)
+        items: list[Any] = []
         try:
-            number = float(plain)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            _wrong(where, "a finite number", plain)
-        return number
-    if type(plain) is not kind:
-        _wrong(where, {int: "an integer", str: "a text", bool: "true or false"}[kind], plain)
-    return plain
+            for item in plain:
+                items.append(read_item(item))  # their number says which of them is wrong
+        except _Misfit as misfit:
+            misfit.inside(f"[{len(items)}]")
+            raise
+        return tuple(items)
+
+    return read
+
+
+def _mapping_reader(kind: Any) -> _Reader:
+    read_item = _reader(kind)
+
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            _wrong("an object", plain)
+        return _read_items(plain, dict.fromkeys(plain, read_item))
+
+    return read
+
+
+def _object_reader(cls: type) -> _Reader:
+    hints = get_type_hints(cls)
+    readers = {field.name: _reader(hints[field.name]) for field in fields(cls)}
+
+    def read(plain: Any) -> Any:
+        if not isinstance(plain, dict):
+            _wrong("an object", plain)
+        if plain.keys() != readers.keys():
+            _name_difference(cls, expected=readers, found=plain)
+        return cls(**_read_items(plain, readers))
+
+    return read
+
+
+def _read_items(plain: Mapping[str, Any], readers: Mapping[str, _Reader]) -> dict[str, Any]:
+    name = ""
+    values = {}
+    try:
+        for name, read in readers.items():
+            values[name] = read(plain[name])
+    except _Misfit as misfit:
+        misfit.inside(name)
+        raise
+    return values
+
+
+def _name_difference(cls: type, *, expected: Iterable[str], found: Iterable[str]) -> NoReturn:
+    for name in expected:
+        if name not in found:
+            raise _misfit_at(name, "is missing")
+    unknown = next(name for name in found if name not in expected)
+    raise _misfit_at(unknown, f"is not a field of {cls.__name__}")
+
+
+def _misfit_at(name: str, words: str) -> _Misfit:
+    misfit = _Misfit(words)
+    misfit.inside(name)
+    return misfit
+
+
+def _read_number(plain: Any) -> float:
+    if isinstance(plain, bool) or not isinstance(plain, (int, float)):
+        _wrong("a number", plain)
+    try:
+        number = float(plain)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        _wrong("a finite number", plain)
+    return number
+
+
+def _exact_reader(kind: type) -> _Reader:
+    words = {int: "an integer", str: "a text", bool: "true or false"}[kind]
+
+    def read(plain: Any) -> Any:
+        return plain if type(plain) is kind else _wrong(words, plain)
+
+    return read
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -168,11 +256,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            _fail(f"{key} stands twice in one object")
-        found[key] = value
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        _fail(f"{next(key for key in keys if keys.count(key) > 1)} stands twice in one object")
     return found
 
 
@@ -185,8 +272,8 @@ def _shown(plain: Any) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 
 
-def _wrong(where: str, words: str, plain: Any) -> NoReturn:
-    _fail(f"{where} must be {words}, got {_shown(plain)}")
+def _wrong(words: str, plain: Any) -> NoReturn:
+    raise _Misfit(f"must be {words}, got {_shown(plain)}")
 
 
 def _fail(message: str) -> NoReturn:

@@ -281,7 +281,7 @@ def _framed(kind: int, header: bytes, names: bytes, numbers: bytes) -> bytes:
 
 def _json(header: _Header | _Absence) -> bytes:
     try:
-        return zlib.compress(dataclass_json.dump(header).encode())
+        return zlib.compress(dataclass_json.dump(header, indented=False).encode())
     except ProfileFormatError as error:
         raise RankRecordError(f"the record cannot be packed: {error}") from error
 
