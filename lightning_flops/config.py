@@ -49,6 +49,10 @@ def _is_positive(value: Any) -> bool:
     return _is_number(value) and value > 0
 
 
+def _is_number_from_zero(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
 def _is_count_or_function(value: Any) -> bool:
     return value is None or callable(value) or (_is_integer(value) and value > 0)
 
@@ -177,7 +181,7 @@ _RULES: Mapping[str, _Rule] = {
     "top_modules": _integer_from(1),
     "detailed": _BOOLEAN,
     "output_file": _PATH_OR_NONE,
-    "recompute_fwd_factor": _Rule("a number >= 0", lambda value: _is_number(value) and value >= 0),
+    "recompute_fwd_factor": _Rule("a number >= 0", _is_number_from_zero),
     "timing_steps": _integer_from(1),
     "trace": _BOOLEAN,
     "trace_dir": _PATH_OR_NONE,
@@ -201,6 +205,8 @@ _RULES: Mapping[str, _Rule] = {
         "a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers, or None",
         lambda value: value is None or _is_trace_schedule(value),
     ),
+    "ranks_timeout_sec": _Rule("a number >= 0", _is_number_from_zero),
+    "all_ranks": _BOOLEAN,
     "tensorboard_dir": _PATH_OR_NONE,
     "tag_prefix": _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix),
 }
@@ -258,6 +264,10 @@ class ProfilerConfig:
     """Only the monitor: no step is counted, timed in its parts, or traced."""
     trace_schedule: TraceSchedule = TraceSchedule()
     """Which steps after the timed ones are traced; a mapping will do."""
+    ranks_timeout_sec: float = 30.0
+    """How long a report waits for the measurements of the other ranks; training does not wait meanwhile."""
+    all_ranks: bool = False
+    """Have every rank write files of its own profile, too: profile.rank3.json beside rank 0's profile.json."""
     tensorboard_dir: str | None = None
     """Folder for TensorBoard's files of an engine whose own monitors do not show scalars; Lightning has its loggers."""
     tag_prefix: str = BLOCK
@@ -278,6 +288,7 @@ class ProfilerConfig:
         if not isinstance(self.trace_schedule, TraceSchedule):
             object.__setattr__(self, "trace_schedule", TraceSchedule(**(self.trace_schedule or {})))
         object.__setattr__(self, "recompute_fwd_factor", float(self.recompute_fwd_factor))
+        object.__setattr__(self, "ranks_timeout_sec", float(self.ranks_timeout_sec))
         if isinstance(self.peak_flops_per_sec, Mapping):
             # A copy: the caller's mapping may change later.
             peaks = {name: float(peak) for name, peak in self.peak_flops_per_sec.items()}

@@ -44,6 +44,7 @@ def run_context(engine: Any) -> RunContext:
         device_type=device.type,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         precision=_precision(engine),
+        host=platform.node(),
         rank=int(engine.global_rank),
         world_size=int(engine.world_size),
         dp_size=sizes.dp_size,

@@ -91,6 +91,9 @@ class FlopsProfilerCallback(_CallbackBases):
         causal_attention: ``"full"`` counts the whole score matrix, ``"half"`` half of it in calls flagged causal.
             Default ``"full"``.
         peak_flops_per_sec: dense peak of one device in FLOP/s, or a mapping from dtype name; None looks the device up.
+        ranks_timeout_sec: how long rank 0's report waits for the measurements of the other ranks, while training goes
+            on. Default 30.
+        all_ranks: have every rank write files of its own profile, too, as profile.rank3.json. Default False.
         tag_prefix: prefix of the scalars' and texts' tags. Default ``"flops_profiler"``.
 
     Raises:
@@ -120,6 +123,8 @@ class FlopsProfilerCallback(_CallbackBases):
         tokens_per_sample: int | Callable[[Any], int] | None = None,
         causal_attention: Literal["full", "half"] | None = None,
         peak_flops_per_sec: float | Mapping[str, float] | None = None,
+        ranks_timeout_sec: float | None = None,
+        all_ranks: bool | None = None,
         tag_prefix: str | None = None,
     ) -> None:
         arguments = {
@@ -143,6 +148,8 @@ class FlopsProfilerCallback(_CallbackBases):
             "tokens_per_sample": tokens_per_sample,
             "causal_attention": causal_attention,
             "peak_flops_per_sec": peak_flops_per_sec,
+            "ranks_timeout_sec": ranks_timeout_sec,
+            "all_ranks": all_ranks,
             "tag_prefix": tag_prefix,
         }
         # None means "not given": a command line passes every default explicitly.

@@ -33,6 +33,19 @@ logger = logging.getLogger(__name__)
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is installed."""
 
+_DIMENSIONS = {
+    "tensor_parallel": "tp",
+    "tp": "tp",
+    "pipeline_parallel": "pp",
+    "pp": "pp",
+    "context_parallel": "cp",
+    "cp": "cp",
+    "sequence_parallel": "sp",
+    "sp": "sp",
+    "ulysses": "sp",
+}
+"""Dimensions of a device mesh along which ranks share samples: Lightning's names, torchtitan's, and the usual others."""
+
 
 def last_step_of_development_run(trainer: Trainer) -> int | None:
     """The last step, counted from 0, that ``fast_dev_run`` lets happen; None in a run that is none."""
@@ -72,7 +85,7 @@ def run_context(trainer: Trainer) -> RunContext:
     device = trainer.strategy.root_device
     modules = [kind.__module__ for kind in type(trainer).__mro__]  # of a Trainer, or of a subclass of somebody's
     root = next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
-    sizes = _mesh_sizes(trainer)
+    sizes = _parallel_sizes(trainer)
     return RunContext(
         framework=root,
         framework_version=_version("lightning" if root.startswith("lightning.") else "pytorch-lightning"),
@@ -80,20 +93,33 @@ def run_context(trainer: Trainer) -> RunContext:
         device_type=device.type,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         precision=str(trainer.precision),
+        host=platform.node(),
         rank=trainer.global_rank,
         world_size=trainer.world_size,
-        dp_size=sizes.get("data_parallel", trainer.world_size),
-        tp_size=sizes.get("tensor_parallel", 1),
+        dp_size=max(1, trainer.world_size // math.prod(sizes.values())),
+        tp_size=sizes.get("tp", 1),
+        pp_size=sizes.get("pp", 1),
+        cp_size=sizes.get("cp", 1),
+        sp_size=sizes.get("sp", 1),
         accumulate=trainer.accumulate_grad_batches,
         strategy=type(trainer.strategy).__name__,
     )
 
 
-def _mesh_sizes(trainer: Trainer) -> dict[str, int]:
-    """Sizes of the device mesh of a ModelParallelStrategy by dimension; empty for every other strategy."""
+def _parallel_sizes(trainer: Trainer) -> dict[str, int]:
+    """Sizes of the dimensions of a ModelParallelStrategy's device mesh that share samples, by our names for them.
+
+    What is left of the ranks sees different data, whatever the mesh calls it: replicas, shards, both.
+    """
     mesh = getattr(trainer.strategy, "_device_mesh", None)
     names = getattr(mesh, "mesh_dim_names", None)
-    return {name: int(mesh[name].size()) for name in names} if mesh is not None and names else {}
+    if mesh is None or not names:
+        return {}
+    sizes: dict[str, int] = {}
+    for name, size in zip(names, mesh.shape, strict=True):
+        if name in _DIMENSIONS:
+            sizes[_DIMENSIONS[name]] = sizes.get(_DIMENSIONS[name], 1) * int(size)
+    return sizes
 
 
 def _version(distribution: str) -> str:

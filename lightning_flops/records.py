@@ -175,6 +175,8 @@ class RunContext:
     device_name: str
     precision: str
     """The framework's name for it, such as ``bf16-mixed``."""
+    host: str = ""
+    """Name of the machine; empty if nobody looked."""
     rank: int = 0
     world_size: int = 1
     dp_size: int = 1
