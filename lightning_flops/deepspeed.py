@@ -25,6 +25,8 @@ except ModuleNotFoundError as missing:
         raise
     raise ImportError("lightning_flops.deepspeed needs DeepSpeed: install lightning-flops[deepspeed]") from missing
 
+from torch.utils.hooks import RemovableHandle
+
 from lightning_flops.config import BLOCK, ProfilerConfig
 from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.deepspeed_pipeline import PipelineProfiler
@@ -138,7 +140,7 @@ def attach(
 
     Raises:
         ConfigError: a setting breaks its rule, or the engine is profiled already with other settings.
-        LightningFlopsError: *engine* is no engine, or has no module.
+        LightningFlopsError: *engine* is no engine, has no module, or was destroyed.
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
@@ -154,6 +156,8 @@ def attach(
             return handle
         if _is_running(handle):
             raise ConfigError("this engine is profiled already with other settings: detach() its handle first")
+    if _is_destroyed(engine):
+        raise LightningFlopsError("attach needs an engine that can train; this one was destroyed")
     handle = Handle(settings)
     _handles[engine] = handle
     if not settings.enabled:
@@ -182,6 +186,12 @@ def _end_all() -> None:
     """The program ends: profilers whose window is still open report what they have."""
     for handle in list(_handles.values()):
         handle.detach()
+
+
+def _is_destroyed(engine: Any) -> bool:
+    """Whether ``destroy`` has taken the hooks off by which ZeRO reduces gradients; without ZeRO an engine trains on."""
+    hooks = getattr(vars(engine).get("optimizer"), "_grad_acc_hooks", ())
+    return any(isinstance(hook, RemovableHandle) and hook.id not in (hook.hooks_dict_ref() or ()) for hook in hooks)
 
 
 def _is_running(handle: Handle) -> bool:

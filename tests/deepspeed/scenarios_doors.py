@@ -133,6 +133,32 @@ def wrong_engines() -> dict[str, Any]:
     return outcome(engine, second, messages=found, same=same, another=second is not first, first=first.profile is None)
 
 
+def destroyed_engines(stage: int) -> dict[str, Any]:
+    """An engine that was destroyed, whether it was profiled before or not."""
+
+    def message(engine: Any, block: Any = None) -> str | None:
+        try:
+            attach(engine, block)
+        except LightningFlopsError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    unknown = engine_of(config(stage=stage, block=None))
+    unknown.destroy()
+    known = engine_of(config(stage=stage, block=None))
+    handle = attach(known, BLOCK)
+    known.destroy()
+    still = attach(known) is handle
+    handle.detach()
+    return {
+        "unknown": message(unknown),
+        "known": message(known),
+        "other settings": message(known, {**BLOCK, "profile_step": 5}),
+        "still": still,
+        "left": left_on(unknown) + left_on(known),
+    }
+
+
 def attached_by_defaults() -> dict[str, Any]:
     engine = engine_of(config(block=None))
     handle = attach(engine)
@@ -342,6 +368,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "installed_and_uninstalled": installed_and_uninstalled,
     "wrong_blocks": wrong_blocks,
     "wrong_engines": wrong_engines,
+    **{f"destroyed_engines_{stage}": functools.partial(destroyed_engines, stage) for stage in (1, 2, 3)},
     "attached_by_defaults": attached_by_defaults,
     "attached_builtin_down": functools.partial(attached_beside_the_builtin, False),
     "attached_builtin_kept": functools.partial(attached_beside_the_builtin, True),

@@ -80,6 +80,17 @@ def test_attach_refuses_what_it_cannot_profile() -> None:
     assert "flops_profiler.profile_step must be an integer >= 0" in messages["no rule"]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_attach_refuses_an_engine_that_was_destroyed(stage: int) -> None:
+    returned = returned_by(f"destroyed_engines_{stage}")
+    for case in ("unknown", "known", "other settings"):
+        assert returned[case] == (
+            "LightningFlopsError: attach needs an engine that can train; this one was destroyed"
+        ), case
+    assert returned["still"]  # until it is detached, what was measured can be asked for
+    assert returned["left"] == []
+
+
 def test_attaching_twice_is_one_profiler_and_other_settings_are_refused() -> None:
     returned = returned_by("wrong_engines")
     assert returned["same"] and returned["another"] and returned["first"]
