@@ -209,23 +209,23 @@ def tf32_operators() -> Callable[[Operator], bool] | None:
     """
     if not torch.cuda.is_available():
         return None
-    try:
-        matmul = bool(torch.backends.cuda.matmul.allow_tf32)
-    except Exception:
-        matmul = False
-    try:
-        cudnn = bool(torch.backends.cudnn.allow_tf32)
-    except Exception:
-        cudnn = False
-    if not matmul and not cudnn:
+    # The older switches (allow_tf32, set_float32_matmul_precision) set these too; they raise when asked after these
+    # were set on their own.
+    backends: Any = torch.backends
+    matmul = bool(backends.cuda.matmul.fp32_precision == "tf32")
+    convolution = bool(backends.cudnn.conv.fp32_precision == "tf32")
+    recurrent = bool(backends.cudnn.rnn.fp32_precision == "tf32")
+    if not (matmul or convolution or recurrent):
         return None
 
     def runs_in_tf32(operator: Operator) -> bool:
         name = operator.name
         if "attention" in name:
             return False  # the fused kernels that take float32 multiply in float32
-        if "conv" in name or "rnn" in name:
-            return cudnn
+        if "conv" in name:
+            return convolution
+        if "rnn" in name:
+            return recurrent
         return matmul
 
     return runs_in_tf32
