@@ -12,6 +12,8 @@ from lightning_flops.units import NOT_AVAILABLE, plain, si
 
 _NAMES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
 _NAME_CHARS = 56
+_NO_GRADIENTS = "on no parameter, as under ZeRO"
+_NO_STATES = "not where torch's optimizers keep them"
 _SIZES = ("size increase", "self", "allocation", "self")
 
 
@@ -86,13 +88,17 @@ def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list
         *lines,
         line("parameters on this rank", si(memory.parameter_bytes, "B")),
         line("buffers", si(memory.buffer_bytes, "B")),
-        line("gradients", si(memory.gradient_bytes, "B")),
-        line("optimizer states", si(memory.optimizer_bytes, "B")),
+        line("gradients", _or_why_not(memory.gradient_bytes, _NO_GRADIENTS)),
+        line("optimizer states", _or_why_not(memory.optimizer_bytes, _NO_STATES)),
         line(
             "activations that a forward keeps, with its outputs",
             si(memory.kept_by_forward_bytes, "B") if on_device else _kept_on_host(traced),
         ),
     ]
+
+
+def _or_why_not(value: int | None, reason: str) -> str:
+    return f"{NOT_AVAILABLE} ({reason})" if value is None else si(value, "B")
 
 
 def _kept_on_host(traced: TracedStep | None) -> str:

@@ -1,0 +1,35 @@
+"""What the section on memory says where something is not known."""
+
+from __future__ import annotations
+
+from lightning_flops.records import MemoryRecord
+from lightning_flops.report.memory_text import memory_lines
+
+
+def record(*, gradient_bytes: int | None, optimizer_bytes: int | None) -> MemoryRecord:
+    return MemoryRecord(
+        kind="resident",
+        phases=(),
+        run_peak_bytes=1,
+        run_reserved_peak_bytes=None,
+        parameter_bytes=1,
+        buffer_bytes=0,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
+        kept_by_forward_bytes=None,
+    )
+
+
+def test_gradients_and_states_that_could_not_be_read_say_why() -> None:
+    lines = memory_lines(record(gradient_bytes=None, optimizer_bytes=None), None)
+    (gradients,) = [line for line in lines if line.startswith("gradients:")]
+    (states,) = [line for line in lines if line.startswith("optimizer states:")]
+    assert gradients.endswith("  n/a (on no parameter, as under ZeRO)")
+    assert states.endswith("  n/a (not where torch's optimizers keep them)")
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_gradients_and_states_that_were_read_stand_alone() -> None:
+    lines = memory_lines(record(gradient_bytes=448, optimizer_bytes=0), None)
+    assert next(line for line in lines if line.startswith("gradients:")).endswith("  448 B")
+    assert next(line for line in lines if line.startswith("optimizer states:")).endswith("  0 B")
