@@ -46,6 +46,8 @@ class _Calls(threading.local):
 class HalvingMode(CountingMode):  # type: ignore[no-untyped-call]
     """A counting mode that also finds the causal calls of attention's math backend."""
 
+    _at_once = True  # whether one is halved shows only then
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._calls = _Calls()
@@ -71,9 +73,6 @@ class HalvingMode(CountingMode):  # type: ignore[no-untyped-call]
             if name == "aten._safe_softmax":
                 calls.weighted = True
         return out
-
-    # Whether a product is halved shows only while it runs.
-    _count = CountingMode._count_at_once
 
     def _work(
         self,

@@ -63,6 +63,9 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
+    _at_once = False
+    """Whether products are booked while they run, none of them written down first."""
+
     def __init__(
         self,
         *,
@@ -202,7 +205,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         """Books one call of an operator that has a formula."""
         kind = type(books)
-        if kind is int or (kind is str and is_grad_enabled() and not self._compiled.in_place):
+        if (kind is int or (kind is str and is_grad_enabled() and not self._compiled.in_place)) and not self._at_once:
             try:
                 work = operator.compute(args, kwargs, out)
                 place = operator.dtype_place
@@ -227,20 +230,6 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if len(products) > _LONG_JOURNAL:
                     self._backward.post(state)
                 return
-        self._count_at_once(state, books, operator, args, kwargs, out, read, written)
-
-    def _count_at_once(
-        self,
-        state: ThreadState,
-        books: Books | int,
-        operator: Operator,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        out: Any,
-        read: int,
-        written: int,
-    ) -> None:
-        """Books one call of an operator that has a formula, without writing it down first."""
         cell = self._work(state, self._backward.table_of(state, books), operator, args, kwargs, out)
         cell.calls += 1
         cell.read += read
