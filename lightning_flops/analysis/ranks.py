@@ -1,29 +1,134 @@
-"""The whole job in one profile: what every rank measured, merged, and which ranks did not answer."""
+"""The whole job in one profile: what every rank measured, merged, and which ranks did not answer.
+
+``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums, spreads and rates are those of the ranks that
+answered, never stretched to those that did not; only what stands for one copy of the model is an average.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, get_args
 
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
+from lightning_flops.analysis.job_rates import (
+    DeviceGroup,
+    JobRates,
+    build_job_rates,
+    device_groups,
+    flops_by_dtype,
+    global_step_sec,
+    of_different_data,
+    ranks_of_one_copy,
+    sum_of_known,
+)
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
+from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.config import AdviceThresholds
+from lightning_flops.records import TimePhase
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """One figure over ranks: the least, the median and the greatest; of ranks that tie, the lowest is named."""
+
+    ranks: int
+    """Ranks that have the figure."""
+    least: float
+    least_rank: int
+    median: float
+    greatest: float
+    greatest_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksPart:
+    """One part of a step over ranks."""
+
+    name: str
+    """As in ``PartTiming``."""
+    seconds: Spread
+    """Of each rank's mean over its timed steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One rank in a few figures of one step."""
+
+    rank: int
+    host: str
+    stage: int
+    """Of the pipeline, the first being 0."""
+    model_flops: int
+    hardware_flops: int
+    parts_sec: Mapping[str, float]
+    """Mean of each part of a step; empty if no step was timed."""
+    global_step_sec: float | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
+
+    stage: int
+    answered: int
+    """Ranks of the stage that the figures are of."""
+    params: int | None
+    trainable_params: int | None
+    flops: StepFlops
+    parts: tuple[RanksPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksProfile:
-    """All ranks of a job together: sums, spreads and rates over those that answered."""
+    """All ranks of a job together; every figure is of those that answered, and of one global step."""
 
     world_size: int
     answered: int
-    """Ranks that the figures are of."""
     absences: tuple[RankAbsence, ...]
     """Every other rank, by number."""
     waited_sec: float
-    """How long the rank that reports waited for the others."""
+    """How long the rank that reports waited for the others' answers."""
+    flops: StepFlops
+    """Of all ranks, added up."""
+    flops_of_model: StepFlops | None
+    """Of one copy of the model: the ranks that see the same data, averaged over those that see different data, each
+    figure to the nearest whole FLOP. None if no rank of some stage of the pipeline answered."""
+    lower_bound: bool
+    """The FLOPs of a rank are lower bounds, and so are these."""
+    params: int | None
+    """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
+    trainable_params: int | None
+    samples: float | None
+    """Of all ranks that see different data; None if the samples of one are not known."""
+    tokens: float | None
+    parts: tuple[RanksPart, ...]
+    """Every part of a step."""
+    global_step: RanksPart | None
+    """None if no rank timed a step."""
+    model_flops: Spread
+    """Of each rank."""
+    local_params: Spread | None
+    """Parameters that each rank holds in memory."""
+    peak_memory_bytes: Spread | None
+    devices: tuple[DeviceGroup, ...]
+    """Most ranks first."""
+    peak_flops_per_sec: float | None
+    """Sum of the devices' peaks; None if one is not known."""
+    rates: JobRates
+    unavailable: Mapping[str, str]
+    """Why a rate (by its field's name) is None, in a few words."""
+    stages: tuple[StageProfile, ...]
+    """Of a pipeline; empty where there is none."""
+    ranks: tuple[RankFigures, ...]
+    """Each rank that answered, by number."""
 
 
 def with_ranks(
@@ -37,16 +142,182 @@ def with_ranks(
 
     Args:
         profile: of the rank that reports.
-        answers: of all ranks, in any order; a rank that sent nothing is named by an absence of the caller's.
+        answers: of all ranks, in any order; a rank that is not among them is taken for one that sent nothing.
         waited_sec: how long the caller waited for them.
         thresholds: from where on something is worth a word of advice; None for the defaults.
+
+    Returns:
+        *profile* as it is if not even its own rank is among *answers*.
     """
-    records = {answer.rank: answer for answer in answers if isinstance(answer, RankRecord)}
-    absences = {answer.rank: answer for answer in answers if isinstance(answer, RankAbsence)}
-    ranks = RanksProfile(
-        world_size=profile.context.world_size,
-        answered=len(records),
-        absences=tuple(absences[rank] for rank in sorted(absences.keys() - records.keys())),
-        waited_sec=waited_sec,
+    records, absences = _sorted_out(profile, answers)
+    if not records:
+        return profile
+    return replace(profile, ranks=_merged(records, absences, waited_sec=waited_sec))
+
+
+def _sorted_out(
+    profile: Profile, answers: Iterable[RankRecord | RankAbsence]
+) -> tuple[list[RankRecord], tuple[RankAbsence, ...]]:
+    """The records of *profile*'s own window by rank, and for every other rank of the job why there is none."""
+    world_size = profile.context.world_size
+    reasons = dict.fromkeys(range(world_size), "nothing came from it")
+    records: dict[int, RankRecord] = {}
+    for answer in answers:
+        if answer.rank not in reasons:
+            continue  # of no rank of this job
+        if isinstance(answer, RankAbsence):
+            reasons[answer.rank] = answer.reason
+            continue
+        summary = answer.summary
+        if summary.context.world_size != world_size:
+            reasons[answer.rank] = f"its record is of a job of {summary.context.world_size} ranks"
+        elif summary.profile_step != profile.profile_step:
+            reasons[answer.rank] = f"its record is of step {summary.profile_step}"
+        else:
+            records[answer.rank] = answer
+    return (
+        [records[rank] for rank in sorted(records)],
+        tuple(RankAbsence(rank=rank, reason=reasons[rank]) for rank in reasons if rank not in records),
     )
-    return replace(profile, ranks=ranks)
+
+
+def _merged(records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, waited_sec: float) -> RanksProfile:
+    summaries = [record.summary for record in records]
+    context = summaries[0].context
+    stages = _stages(summaries)
+    whole = stages if len(stages) == context.pp_size else None
+    model, hardware = flops_by_dtype(summaries, "model"), flops_by_dtype(summaries, "hardware")
+    devices = device_groups(summaries, model)
+    rates, unavailable = build_job_rates(summaries, model=model, hardware=hardware)
+    step_sec = _spread(_of_ranks(summaries, global_step_sec))
+    model_flops = _spread(_of_ranks(summaries, lambda one: one.flops.model))
+    assert model_flops is not None, "every rank has counted"
+    return RanksProfile(
+        world_size=context.world_size,
+        answered=len(records),
+        absences=absences,
+        waited_sec=waited_sec,
+        flops=_step_flops(lambda name: sum(getattr(one.flops, name) for one in summaries)),
+        flops_of_model=None
+        if whole is None
+        else _step_flops(lambda name: sum(getattr(one.flops, name) for one in whole)),
+        lower_bound=any(one.lower_bound for one in summaries),
+        params=None if whole is None else sum_of_known(one.params for one in whole),
+        trainable_params=None if whole is None else sum_of_known(one.trainable_params for one in whole),
+        samples=of_different_data(summaries, lambda one: one.samples),
+        tokens=of_different_data(summaries, lambda one: one.tokens),
+        parts=_parts(summaries),
+        global_step=None if step_sec is None else RanksPart(name="global step", seconds=step_sec),
+        model_flops=model_flops,
+        local_params=_spread(_of_ranks(summaries, lambda one: one.local_params)),
+        peak_memory_bytes=_spread(_of_ranks(summaries, lambda one: one.peak_memory_bytes)),
+        devices=devices,
+        peak_flops_per_sec=sum_of_known(
+            None if one.peak_flops_per_sec is None else one.ranks * one.peak_flops_per_sec for one in devices
+        ),
+        rates=rates,
+        unavailable=unavailable,
+        stages=stages if context.pp_size > 1 else (),
+        ranks=tuple(map(_figures, summaries)),
+    )
+
+
+# ---- one figure over ranks
+
+
+def _of_ranks(summaries: Iterable[RankSummary], figure: Callable[[RankSummary], float | None]) -> dict[int, float]:
+    """*figure* of each rank that has it."""
+    return {one.context.rank: value for one in summaries if (value := figure(one)) is not None}
+
+
+def _spread(values: Mapping[int, float]) -> Spread | None:
+    """*values* by rank; None without any."""
+    if not values:
+        return None
+    ranks = sorted(values)
+    least, greatest = min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)
+    return Spread(
+        ranks=len(ranks),
+        least=values[least],
+        least_rank=least,
+        median=statistics.median(values.values()),
+        greatest=values[greatest],
+        greatest_rank=greatest,
+    )
+
+
+def _step_flops(figure: Callable[[str], int]) -> StepFlops:
+    """FLOPs whose every field is *figure* of its name."""
+    return StepFlops(**{field.name: figure(field.name) for field in fields(StepFlops)})
+
+
+def _figures(summary: RankSummary) -> RankFigures:
+    return RankFigures(
+        rank=summary.context.rank,
+        host=summary.context.host,
+        stage=summary.context.pp_rank,
+        model_flops=summary.flops.model,
+        hardware_flops=summary.flops.hardware,
+        parts_sec=_parts_sec(summary),
+        global_step_sec=global_step_sec(summary),
+        peak_memory_bytes=summary.peak_memory_bytes,
+    )
+
+
+def _parts_sec(summary: RankSummary) -> dict[str, float]:
+    return {} if summary.timing is None else {part.name: part.mean_sec for part in summary.timing.parts}
+
+
+def _parts(summaries: Iterable[RankSummary]) -> tuple[RanksPart, ...]:
+    """Every part that some rank has, in the order of a step."""
+    by_name: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    timed = [one for one in summaries if one.timing is not None]
+    for one in timed:
+        for name, seconds in _parts_sec(one).items():
+            by_name[name][one.context.rank] = seconds
+    if _BUBBLE in by_name:  # a rank that never waited for another stage does not list it
+        by_name[_BUBBLE] = {one.context.rank: by_name[_BUBBLE].get(one.context.rank, 0.0) for one in timed}
+    return tuple(
+        RanksPart(name=name, seconds=spread)
+        for name in sorted(by_name, key=_place_in_step)
+        if (spread := _spread(by_name[name])) is not None
+    )
+
+
+_BUBBLE = "bubble"
+_PLACES = {phase.replace("_", " "): place for place, phase in enumerate(get_args(TimePhase))}
+
+
+def _place_in_step(part: str) -> int:
+    return _PLACES[part.partition(" + ")[0]]
+
+
+# ---- copies of the model
+
+
+def _stages(summaries: Sequence[RankSummary]) -> tuple[StageProfile, ...]:
+    """The stages of which a rank answered; one without a pipeline."""
+    by_stage: defaultdict[int, list[RankSummary]] = defaultdict(list)
+    for one in summaries:
+        by_stage[one.context.pp_rank].append(one)
+    return tuple(_stage(stage, by_stage[stage]) for stage in sorted(by_stage))
+
+
+def _stage(stage: int, summaries: Sequence[RankSummary]) -> StageProfile:
+    copies = Fraction(len(summaries), ranks_of_one_copy(summaries[0].context))
+
+    def of_one_copy(name: str) -> int:
+        total: int = sum(getattr(one.flops, name) for one in summaries)
+        return math.floor(total / copies + Fraction(1, 2))
+
+    return StageProfile(
+        stage=stage,
+        answered=len(summaries),
+        # Each rank answers for the whole stage; one that could not look is passed over.
+        params=max((one.params for one in summaries if one.params is not None), default=None),
+        trainable_params=max(
+            (one.trainable_params for one in summaries if one.trainable_params is not None), default=None
+        ),
+        flops=_step_flops(of_one_copy),
+        parts=_parts(summaries),
+    )

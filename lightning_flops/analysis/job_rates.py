@@ -1,0 +1,220 @@
+"""Rates of a whole job: what all ranks did over what their devices could have done, or over the time they took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from lightning_flops.analysis.rank_record import RankSummary
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
+from lightning_flops.records import RunContext
+
+_Number = TypeVar("_Number", int, float)
+
+_Figure = Callable[[RankSummary], float | None]
+
+_RUNS_NAMED = 4
+"""Runs of ranks that a list names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Ranks whose devices are alike."""
+
+    device_name: str
+    ranks: int
+    peak_flops_per_sec: float | None
+    """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRates:
+    """Ratios of all ranks together; None where numerator or denominator is not known."""
+
+    mfu: float | None
+    """Model FLOPs of all ranks / sum over ranks of (peak for the job's dtypes x global_step_sec)."""
+    hfu: float | None
+    """The same of hardware FLOPs."""
+    samples_per_sec: float | None
+    """Sum over the ranks that see different data of samples / global_step_sec."""
+    iter_samples_per_sec: float | None
+    """Likewise over iter_sec: DeepSpeed's figure."""
+    tokens_per_sec: float | None
+    """Likewise of tokens, over global_step_sec."""
+    tokens_per_sec_per_device: float | None
+    """tokens_per_sec / ranks that answered."""
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """*ranks* in words, however many there are: "rank 3", "ranks 0-2 and 5", "ranks 0, 2, 4, 6 and 20 more"."""
+    ordered = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_RUNS_NAMED]]
+    if more := sum(map(len, runs[_RUNS_NAMED:])):
+        shown.append(f"{more} more")
+    words = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return f"rank{'' if len(ordered) == 1 else 's'} {words}"
+
+
+def global_step_sec(summary: RankSummary) -> float | None:
+    """Mean wall time of the rank's steps; None if none was timed."""
+    return None if summary.timing is None else summary.timing.global_step_sec
+
+
+def sum_of_known(values: Iterable[_Number | None]) -> _Number | None:
+    """The sum; None if one of them is not known."""
+    total: _Number | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
+
+
+def ranks_of_one_copy(context: RunContext) -> int:
+    """Ranks of one stage that work on the same data: they hold parts of one copy of it."""
+    return max(1, context.world_size // max(1, context.dp_size * context.pp_size))
+
+
+def of_different_data(summaries: Sequence[RankSummary], amount: _Figure) -> float | None:
+    """Sum of *amount* over the ranks that see different data; None if one does not know it.
+
+    Every stage of a pipeline sees the same data: the one of which most ranks answered tells.
+    """
+    by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
+    for one in summaries:
+        by_stage[one.context.pp_rank].append(amount(one))
+    known = {stage: total for stage, amounts in by_stage.items() if (total := sum_of_known(amounts)) is not None}
+    if not known:
+        return None
+    stage = max(sorted(known), key=lambda stage: len(by_stage[stage]))
+    return known[stage] / ranks_of_one_copy(summaries[0].context)
+
+
+def flops_by_dtype(summaries: Iterable[RankSummary], which: Literal["model", "hardware"]) -> dict[str, float]:
+    """FLOPs of one step of all ranks, by dtype."""
+    total: defaultdict[str, float] = defaultdict(int)
+    for one in summaries:
+        for dtype in one.dtypes:
+            flops = dtype.model if which == "model" else dtype.hardware
+            total[dtype.dtype] += mean(total=flops, steps=max(1, one.counted_steps)) or 0
+    return dict(total)
+
+
+def _peak(summary: RankSummary, flops: Mapping[str, float]) -> float | None:
+    """Peak of the rank's device for the dtypes of *flops*: all of them / the seconds they take it at its peaks."""
+    return per_second(
+        amount=sum(flops.values()), seconds=peak_seconds(flops=flops, peaks_flops_per_sec=summary.peaks_flops_per_sec)
+    )
+
+
+def device_groups(summaries: Iterable[RankSummary], model: Mapping[str, float]) -> tuple[DeviceGroup, ...]:
+    """Which devices the ranks have, and what each can do of the FLOPs in *model*."""
+    groups: defaultdict[tuple[str, float | None], int] = defaultdict(int)
+    for one in summaries:
+        groups[one.context.device_name, _peak(one, model)] += 1
+    return tuple(
+        DeviceGroup(device_name=name, ranks=ranks, peak_flops_per_sec=peak)
+        for (name, peak), ranks in sorted(groups.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or 0.0))
+    )
+
+
+def build_job_rates(
+    summaries: Sequence[RankSummary], *, model: Mapping[str, float], hardware: Mapping[str, float]
+) -> tuple[JobRates, dict[str, str]]:
+    """Every ratio of the job, and for those that are None why.
+
+    Args:
+        summaries: of the ranks that answered.
+        model: model FLOPs of all of them by dtype.
+        hardware: hardware FLOPs likewise.
+    """
+    reasons: dict[str, str] = {}
+
+    def rate(name: str, amount: _Figure, seconds: _Figure, unknown: str) -> float | None:
+        value = of_different_data(summaries, lambda one: per_second(amount=amount(one), seconds=seconds(one)))
+        if value is None:
+            reasons[name] = _no_rate(summaries, amount, seconds, unknown)
+        return value
+
+    tokens_per_sec = rate("tokens_per_sec", _tokens, global_step_sec, _NO_TOKENS)
+    rates = JobRates(
+        mfu=_utilization(summaries, model),
+        hfu=_utilization(summaries, hardware),
+        samples_per_sec=rate("samples_per_sec", _samples, global_step_sec, _NO_SAMPLES),
+        iter_samples_per_sec=rate("iter_samples_per_sec", _samples, _iter_sec, _NO_SAMPLES),
+        tokens_per_sec=tokens_per_sec,
+        tokens_per_sec_per_device=ratio(part=tokens_per_sec, whole=len(summaries)),
+    )
+    if "tokens_per_sec" in reasons:
+        reasons["tokens_per_sec_per_device"] = reasons["tokens_per_sec"]
+    for name, value, flops in (("mfu", rates.mfu, model), ("hfu", rates.hfu, hardware)):
+        if value is None:
+            reasons[name] = _no_utilization(summaries, flops)
+    return rates, reasons
+
+
+_NO_SAMPLES = "the batch size is not known; set batch_size"
+_NO_TOKENS = "how to count tokens was not said; set tokens_per_sample"
+
+
+def _samples(summary: RankSummary) -> float | None:
+    return summary.samples
+
+
+def _tokens(summary: RankSummary) -> float | None:
+    return summary.tokens
+
+
+def _iter_sec(summary: RankSummary) -> float | None:
+    return None if summary.timing is None else summary.timing.iter_sec
+
+
+def _utilization(summaries: Iterable[RankSummary], flops: Mapping[str, float]) -> float | None:
+    """*flops* of all ranks / what their devices could have done meanwhile."""
+    possible = sum_of_known(
+        None if (seconds := global_step_sec(one)) is None or (peak := _peak(one, flops)) is None else peak * seconds
+        for one in summaries
+    )
+    return ratio(part=sum(flops.values()), whole=possible)
+
+
+def _no_utilization(summaries: Sequence[RankSummary], flops: Mapping[str, float]) -> str:
+    """Why there is no utilization of *flops*."""
+    untimed = [one.context.rank for one in summaries if one.timing is None]
+    if untimed:
+        return f"{name_ranks(untimed)} timed no step"
+    spending = [dtype for dtype, spent in flops.items() if spent]
+    unknown = [one for one in summaries if any(dtype not in one.peaks_flops_per_sec for dtype in spending)]
+    if not unknown:
+        return "no FLOPs were counted"
+    dtypes = sorted({dtype for one in unknown for dtype in spending if dtype not in one.peaks_flops_per_sec})
+    devices = sorted({one.context.device_name or one.context.device_type for one in unknown})
+    whose = f" ({name_ranks(one.context.rank for one in unknown)})" if len(unknown) < len(summaries) else ""
+    return f"no dense peak is known for {', '.join(dtypes)} on {', '.join(devices)}{whose}; set peak_flops_per_sec"
+
+
+def _no_rate(
+    summaries: Sequence[RankSummary],
+    amount: _Figure,
+    seconds: _Figure,
+    unknown: str,
+) -> str:
+    """Why there is no rate of *amount* over *seconds*; *unknown* says what to do where the amount is not known."""
+    untimed = [one.context.rank for one in summaries if one.timing is None]
+    if untimed:
+        return f"{name_ranks(untimed)} timed no step"
+    without = [one.context.rank for one in summaries if amount(one) is None]
+    if without:
+        return unknown if len(without) == len(summaries) else f"{unknown} ({name_ranks(without)})"
+    mixed = [one.context.rank for one in summaries if seconds(one) is None]
+    if mixed:
+        return f"the times of these phases cannot be told apart on {name_ranks(mixed)}"
+    return "what was measured cannot be right"
