@@ -6,7 +6,7 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -248,6 +248,8 @@ class TraceColumns:
     memory_time_ns: array[int]
     memory_bytes: array[int]
     """Positive for an allocation."""
+    inputs: Mapping[int, tuple[Sequence[Any], Sequence[Any]]] = field(default_factory=dict)
+    """By row of a scope that communicates, the shapes and dtypes of what it sends, where shapes were recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

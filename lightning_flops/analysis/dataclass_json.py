@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON text and back, by their type annotations alone.
 
 What may stand in a dataclass: int, float, str, bool, ``Literal`` texts, other dataclasses, ``tuple[T, ...]``,
-``Mapping[str, T]`` and ``T | None``.
+``Mapping[str, T]``, ``array[int]`` (of typecode ``q``) and ``T | None``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import math
 import re
 import types
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -83,6 +84,8 @@ def _to_plain(value: Any, where: str) -> Any:
         return {field.name: _to_plain(getattr(value, field.name), _join(where, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: _to_plain(item, _join(where, str(key))) for key, item in value.items()}
+    if isinstance(value, array):
+        return value.tolist()
     if isinstance(value, (tuple, list)):
         return [_to_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     _fail(f"{where or 'the value'} is a {type(value).__name__}, which has no JSON form here")
@@ -139,6 +142,8 @@ def _reader(kind: Any) -> _Reader:
         return _choice_reader(get_args(kind))
     if origin is tuple:
         return _list_reader(get_args(kind)[0])
+    if origin is array:
+        return _read_whole_numbers
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_reader(get_args(kind)[1])
     if is_dataclass(kind):
@@ -177,6 +182,15 @@ def _list_reader(kind: Any) -> _Reader:
         return tuple(items)
 
     return read
+
+
+def _read_whole_numbers(plain: Any) -> array[int]:
+    if not isinstance(plain, list) or not all(type(item) is int for item in plain):
+        _wrong("a list of integers", plain)
+    try:
+        return array("q", plain)
+    except OverflowError:
+        _wrong("a list of integers of 64 bits", plain)
 
 
 def _mapping_reader(kind: Any) -> _Reader:

@@ -174,6 +174,18 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedPart:
+    """One part of a traced step, mean over the traced steps; the parts add up to the step."""
+
+    name: str
+    """As in ``records.TimePhase``; also what the run does in the middle of a step that is none of these."""
+    wall_sec: float
+    """Without the parts inside it. Where a device took part, on the device's clock, up to its last kernel."""
+    exposed_sec: float
+    """Of it communication that no computation hides: here this rank may have waited for others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
     """All calls of one collective in one trace."""
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.rates import mean, per_second, ratio
-from lightning_flops.analysis.trace_tables import ModuleTable, TraceReport
+from lightning_flops.analysis.trace_tables import ModuleTable, TracedPart, TraceReport
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import (
     OUTSIDE,
@@ -40,6 +41,10 @@ class TracedStep:
     """None if there is no trace."""
     own_forward_sec: Mapping[str, float] | None
     """Own seconds of each module's forward by a clock at module borders; None unless that stands in for a trace."""
+    parts: tuple[TracedPart, ...] = ()
+    """Where the time went, and what of it was communication; empty if there is no trace."""
+    collectives: tuple[CollectiveCalls, ...] = ()
+    """Every call of every collective: what another rank's are matched with. Empty in a run of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +109,37 @@ def build_traced_step(window: WindowRecord, *, files: Mapping[int, str]) -> Trac
     like_counted = is_like_counted(best.signature)
     if clocked is not None:
         like_counted &= is_like_counted(clocked.signature)
+    read = _read(best, window.context, source=files.get(best.index, "(this run)"))
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
         files=tuple(file for _, file in kept),
-        tables=_tables(best, window.context, source=files.get(best.index, "(this run)")),
+        tables=read.tables,
         own_forward_sec=own_forward_sec,
+        parts=read.parts,
+        collectives=read.collectives,
     )
 
 
-def _tables(record: TracedStepRecord, context: RunContext, *, source: str) -> TraceReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What a trace yields."""
+
+    tables: TraceReport
+    parts: tuple[TracedPart, ...]
+    collectives: tuple[CollectiveCalls, ...]
+
+
+def _read(record: TracedStepRecord, context: RunContext, *, source: str) -> _Read:
     if not can_read_traces():
         raise LightningFlopsError(NEEDS_NUMPY)
-    from lightning_flops.analysis.trace import analyze_trace, load_trace, trace_from_columns
+    from lightning_flops.analysis.trace import (
+        analyze_trace,
+        collective_calls,
+        load_trace,
+        step_parts,
+        trace_from_columns,
+    )
 
     if record.columns is not None:
         trace = trace_from_columns(record.columns, process=record.process, metadata=record.metadata)
@@ -127,7 +150,11 @@ def _tables(record: TracedStepRecord, context: RunContext, *, source: str) -> Tr
     tables = replace(analyze_trace(trace), rank=context.rank, source=source)
     if context.device_type != "cpu" and tables.modules is not None and tables.modules.clock == "host":
         tables = replace(tables, modules=None)  # the host only launches the device's work: its time is not the modules'
-    return tables
+    return _Read(
+        tables=tables,
+        parts=step_parts(trace),
+        collectives=collective_calls(trace) if context.world_size > 1 else (),
+    )
 
 
 def module_times(

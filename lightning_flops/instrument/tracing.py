@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -51,6 +52,10 @@ _READERS = (
 
 _HOST_CATEGORIES = frozenset(("cpu_op", "user_annotation", "cpu_instant_event", "python_function"))
 """Of these raw events tell all that a file does; a trace with any other is read from its file."""
+
+
+_COMMUNICATES = re.compile(r"(gloo|mpi|ucc):")
+"""Scopes in which a process group of the host communicates."""
 
 
 class _Mark:
@@ -193,7 +198,7 @@ class StepTracer:
                 self._profiler.stop_trace()
             self._recording = self._prepared = False
             profiler, self._profiler = self._profiler, None
-            self.record = record = self._read(profiler, signature, {METADATA_KEY: use})
+            self.record = record = self._read(profiler, signature, {METADATA_KEY: use, **_place_in_run(profiler)})
             if record.columns is not None and self._device.type != "cpu":
                 self.lost = (
                     f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
@@ -413,7 +418,24 @@ def _columns(events: list[Any]) -> TraceColumns | None:
         memory_thread=array("i", [thread[place] for place in memory]),
         memory_time_ns=array("q", [start_ns[place] for place in memory]),
         memory_bytes=array("q", [events[place].nbytes() for place in memory]),
+        inputs=_inputs(events, names),
     )
+
+
+def _inputs(events: list[Any], names: Mapping[str, int]) -> dict[int, tuple[list[Any], list[Any]]]:
+    """Shapes and dtypes of what each scope such as ``gloo:all_reduce`` sends, by its place, if shapes were recorded."""
+    if not any(_COMMUNICATES.match(name) for name in names):
+        return {}
+    scopes = ((place, event) for place, event in enumerate(events) if _COMMUNICATES.match(event.name()))
+    return {place: (event.shapes(), event.dtypes()) for place, event in scopes if event.shapes()}
+
+
+def _place_in_run(profiler: Any) -> dict[str, Any]:
+    """What the profiler writes into a file about ranks and process groups; nothing if it cannot tell."""
+    with suppress(Exception):
+        if (info := profiler._get_distributed_info()) is not None:
+            return {"distributedInfo": info}
+    return {}
 
 
 def _rank() -> int:

@@ -28,6 +28,7 @@ from lightning_flops.analysis.trace.operators import memory_table as memory_tabl
 from lightning_flops.analysis.trace.operators import operator_table as operator_table
 from lightning_flops.analysis.trace.phases import model_summary as model_summary
 from lightning_flops.analysis.trace.ranks import RanksError as RanksError
+from lightning_flops.analysis.trace.ranks import collective_calls as collective_calls
 from lightning_flops.analysis.trace.ranks import compare_ranks as compare_ranks
 from lightning_flops.analysis.trace.report import analyze_trace as analyze_trace
 from lightning_flops.analysis.trace.report import analyze_traces as analyze_traces
@@ -35,6 +36,7 @@ from lightning_flops.analysis.trace.scopes import device_summary as device_summa
 from lightning_flops.analysis.trace.scopes import overview as overview
 from lightning_flops.analysis.trace.scopes import transfer_table as transfer_table
 from lightning_flops.analysis.trace.scopes import user_scope_table as user_scope_table
+from lightning_flops.analysis.trace.step_parts import step_parts as step_parts
 from lightning_flops.analysis.trace.step_time import step_times as step_times
 from lightning_flops.analysis.trace.structure import Steps as Steps
 from lightning_flops.analysis.trace_tables import ChildRow as ChildRow
@@ -60,6 +62,7 @@ from lightning_flops.analysis.trace_tables import RankRow as RankRow
 from lightning_flops.analysis.trace_tables import Remainder as Remainder
 from lightning_flops.analysis.trace_tables import StepTime as StepTime
 from lightning_flops.analysis.trace_tables import StepTimes as StepTimes
+from lightning_flops.analysis.trace_tables import TracedPart as TracedPart
 from lightning_flops.analysis.trace_tables import TraceReport as TraceReport
 from lightning_flops.analysis.trace_tables import TracesReport as TracesReport
 from lightning_flops.analysis.trace_tables import TransferRow as TransferRow

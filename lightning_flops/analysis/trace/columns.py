@@ -33,8 +33,12 @@ class CollectiveArguments:
     name: str | None = None
     bytes: int | None = None
     group: str | None = None
-    """The ranks that take part, or the group's name where only that is written."""
+    """The group's name and the ranks that take part, as far as they are written."""
     group_size: int | None = None
+    source: int | None = None
+    """The rank that sent what this event received."""
+    destination: int | None = None
+    """The rank to which this event sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,8 @@ class Trace:
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """The ranks of each process group that this one is in; None where the trace does not say."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The other keys at the top of the file."""
     notes: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Ints, intersect, subtract, union
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect, subtract, union
 from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, host_collective
 from lightning_flops.analysis.trace_tables import CollectiveRow, Overlap
 
@@ -15,14 +15,7 @@ _NOTHING = CollectiveArguments()
 
 def overlap(trace: Trace) -> Overlap:
     """Computation, communication and their overlap over all steps."""
-    spans = trace.steps.spans
-    computes = (trace.kind == Kind.KERNEL) if trace.has_device else (trace.kind == Kind.OPERATOR)
-    communication = intersect(trace.merged(trace.is_collective), spans)
-    computation = intersect(trace.merged(computes & ~trace.is_collective), spans)
-    if not trace.has_device:
-        # Operators inside a host collective are the copies that it consists of.
-        inner = intersect(trace.merged(_inside_host_collectives(trace)), spans)
-        computation = subtract(computation, inner)
+    communication, computation = communication_and_computation(trace)
     shared = intersect(computation, communication).total
     wall = trace.steps.total_ns
     return Overlap(
@@ -33,6 +26,19 @@ def overlap(trace: Trace) -> Overlap:
         other_us=(wall - union(computation, communication).total) / NS_PER_US,
         overlap_ratio=ratio(shared, communication.total),
     )
+
+
+def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
+    """The moments of the steps in which the rank communicated, and those in which it computed."""
+    spans = trace.steps.spans
+    computes = (trace.kind == Kind.KERNEL) if trace.has_device else (trace.kind == Kind.OPERATOR)
+    communication = intersect(trace.merged(trace.is_collective), spans)
+    computation = intersect(trace.merged(computes & ~trace.is_collective), spans)
+    if not trace.has_device:
+        # Operators inside a host collective are the copies that it consists of.
+        inner = intersect(trace.merged(_inside_host_collectives(trace)), spans)
+        computation = subtract(computation, inner)
+    return communication, computation
 
 
 def collective_rows_by_start(trace: Trace) -> Ints:

@@ -6,7 +6,7 @@ import gzip
 import importlib
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike, fspath
 from pathlib import Path
@@ -139,9 +139,16 @@ def trace_from_columns(
         blocks_per_sm=unknown,
         occupancy_percent=unknown,
         bytes=nowhere,
-        collectives={},
+        collectives={
+            new: CollectiveArguments(bytes=_bytes_of(*columns.inputs[old]))
+            for new, old in enumerate(kept.tolist())
+            if old in columns.inputs
+        }
+        if columns.inputs
+        else {},
         memory=memory if memory_count else None,
         devices=(),
+        **_place(metadata),
         metadata=metadata,
     )
 
@@ -250,7 +257,9 @@ class _Builder:
         if "Collective name" in arguments:
             self.collectives[len(self.name) - 1] = _collective(arguments)
         elif kind is Kind.ANNOTATION and "Input Dims" in arguments:
-            self.collectives[len(self.name) - 1] = CollectiveArguments(bytes=_bytes_of_inputs(arguments))
+            self.collectives[len(self.name) - 1] = CollectiveArguments(
+                bytes=_bytes_of(arguments["Input Dims"], arguments.get("Input type") or ())
+            )
 
     def _add_memory(self, event: dict[str, Any]) -> None:
         arguments = event["args"]
@@ -280,11 +289,6 @@ class _Builder:
         kinds = np.frombuffer(self.kind, dtype=np.int8) if self.kind else np.zeros(0, dtype=np.int8)
         if not (kinds != Kind.OTHER).any():
             raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
-        distributed = metadata.get("distributedInfo")
-        distributed = distributed if isinstance(distributed, dict) else {}
-        own = metadata.get(METADATA_KEY)  # torch names no rank in a run of one process, this package always does
-        own = own if isinstance(own, dict) else {}
-        backend = distributed.get("backend")
         return Trace(
             source=self.source,
             names=tuple(self.names),
@@ -306,9 +310,7 @@ class _Builder:
             collectives=self.collectives,
             memory=self._memory_events(),
             devices=_devices(metadata.get("deviceProperties")),
-            rank=_whole(distributed.get("rank", own.get("rank"))),
-            world_size=_whole(distributed.get("world_size")),
-            backend=backend if isinstance(backend, str) else None,
+            **_place(metadata),
             metadata=metadata,
             notes=self._notes(),
         )
@@ -394,19 +396,23 @@ def _collective(arguments: Mapping[str, Any]) -> CollectiveArguments:
     element_bytes = ELEMENT_BYTES.get(str(arguments.get("dtype", "")).lower())
     elements = [_whole(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
     known = [count for count in elements if count is not None]
-    group = arguments.get("Process Group Ranks") or arguments.get("Process Group Name")
+    # Groups of one name may have other members on other ranks, and groups of the same members another name.
+    group = [str(arguments[key]) for key in ("Process Group Name", "Process Group Ranks") if arguments.get(key)]
     return CollectiveArguments(
         name=str(arguments["Collective name"]),
         # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
         bytes=max(known) * element_bytes if known and element_bytes is not None else None,
-        group=None if group is None else str(group),
+        group=" ".join(group) or None,
         group_size=_whole(arguments.get("Group size")),
+        source=_whole(arguments.get("Src Rank")),
+        destination=_whole(arguments.get("Dst Rank")),
     )
 
 
-def _bytes_of_inputs(arguments: Mapping[str, Any]) -> int | None:
+def _bytes_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int | None:
+    """Bytes of inputs of these shapes and dtypes; None if one of the dtypes is not known."""
     total = 0
-    for shape, dtype in zip(arguments["Input Dims"], arguments.get("Input type") or (), strict=False):
+    for shape, dtype in zip(shapes, dtypes, strict=False):
         element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
         if element_bytes is None or not all(type(size) is int for size in shape):
             return None
@@ -415,6 +421,33 @@ def _bytes_of_inputs(arguments: Mapping[str, Any]) -> int | None:
             elements *= size
         total += elements * element_bytes
     return total or None
+
+
+def _place(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What the head of a trace says of its rank's place in the run, by the fields of ``Trace``."""
+    found = metadata.get("distributedInfo")
+    distributed: Mapping[str, Any] = found if isinstance(found, dict) else _NOTHING
+    found = metadata.get(METADATA_KEY)  # torch names no rank in a run of one process, this package always does
+    own: Mapping[str, Any] = found if isinstance(found, dict) else _NOTHING
+    backend, world_size = distributed.get("backend"), _whole(distributed.get("world_size"))
+    return {
+        "rank": _whole(distributed.get("rank", own.get("rank"))),
+        "world_size": world_size,
+        "backend": backend if isinstance(backend, str) else None,
+        "groups": _groups(distributed.get("pg_config"), world_size),
+    }
+
+
+def _groups(listed: Any, world_size: int | None) -> tuple[tuple[int, ...], ...] | None:
+    if not isinstance(listed, list):
+        return None
+    groups = []
+    for group in listed:
+        ranks = group.get("ranks") if isinstance(group, dict) else None
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            return None
+        groups.append(tuple(sorted(ranks)) or tuple(range(world_size or 0)))  # a group of all may be written as none
+    return tuple(groups)
 
 
 def _devices(properties: Any) -> tuple[DeviceProperties, ...]:

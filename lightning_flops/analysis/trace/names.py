@@ -74,6 +74,9 @@ _OPTIMIZER = re.compile(r"Optimizer\.step#")
 _DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 
+_POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
+_ALL_TO_ALL = re.compile(r"all_?to_?all", re.I)
+
 _TENSOR_CORE = re.compile(
     r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
     r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
@@ -147,6 +150,16 @@ def collective_of_kernel(name: str) -> str:
         return name.split("(")[0]
     word = re.sub(r"(Ring|Tree|CollNet|NVLS|PAT|Sum|Max|Min|Prod).*", "", match[1])
     return (word or match[1]).lower()
+
+
+def is_point_to_point(collective: str, event: str) -> bool:
+    """Whether a communication event goes from one rank to another, and is no collective.
+
+    Args:
+        collective: what it is called.
+        event: its name. NCCL's exchange of all with all runs on the kernel that sends and receives.
+    """
+    return collective in _POINT_TO_POINT or ("SendRecv" in event and _ALL_TO_ALL.match(collective) is None)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,208 @@
+"""Collectives of several ranks, matched call by call: who waited for whom.
+
+The i-th call of a collective in a process group and step on one rank belongs to the i-th on the others; ranks' clocks
+are never compared. Of the calls that belong together the shortest is the transfer: the rank that came last waited for
+nobody. What the others took longer, they waited. Needs the standard library alone, so that the rank that reports can
+match what the others sent it without reading a trace.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from lightning_flops.analysis.trace_tables import Overlap, RankCollectiveRow, RankComparison, RankRow
+from lightning_flops.errors import LightningFlopsError
+
+_NS_PER_US = 1000
+
+
+class RanksError(LightningFlopsError, ValueError):
+    """Traces that cannot be of one run; the message names them and what contradicts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCalls:
+    """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
+
+    name: str
+    group: str | None
+    """The same text on every rank of the group and on no other group's; None where it is not known."""
+    group_size: int | None
+    """Ranks that take part; None where the trace does not say."""
+    channel: str | None = None
+    """Sender and receiver, for what goes from one rank to another; None for collectives."""
+    step: int | None
+    """The profiler's number of the step in which they were started; None in a trace without steps."""
+    calls: int
+    bytes: int | None
+    """Of the larger side of each call, all calls together; None where the trace does not say."""
+    latency_ns: array[int]
+    """From start to end of each call, typecode ``q``; of the first ones only, if they are fewer than *calls*."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRank:
+    """What the trace of one rank says that bears on the others."""
+
+    rank: int
+    source: str
+    """Where the trace came from."""
+    steps: int
+    overlap: Overlap
+    collectives: Sequence[CollectiveCalls]
+
+
+def compare(traced: Sequence[TracedRank]) -> RankComparison:
+    """Computation, communication and waiting of several ranks of one run.
+
+    Where a group's ranks made unequally many calls in a step, those are left unmatched, and the notes say so.
+
+    Raises:
+        RanksError: two are of the same rank, or there is none.
+    """
+    _refuse_doubles(traced)
+    listed = sorted(traced, key=lambda one: one.rank)
+    tables, notes = _match([one.collectives for one in listed])
+    per_step = [one.overlap.computation_us / one.steps for one in listed]
+    middle = median(per_step)
+    counts = ", ".join(f"{one.steps} of rank {one.rank}" for one in listed)
+    if len({one.steps for one in listed}) > 1:
+        notes = (f"The traces hold different numbers of steps ({counts}): only what is per step compares.", *notes)
+    rows = tuple(
+        RankRow(
+            rank=one.rank,
+            source=one.source,
+            steps=one.steps,
+            overlap=one.overlap,
+            transfer_us=_sum_of_known(row.transfer_us for row in table),
+            wait_us=_sum_of_known(row.wait_us for row in table),
+            compute_over_median=computation / middle if middle and len(listed) > 1 else None,
+            collectives=table,
+        )
+        for one, computation, table in zip(listed, per_step, tables, strict=True)
+    )
+    longest = max(per_step)
+    alone = len(listed) > 1 and per_step.count(longest) == 1
+    return RankComparison(ranks=rows, straggler=listed[per_step.index(longest)].rank if alone else None, notes=notes)
+
+
+def _refuse_doubles(traced: Sequence[TracedRank]) -> None:
+    if not traced:
+        raise RanksError("no trace to compare")
+    seen: dict[int, str] = {}
+    for one in traced:
+        if one.rank in seen:
+            raise RanksError(
+                f"{seen[one.rank]} and {one.source} are both of rank {one.rank}: give one trace for each rank"
+            )
+        seen[one.rank] = one.source
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What all calls of one name on one rank come to."""
+
+    calls: int = 0
+    matched_calls: int = 0
+    bytes: int | None = 0
+    latency_ns: int = 0
+    transfer_ns: int = 0
+    wait_ns: int = 0
+
+
+_Key = tuple[str, str, int | None]
+
+
+def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
+    """For each rank its collectives by name, and in sentences what could not be matched."""
+    sums: list[defaultdict[str, _Sums]] = [defaultdict(_Sums) for _ in ranks]
+    together: defaultdict[_Key, list[tuple[int, CollectiveCalls]]] = defaultdict(list)
+    unmatched, partial, groupless = _Counts(int), _Counts(int), _Counts(int)
+    for index, listed in enumerate(ranks):
+        for calls in listed:
+            one = sums[index][calls.name]
+            one.calls += calls.calls
+            one.bytes = None if one.bytes is None or calls.bytes is None else one.bytes + calls.bytes
+            one.latency_ns += sum(calls.latency_ns)
+            if calls.group is None:
+                groupless[calls.name] += calls.calls
+            else:
+                together[_key(calls)].append((index, calls))
+    for taking_part in together.values():
+        _match_one(taking_part, sums, unmatched=unmatched, partial=partial)
+    tables = [tuple(sorted((_row(*item) for item in one.items()), key=_by_latency)) for one in sums]
+    if len(ranks) < 2:
+        return tables, ()
+    return tables, (
+        *_notes("Calls of {} without a counterpart in the other traces, whose waiting is not known: {}.", unmatched),
+        *_notes(
+            "Calls of {} in groups whose traces are not all here, where waiting may count as transfer: {}.", partial
+        ),
+        *_notes("Calls of {} that do not say which ranks take part, whose waiting is not known: {}.", groupless),
+    )
+
+
+_Counts = defaultdict[str, int]
+
+
+def _key(calls: CollectiveCalls) -> _Key:
+    """What calls that may belong together have in common: a send's counterpart is a receive."""
+    name = calls.name if calls.channel is None else f"from {calls.channel}"
+    assert calls.group is not None
+    return calls.group, name, calls.step
+
+
+def _match_one(
+    taking_part: Sequence[tuple[int, CollectiveCalls]],
+    sums: Sequence[Mapping[str, _Sums]],
+    *,
+    unmatched: _Counts,
+    partial: _Counts,
+) -> None:
+    if len(taking_part) < 2 or len({calls.calls for _, calls in taking_part}) > 1:
+        for _, calls in taking_part:
+            unmatched[calls.name] += calls.calls
+        return
+    first = taking_part[0][1]
+    expected = first.group_size if first.channel is None else 2
+    if len(taking_part) < (expected or 0):
+        partial[first.name] += first.calls
+    # Of what was left out on one rank nobody knows the transfer.
+    known = min(len(calls.latency_ns) for _, calls in taking_part)
+    latencies = [one if len(one) == known else one[:known] for one in (calls.latency_ns for _, calls in taking_part)]
+    transfer_ns = sum(map(min, *latencies))
+    for (index, calls), latency in zip(taking_part, latencies, strict=True):
+        one = sums[index][calls.name]
+        one.matched_calls += known
+        one.transfer_ns += transfer_ns
+        one.wait_ns += sum(latency) - transfer_ns
+
+
+def _row(name: str, sums: _Sums) -> RankCollectiveRow:
+    matched = sums.matched_calls > 0
+    return RankCollectiveRow(
+        name=name,
+        calls=sums.calls,
+        matched_calls=sums.matched_calls,
+        bytes=sums.bytes,
+        latency_us=sums.latency_ns / _NS_PER_US,
+        transfer_us=sums.transfer_ns / _NS_PER_US if matched else None,
+        wait_us=sums.wait_ns / _NS_PER_US if matched else None,
+    )
+
+
+def _by_latency(row: RankCollectiveRow) -> tuple[float, str]:
+    return -row.latency_us, row.name
+
+
+def _sum_of_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _notes(sentence: str, counts: Mapping[str, int]) -> list[str]:
+    return [sentence.format(name, count) for name, count in sorted(counts.items())]

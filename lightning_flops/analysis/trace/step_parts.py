@@ -1,0 +1,91 @@
+"""The parts of traced steps, and in which of them the rank may have waited for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.communication import communication_and_computation
+from lightning_flops.analysis.trace.intervals import Ints, covered_within, subtract
+from lightning_flops.analysis.trace.names import Kind
+from lightning_flops.analysis.trace_marks import marked_phase
+from lightning_flops.analysis.trace_tables import TracedPart
+
+_UNMARKED = "other"
+_NS_PER_SEC = 1e9
+
+
+def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
+    """The parts of the steps of *trace* by the marks around them, in order of their first moments.
+
+    With a device, a part ends when the work that was launched before its end is done, as an event that is recorded
+    there on the device's stream would show; communication puts off no border, so its waits stay where they are waited.
+    """
+    communication, computation = communication_and_computation(trace)
+    exposed = subtract(communication, computation)
+    steps, count = trace.steps, len(trace.steps)
+    wall_ns: dict[str, int] = {}
+    exposed_ns: dict[str, int] = {}
+    for index in range(count):
+        names, host = _segments(trace, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
+        first, last = steps.start_ns[index], steps.end_ns[index]
+        borders = np.clip(_on_device(trace, host), first, last)
+        borders[0], borders[-1] = first, last
+        exposures = covered_within(exposed, borders[:-1], borders[1:])
+        for name, length, waited in zip(names, np.diff(borders).tolist(), exposures.tolist(), strict=True):
+            wall_ns[name] = wall_ns.get(name, 0) + length
+            exposed_ns[name] = exposed_ns.get(name, 0) + waited
+    return tuple(
+        TracedPart(name=name, wall_sec=total / count / _NS_PER_SEC, exposed_sec=exposed_ns[name] / count / _NS_PER_SEC)
+        for name, total in wall_ns.items()
+    )
+
+
+def _segments(trace: Trace, first: int, last: int) -> tuple[list[str], Ints]:
+    """The step from *first* to *last* cut at every mark's borders: the innermost part of each piece, and the cuts."""
+    parts = [marked_phase(name) for name in trace.names]
+    is_mark = np.array([part is not None for part in parts], dtype=bool)
+    rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & is_mark[trace.name])
+    rows = rows[(trace.start_ns[rows] >= first) & (trace.start_ns[rows] < last)]
+    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
+    marks = [
+        (start, min(end, last), part)
+        for start, end, name in zip(
+            trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), trace.name[rows].tolist(), strict=True
+        )
+        if (part := parts[name]) is not None
+    ]
+    names, cuts = [], [first]
+    for end, part in _pieces(marks, last):
+        names.append(part)
+        cuts.append(end)
+    return names, np.array(cuts, dtype=np.int64)
+
+
+def _pieces(marks: list[tuple[int, int, str]], last: int) -> Iterator[tuple[int, str]]:
+    """End and part of each piece, in order; *marks* are by start, outer before inner."""
+    around: list[tuple[int, str]] = [(last, _UNMARKED)]
+    for start, end, part in marks:
+        while around[-1][0] <= start and len(around) > 1:
+            yield around.pop()
+        yield start, around[-1][1]
+        around.append((end, part))
+    while around:
+        yield around.pop()
+
+
+def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
+    """When the device is done with what was launched before each moment on the host, and no earlier than that."""
+    rows = trace.device_rows
+    rows = rows[~trace.is_collective[rows]]
+    launch = trace.links.launch[rows] if len(rows) else rows
+    rows, launch = rows[launch >= 0], launch[launch >= 0]
+    if not len(rows):
+        return moments_ns
+    launched = trace.start_ns[launch]
+    order = np.argsort(launched, kind="stable")
+    done = np.maximum.accumulate(trace.end_ns[rows[order]])
+    index = np.searchsorted(launched[order], moments_ns, side="left") - 1
+    return np.where(index < 0, moments_ns, np.maximum(moments_ns, done[np.maximum(index, 0)]))
