@@ -1,0 +1,69 @@
+"""Launches the scenarios of a module once, however many tests ask for what they returned."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_flops.analysis.profile import Profile
+from tests.ranks import run_ranks
+
+
+class Launched:
+    """What the scenarios returned on every rank, and what the ranks printed."""
+
+    def __init__(self, results: list[dict[str, Any]], printed: list[str]) -> None:
+        self.results = results
+        self.printed = printed
+
+    def __call__(self, scenario: str) -> list[Any]:
+        """What *scenario* returned on each rank, rank 0 first."""
+        returned = []
+        for rank, results in enumerate(self.results):
+            result = results.get(scenario, {"failed": f"never ran; {list(results)} did"})
+            assert "failed" not in result, f"rank {rank}: {result['failed']}"
+            returned.append(result["returned"])
+        return returned
+
+    def only(self, scenario: str) -> Any:
+        """What *scenario* returned on the only rank."""
+        (returned,) = self(scenario)
+        return returned
+
+
+@functools.cache
+def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
+    """Run every scenario of ``tests.ranks.MODULE`` on *ranks* ranks of one process group on the CPU."""
+    return launch_worker(
+        "tests.ranks.worker",
+        f"tests.ranks.{module}",
+        ranks=ranks,
+        timeout_sec=timeout_sec,
+        environment={"CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def launch_worker(
+    worker: str, module: str, *, ranks: int, timeout_sec: float, environment: Mapping[str, str]
+) -> Launched:
+    """Run the program *worker* on the scenarios of *module*, and read what they returned."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed = run_ranks(
+            ["-W", "ignore", "-m", worker, module, folder],
+            ranks=ranks,
+            folder=Path(folder),
+            timeout_sec=timeout_sec,
+            environment=environment,
+        )
+        results = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return Launched(results, printed)
+
+
+def profile_in(returned: Mapping[str, Any]) -> Profile:
+    """The profile that a scenario returned as JSON."""
+    assert returned["profile"] is not None, f"no profile; logged: {returned.get('logged')}"
+    return Profile.from_json(returned["profile"])

@@ -1,0 +1,40 @@
+"""Runs every scenario of one module in one process; started on several ranks, it is one of them.
+
+``python -m tests.ranks.worker MODULE FOLDER`` writes what each scenario returned, or how it failed, into
+``FOLDER/rank{N}.json``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def run_scenarios(module_name: str, folder: str) -> None:
+    """Run each function in the module's ``SCENARIOS``, in a folder and from a seed of its own."""
+    module = importlib.import_module(module_name)
+    rank = os.environ["RANK"]
+    results: dict[str, Any] = {}
+    for name, scenario in module.SCENARIOS.items():
+        workplace = Path(folder, f"{name}-{rank}")
+        workplace.mkdir(parents=True)
+        os.chdir(workplace)
+        torch.manual_seed(0)
+        try:
+            results[name] = {"returned": scenario()}
+        except Exception:
+            results[name] = {"failed": traceback.format_exc()}
+            if int(os.environ["WORLD_SIZE"]) > 1:
+                break  # the other ranks may wait for this one in a collective
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_scenarios(sys.argv[1], sys.argv[2])
