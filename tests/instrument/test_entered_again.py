@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -64,26 +63,22 @@ def test_a_counter_entered_by_a_module_on_another_thread_leaves_that_module_runn
 
 
 def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> None:
-    """The system gives an ended thread's identifier to the next, and each numbers its autograd nodes from zero."""
+    """The system may give an ended thread's identifier to the next, and each numbers its autograd nodes from zero."""
     first, second = nn.Linear(5, 5), nn.Linear(5, 5)
     model = nn.ModuleDict({"first": first, "second": second})
     counter = FlopCounter(model)
-    identifiers: list[int] = []
 
     def work(order: tuple[nn.Module, nn.Module]) -> None:
-        identifiers.append(threading.get_ident())
+        for ended in counter._threads:
+            ended.ident = threading.get_ident()  # whether the system does it in this run is its own affair
         with counter:
             order[1](order[0](torch.ones(1, 5))).sum().backward()
 
-    runs = 8
-    for run in range(runs):
-        thread = threading.Thread(target=work, args=((second, first) if run else (first, second),))
+    for order in ((first, second), (second, first)):
+        thread = threading.Thread(target=work, args=(order,))
         thread.start()
         thread.join()
-    if identifiers[0] not in identifiers[1:]:
-        pytest.skip("this system gave no identifier twice")
     product = 2 * 5 * 5
     by_module = FlopCounts(counter.record()).by_module()
-    # The layer that comes first, in the first run the one and in the others the other, needs no gradient of its input.
-    assert by_module["first"] == PhaseFlops(forward=runs * product, backward=(1 + (runs - 1) * 2) * product)
-    assert by_module["second"] == PhaseFlops(forward=runs * product, backward=(2 + (runs - 1)) * product)
+    # The layer that comes first, in one thread the one and in the other the other, needs no gradient of its input.
+    assert by_module["first"] == by_module["second"] == PhaseFlops(forward=2 * product, backward=(1 + 2) * product)
