@@ -13,9 +13,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING, TypeAlias
 
 from lightning_flops.analysis.trace_tables import Overlap, RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.errors import LightningFlopsError
+
+if TYPE_CHECKING:
+    Integers: TypeAlias = array[int]
+else:
+    Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
 
 _NS_PER_US = 1000
 
@@ -40,7 +46,7 @@ class CollectiveCalls:
     calls: int
     bytes: int | None
     """Of the larger side of each call, all calls together; None where the trace does not say."""
-    latency_ns: array[int]
+    latency_ns: Integers
     """From start to end of each call, typecode ``q``; of the first ones only, if they are fewer than *calls*."""
 
 

@@ -1,7 +1,7 @@
 """Frozen dataclasses to JSON text and back, by their type annotations alone.
 
 What may stand in a dataclass: int, float, str, bool, ``Literal`` texts, other dataclasses, ``tuple[T, ...]``,
-``Mapping[str, T]``, ``array[int]`` (of typecode ``q``) and ``T | None``.
+``Mapping[str, T]``, ``array`` (of typecode ``q``) and ``T | None``.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _reader(kind: Any) -> _Reader:
         return _choice_reader(get_args(kind))
     if origin is tuple:
         return _list_reader(get_args(kind)[0])
-    if origin is array:
+    if kind is array:
         return _read_whole_numbers
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping_reader(get_args(kind)[1])
