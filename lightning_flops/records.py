@@ -6,12 +6,15 @@ Nothing here knows torch or a training framework. Counts are ints, seconds are f
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
-"""The bucket a counted operator falls in; ``PhaseFlops`` has one field for each."""
+"""The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each."""
 
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
@@ -21,8 +24,8 @@ OUTSIDE = "(outside)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseFlops:
-    """FLOPs by phase; a multiply-add is two."""
+class PhaseAmounts:
+    """What was counted, by phase."""
 
     forward: int = 0
     backward: int = 0
@@ -34,14 +37,41 @@ class PhaseFlops:
         """All four phases added up."""
         return self.forward + self.backward + self.recompute + self.optimizer
 
-    def __add__(self, other: PhaseFlops) -> PhaseFlops:
+    def __add__(self, other: Self) -> Self:
         """Phase by phase."""
-        return PhaseFlops(
+        return type(self)(
             forward=self.forward + other.forward,
             backward=self.backward + other.backward,
             recompute=self.recompute + other.recompute,
             optimizer=self.optimizer + other.optimizer,
         )
+
+    def __sub__(self, other: Self) -> Self:
+        """Phase by phase."""
+        return type(self)(
+            forward=self.forward - other.forward,
+            backward=self.backward - other.backward,
+            recompute=self.recompute - other.recompute,
+            optimizer=self.optimizer - other.optimizer,
+        )
+
+    @classmethod
+    def summed(cls, amounts: Iterable[tuple[FlopPhase, int]]) -> Self:
+        """All *amounts*, each in its phase."""
+        sums: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+        for phase, amount in amounts:
+            sums[phase] += amount
+        return cls(**sums)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFlops(PhaseAmounts):
+    """FLOPs by phase; a multiply-add is two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBytes(PhaseAmounts):
+    """Bytes by phase: the inputs and outputs of every operator that ran, views left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

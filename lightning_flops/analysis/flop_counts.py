@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
 
-from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+from lightning_flops.records import (
+    OUTSIDE,
+    FlopRecord,
+    OperatorCell,
+    PhaseAmounts,
+    PhaseBytes,
+    PhaseFlops,
+    UncountedOperator,
+)
 
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseBytes:
-    """Bytes by phase: the inputs and outputs of every operator that ran, views left out."""
-
-    forward: int = 0
-    backward: int = 0
-    recompute: int = 0
-    optimizer: int = 0
-
-    @property
-    def total(self) -> int:
-        """All four phases added up."""
-        return self.forward + self.backward + self.recompute + self.optimizer
-
-    def __add__(self, other: PhaseBytes) -> PhaseBytes:
-        """Phase by phase."""
-        return PhaseBytes(
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            recompute=self.recompute + other.recompute,
-            optimizer=self.optimizer + other.optimizer,
-        )
+_Amounts = TypeVar("_Amounts", bound=PhaseAmounts)
 
 
 class FlopCounts:
@@ -76,7 +60,7 @@ class FlopCounts:
     @property
     def total(self) -> PhaseFlops:
         """All modules and operators together, work outside the root included."""
-        return _phase_flops(self.record.cells)
+        return flops_by_phase(self.record.cells)
 
     @property
     def forward(self) -> int:
@@ -116,7 +100,7 @@ class FlopCounts:
     def hardware_flops(self) -> int:
         """All four phases less what fused causal attention skips: what the kernels execute, the numerator of HFU."""
         record = self.record
-        return _phase_flops(record.cells).total - sum(cell.causal_skipped for cell in record.cells)
+        return flops_by_phase(record.cells).total - sum(cell.causal_skipped for cell in record.cells)
 
     @property
     def bytes_read(self) -> int:
@@ -158,20 +142,25 @@ class FlopCounts:
 
         The root is ``""``. Work that belongs to no module of the root stands under ``"(outside)"``, if there is any.
         """
-        sums: defaultdict[str, PhaseFlops] = defaultdict(PhaseFlops)
-        record = self.record
-        for name, own in _own_by_module(record).items():
-            for above in _with_ancestors(name):
-                sums[above] += own
-        return _root_first(sums)
+        return _with_those_below(self.own_by_module(), PhaseFlops())
 
     def own_by_module(self) -> dict[str, PhaseFlops]:
         """FLOPs of each module without those of the modules below it."""
-        return _root_first(_own_by_module(self.record))
+        record = self.record
+        own = {name: PhaseFlops() for name in ("", *record.module_calls)}
+        own |= {name: flops_by_phase(cells) for name, cells in grouped(record.cells, lambda cell: cell.module).items()}
+        if OUTSIDE in own and not own[OUTSIDE].total:
+            del own[OUTSIDE]
+        return _root_first(own)
+
+    def own_bytes_by_module(self) -> dict[str, PhaseBytes]:
+        """Bytes read and written by each module without those of the modules below it."""
+        cells = grouped(self.record.cells, lambda cell: cell.module)
+        return _root_first({name: bytes_by_phase(group) for name, group in cells.items()})
 
     def by_operator(self) -> dict[str, PhaseFlops]:
         """FLOPs of each operator, such as ``aten.mm``; operators that spent none are left out."""
-        return _grouped(self.record.cells, lambda cell: cell.operator)
+        return _flops_by(self.record.cells, lambda cell: cell.operator)
 
     def by_module_and_operator(self) -> dict[str, dict[str, PhaseFlops]]:
         """FLOPs of each module, everything below it included, by operator; pairs that spent none are left out."""
@@ -179,21 +168,16 @@ class FlopCounts:
         for cell in self.record.cells:
             for name in _with_ancestors(cell.module):
                 cells[name].append(cell)
-        groups = {name: _grouped(group, lambda cell: cell.operator) for name, group in cells.items()}
+        groups = {name: _flops_by(group, lambda cell: cell.operator) for name, group in cells.items()}
         return _root_first({name: group for name, group in groups.items() if group})
 
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
-        return _grouped(self.record.cells, lambda cell: cell.dtype)
+        return _flops_by(self.record.cells, lambda cell: cell.dtype)
 
     def bytes_by_module(self) -> dict[str, PhaseBytes]:
         """Bytes read and written by each module with everything below it, by qualified name."""
-        sums: defaultdict[str, PhaseBytes] = defaultdict(PhaseBytes)
-        for cell in self.record.cells:
-            moved = replace(PhaseBytes(), **{cell.phase: cell.bytes_read + cell.bytes_written})
-            for name in _with_ancestors(cell.module):
-                sums[name] += moved
-        return _root_first(sums)
+        return _with_those_below(self.own_bytes_by_module(), PhaseBytes())
 
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
@@ -203,32 +187,37 @@ class FlopCounts:
         return round((2 + Fraction(recompute_fwd_factor)) * (self.forward - self.without_backward))
 
 
-def _phase_flops(cells: Iterable[OperatorCell]) -> PhaseFlops:
-    sums = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
+    """FLOPs of *cells* together."""
+    return PhaseFlops.summed((cell.phase, cell.flops) for cell in cells)
+
+
+def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
+    """Bytes that *cells* read and wrote together."""
+    return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)
+
+
+def grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, list[OperatorCell]]:
+    """*cells* that have the same *key*, in their order."""
+    groups: dict[str, list[OperatorCell]] = {}
     for cell in cells:
-        sums[cell.phase] += cell.flops
-    return PhaseFlops(**sums)
+        groups.setdefault(key(cell), []).append(cell)
+    return groups
 
 
-def _grouped(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
-    groups: defaultdict[str, list[OperatorCell]] = defaultdict(list)
-    for cell in cells:
-        if cell.flops:
-            groups[key(cell)].append(cell)
-    return {name: _phase_flops(group) for name, group in groups.items()}
+def _flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str]) -> dict[str, PhaseFlops]:
+    """FLOPs of the cells that have the same *key*; those that spent none are left out."""
+    groups = grouped((cell for cell in cells if cell.flops), key)
+    return {name: flops_by_phase(group) for name, group in groups.items()}
 
 
-def _own_by_module(record: FlopRecord) -> dict[str, PhaseFlops]:
-    groups: defaultdict[str, list[OperatorCell]] = defaultdict(list)
-    for name in record.module_calls:
-        groups[name] = []
-    for cell in record.cells:
-        groups[cell.module].append(cell)
-    own = {name: _phase_flops(group) for name, group in groups.items()}
-    own.setdefault("", PhaseFlops())
-    if OUTSIDE in own and not own[OUTSIDE].total:
-        del own[OUTSIDE]
-    return own
+def _with_those_below(own: Mapping[str, _Amounts], nothing: _Amounts) -> dict[str, _Amounts]:
+    """What each module has of its *own*, and what those below it have."""
+    sums: dict[str, _Amounts] = {}
+    for name, amounts in own.items():
+        for above in _with_ancestors(name):
+            sums[above] = sums.get(above, nothing) + amounts
+    return _root_first(sums)
 
 
 def _with_ancestors(name: str) -> Iterator[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.traced_step import ModuleTimes
-from lightning_flops.records import OUTSIDE, ModuleRecord, OperatorCell, PhaseFlops
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
@@ -64,7 +64,7 @@ def build_modules(
     for record in records:
         by_name.setdefault(record.name, record)
     flops_record = counts.record
-    own, moved = counts.own_by_module(), _own_bytes(flops_record.cells)
+    own, moved = counts.own_by_module(), counts.own_bytes_by_module()
     working = (name for name in (*own, *moved) if own.get(name, _NONE).total or moved.get(name, _NO_BYTES).total)
     for name in (*by_name, *working, *flops_record.module_calls):
         while name != OUTSIDE:
@@ -97,14 +97,6 @@ def build_modules(
         )
         for name in ordered
     )
-
-
-def _own_bytes(cells: Iterable[OperatorCell]) -> dict[str, PhaseBytes]:
-    sums: dict[str, dict[str, int]] = {}
-    for cell in cells:
-        moved = sums.setdefault(cell.module, {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0})
-        moved[cell.phase] += cell.bytes_read + cell.bytes_written
-    return {name: PhaseBytes(**moved) for name, moved in sums.items()}
 
 
 def _in_tree_order(names: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Literal
 from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.advice import Advice, advise
 from lightning_flops.analysis.evidence import gather_evidence
-from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.ranks import RanksProfile
@@ -22,7 +22,6 @@ from lightning_flops.analysis.step_flops import (
     FlopSpread,
     OperatorProfile,
     StepFlops,
-    bytes_by_phase,
     flop_spread,
     flops_by_dtype,
     flops_by_operator,
@@ -37,6 +36,7 @@ from lightning_flops.records import (
     OUTSIDE,
     MemoryRecord,
     ModuleRecord,
+    PhaseBytes,
     PhaseFlops,
     RunContext,
     UncountedOperator,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase, grouped
 from lightning_flops.records import OperatorCell, PhaseFlops, StepRecord
 
 
@@ -83,7 +83,8 @@ def total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops
 
 def mean_flops(total: StepFlops, *, steps: int) -> StepFlops:
     """*total* over *steps* counted steps as that of one, each figure to the nearest whole FLOP."""
-    return StepFlops(**{name: _rounded(getattr(total, name), steps) for name in StepFlops.__slots__})
+    names = [field.name for field in fields(StepFlops)]
+    return StepFlops(**{name: _rounded(getattr(total, name), steps) for name in names})
 
 
 def flop_spread(steps: Sequence[StepRecord]) -> FlopSpread | None:
@@ -120,33 +121,18 @@ def flops_by_dtype(cells: Sequence[OperatorCell], *, peak_of: Callable[[str], fl
 
 def flops_by_operator(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
     """Each operator that ran and has a place in the counts, most FLOPs first."""
-    groups: defaultdict[str, list[OperatorCell]] = defaultdict(list)
-    for cell in cells:
-        groups[cell.operator].append(cell)
-    operators = []
-    for operator, group in groups.items():
-        flops = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
-        for cell in group:
-            flops[cell.phase] += cell.flops
-        operators.append(
-            OperatorProfile(
-                operator=operator,
-                calls=sum(cell.calls for cell in group),
-                flops=PhaseFlops(**flops),
-                dtypes=tuple(sorted({cell.dtype for cell in group if cell.flops})),
-                bytes_read=sum(cell.bytes_read for cell in group),
-                bytes_written=sum(cell.bytes_written for cell in group),
-            )
+    operators = [
+        OperatorProfile(
+            operator=operator,
+            calls=sum(cell.calls for cell in group),
+            flops=flops_by_phase(group),
+            dtypes=tuple(sorted({cell.dtype for cell in group if cell.flops})),
+            bytes_read=sum(cell.bytes_read for cell in group),
+            bytes_written=sum(cell.bytes_written for cell in group),
         )
+        for operator, group in grouped(cells, lambda cell: cell.operator).items()
+    ]
     return tuple(sorted(operators, key=lambda one: (-one.flops.total, one.operator)))
-
-
-def bytes_by_phase(cells: Sequence[OperatorCell]) -> PhaseBytes:
-    """Bytes that operators read and wrote in each phase."""
-    moved = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
-    for cell in cells:
-        moved[cell.phase] += cell.bytes_read + cell.bytes_written
-    return PhaseBytes(**moved)
 
 
 def _rounded(total: int, steps: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
-from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops, UncountedOperator
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseBytes, PhaseFlops, UncountedOperator
 
 RECORD = FlopRecord(
     cells=(

@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules, folded_tree
-from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseFlops
+from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseBytes, PhaseFlops
 
 
 def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:

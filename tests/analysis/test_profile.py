@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.flop_counts import PhaseBytes
 from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.config import ProfilerConfig
@@ -18,6 +17,7 @@ from lightning_flops.records import (
     FlopRecord,
     ModuleRecord,
     OperatorCell,
+    PhaseBytes,
     PhaseFlops,
     PhaseSeconds,
     RunContext,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.flop_counts import FlopCounts, PhaseBytes
+from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.formulas import custom, register_flop_formula, registry
-from lightning_flops.records import OUTSIDE, PhaseFlops
+from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
 
 BATCH = 2
 FIRST = 2 * BATCH * 3 * 5  # Linear(3, 5)
