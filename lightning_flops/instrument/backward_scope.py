@@ -21,7 +21,7 @@ from lightning_flops.instrument.autograd_state import (
     whole_backward_is_compiled,
 )
 from lightning_flops.instrument.operators import Operator
-from lightning_flops.instrument.thread_state import UNKNOWN, Books, GraphTask, Table, ThreadState
+from lightning_flops.instrument.thread_state import FORGOTTEN, UNKNOWN, Books, GraphTask, Table, ThreadState
 from lightning_flops.records import OUTSIDE
 
 _REMEMBERED_TASKS = 256
@@ -126,12 +126,18 @@ class BackwardScope:
         state.post(lambda books: self.table_of(state, books))
 
     def _module(self, maker: str) -> str:
-        if maker != UNKNOWN:
+        if maker == UNKNOWN:
+            self._note(
+                "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what "
+                "compiled ones repeat counts as backward."
+            )
+        elif maker == FORGOTTEN:
+            self._note(
+                "Modules were called so often between a forward and its backward that the earliest calls were "
+                "forgotten: their backward has no module."
+            )
+        else:
             return maker
-        self._note(
-            "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what "
-            "compiled ones repeat counts as backward."
-        )
         return self._unknown
 
     def _without_node(self) -> str:
@@ -189,7 +195,7 @@ class BackwardScope:
         else:
             assert state.task is not None
             maker, state.segment_start, state.segment_end = state.task.segment(sequence)
-            table = state.segment_table = state.table_of(self._module(maker) if maker == UNKNOWN else maker, "backward")
+            table = state.segment_table = state.table_of(self._module(maker), "backward")
         if is_grad_enabled():
             state.bear_nodes(table.module)
             creates = state.task is not None and state.task.create_graph

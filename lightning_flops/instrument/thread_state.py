@@ -14,6 +14,9 @@ from lightning_flops.records import OUTSIDE, FlopPhase
 UNKNOWN = "(unknown)"
 """Maker of the autograd nodes that were made while nothing was counted."""
 
+FORGOTTEN = "(forgotten)"
+"""Maker of those that were made so long ago that nobody remembers by whom."""
+
 ENDED = -1
 """Identifier of the threads that are known to have ended."""
 
@@ -185,9 +188,10 @@ class NodeMakers:
         names.append(name)
 
     def trim(self) -> None:
-        """Forgets the oldest nodes, when they are very many."""
+        """Forgets who made the oldest nodes, when they are very many."""
         if len(self.starts) > _LONGEST_TABLE:
-            del self.starts[: -_LONGEST_TABLE // 2], self.names[: -_LONGEST_TABLE // 2]
+            self.names[0] = FORGOTTEN
+            del self.starts[1 : -_LONGEST_TABLE // 2], self.names[1 : -_LONGEST_TABLE // 2]
 
     def insert(self, sequence: int, name: str) -> None:
         """One past node was made by *name*, whatever ran around it."""

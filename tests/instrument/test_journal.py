@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.instrument import counting_mode
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.instrument import counting_mode, thread_state
 from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.records import PhaseFlops
 
 BATCH, WIDTH = 4, 8
 PRODUCT = 2 * BATCH * WIDTH * WIDTH
@@ -61,3 +63,21 @@ def test_what_is_counted_so_far_can_be_asked_for_at_any_time() -> None:
         loss.backward()
         assert (counter.total().forward, counter.total().backward) == (PRODUCT, PRODUCT)
     assert seen == [PRODUCT]
+
+
+def test_calls_that_were_forgotten_before_their_backward_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting_mode, "_LONG_JOURNAL", 1)
+    monkeypatch.setattr(thread_state, "_LONGEST_TABLE", 8)  # two a block: of twelve blocks the last few are remembered
+    model = chain()
+    with FlopCounter(model) as counter:
+        step(model)
+    counts = FlopCounts(counter.record())
+    assert counts.total == PhaseFlops(forward=CALLS * PRODUCT, backward=(2 * CALLS - 1) * PRODUCT)
+    (note,) = counts.notes
+    assert "the earliest calls were forgotten" in note
+    own = counts.own_by_module()
+    assert own[f"{CALLS - 1}.0"] == PhaseFlops(forward=PRODUCT, backward=2 * PRODUCT)
+    assert own["0.0"] == PhaseFlops(forward=PRODUCT)
+    # What has no module is the root's, whose own forward multiplies nothing.
+    remembered = sum(flops.backward for name, flops in own.items() if name)
+    assert own[""] == PhaseFlops(backward=counts.backward - remembered)
