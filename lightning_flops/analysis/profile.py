@@ -13,6 +13,7 @@ from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.advice import Advice, advise
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
+from lightning_flops.analysis.job_rates import JobRates
 from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.ranks import RanksProfile
@@ -137,6 +138,11 @@ class Profile:
         steps = max(1, len(self.counted_steps))
         per_step = mean(total=total, steps=steps)
         return total // steps if per_step is None else per_step
+
+    @property
+    def job_rates(self) -> Rates | JobRates:
+        """The rates that are meant for the whole job: those of all ranks, or, where they are not known, this rank's."""
+        return self.rates if self.ranks is None else self.ranks.rates
 
     def to_json(self) -> str:
         """The profile as indented JSON, the same text for equal profiles.

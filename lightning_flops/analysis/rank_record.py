@@ -21,9 +21,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from lightning_flops.analysis import dataclass_json
+from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
 from lightning_flops.analysis.timing import TimingProfile
-from lightning_flops.analysis.trace_tables import Overlap
+from lightning_flops.analysis.trace_tables import Overlap, TracedPart
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
 from lightning_flops.records import RunContext
 
@@ -81,7 +82,11 @@ class RankSummary:
     """By tensors on the device, or by the whole process on the host."""
     traced_step: int | None
     """Index of the step that was traced; None if none was."""
+    traced_steps: int
+    """How many steps the trace holds; 0 without one."""
     traced_like_counted: bool
+    traced_parts: tuple[TracedPart, ...]
+    """Where the time of the traced step went; empty without a trace."""
     overlap: Overlap | None
     """Of the traced step; None without collectives."""
     modules_clock: Literal["host", "device", "borders"] | None
@@ -98,9 +103,11 @@ class RankRecord:
     module_names: tuple[str, ...] = ()
     """Modules with times, in tree order."""
     own_forward_ns: array[int]
-    """Of each of them in the traced step, without the modules below it; typecode ``q``."""
+    """Of each of them in the traced step, without the modules below it."""
     own_backward_ns: array[int]
     """Likewise; empty if backwards were not timed."""
+    collectives: tuple[CollectiveCalls, ...] = ()
+    """Of the traced steps, call by call."""
     left_out: tuple[str, ...] = ()
     """What did not fit, in sentences."""
 
@@ -135,7 +142,9 @@ def make_rank_record(profile: Profile) -> RankRecord:
             peak_memory_bytes=None if memory is None else memory.run_peak_bytes,
             peak_memory_kind=None if memory is None else memory.kind,
             traced_step=None if traced is None else traced.index,
+            traced_steps=0 if traced is None or traced.tables is None else len(traced.tables.step_times.steps),
             traced_like_counted=traced is not None and traced.like_counted,
+            traced_parts=() if traced is None else traced.parts,
             overlap=None if traced is None or traced.tables is None else traced.tables.overlap,
             modules_clock=times[0].clock if times else None,
             notes=len(profile.notes),
@@ -145,6 +154,7 @@ def make_rank_record(profile: Profile) -> RankRecord:
         own_backward_ns=_nanoseconds(sec or 0.0 for sec in backward_sec)
         if any(sec is not None for sec in backward_sec)
         else array("q"),
+        collectives=() if traced is None else traced.collectives,
     )
 
 
@@ -160,8 +170,17 @@ _RECORD, _ABSENCE = 1, 2
 
 _REASON_CHARS = 500
 
-_BUDGETS = (10_000, 2_000, 1_000, 500, 250, 100, 0)
-"""Most modules of a packed record; the first number with which it fits is taken."""
+_BUDGETS = (
+    (sys.maxsize, sys.maxsize),
+    (2_000, 8_000),
+    (1_000, 4_000),
+    (500, 4_000),
+    (500, 2_000),
+    (250, 1_000),
+    (100, 250),
+    (0, 0),
+)
+"""Most modules and most collective calls of a packed record; the first pair with which it fits is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +190,10 @@ class _Header:
     version: int
     summary: RankSummary
     left_out: tuple[str, ...]
+    collectives: tuple[CollectiveCalls, ...]
+    """Without their latencies, which are arrays."""
     arrays: tuple[_Array, ...]
+    """Of the modules' forwards and backwards, then the latencies of each of *collectives*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,16 +211,18 @@ class _Absence:
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
-    """*answer* as at most ``RECORD_LIMIT_BYTES`` bytes; modules that take least time are left out if need be, and said.
+    """*answer* as at most ``RECORD_LIMIT_BYTES`` bytes.
+
+    If need be, the modules that take least time and the last calls of each collective are left out, and that is said.
 
     Raises:
-        RankRecordError: it is too large without any module, or a number in it is not finite.
+        RankRecordError: it is too large without any of them, or a number in it is not finite.
     """
     if isinstance(answer, RankAbsence):
         absence = _Absence(version=RECORD_VERSION, rank=answer.rank, reason=answer.reason[:_REASON_CHARS])
         return _framed(_ABSENCE, _json(absence), b"", b"")
-    for modules in _BUDGETS:
-        packed = _packed(_with_modules(answer, modules))
+    for modules, calls in _BUDGETS:
+        packed = _packed(_with_calls(_with_modules(answer, modules), calls))
         if len(packed) <= RECORD_LIMIT_BYTES:
             return packed
     raise RankRecordError(f"the record is too large: {len(packed):,} bytes of {RECORD_LIMIT_BYTES:,}")
@@ -235,12 +259,38 @@ def _with_modules(record: RankRecord, most: int) -> RankRecord:
     )
 
 
+def _with_calls(record: RankRecord, most: int) -> RankRecord:
+    """*record* with the latencies of at most *most* collective calls: the first ones of each, equally many.
+
+    Ranks that make the same calls leave out the same ones, so those that are left still have their counterparts.
+    """
+    lengths = sorted(len(calls.latency_ns) for calls in record.collectives)
+    total = sum(lengths)
+    if total <= most:
+        return record
+    each, left = 0, most
+    for place, length in enumerate(lengths):
+        each = left // (len(lengths) - place)
+        if each < length:
+            break
+        left -= length
+    kept = tuple(replace(calls, latency_ns=calls.latency_ns[:each]) for calls in record.collectives) if most else ()
+    gone = total - sum(len(calls.latency_ns) for calls in kept)
+    return replace(
+        record,
+        collectives=kept,
+        left_out=(*record.left_out, f"{gone:,} of {total:,} collective calls, the last ones of each collective"),
+    )
+
+
 def _packed(record: RankRecord) -> bytes:
-    arrays = [_narrowed(numbers) for numbers in (record.own_forward_ns, record.own_backward_ns)]
+    latencies = (calls.latency_ns for calls in record.collectives)
+    arrays = [_narrowed(numbers) for numbers in (record.own_forward_ns, record.own_backward_ns, *latencies)]
     header = _Header(
         version=RECORD_VERSION,
         summary=record.summary,
         left_out=record.left_out,
+        collectives=tuple(replace(calls, latency_ns=array("q")) for calls in record.collectives),
         arrays=tuple(_Array(typecode=_typecode(numbers), length=len(numbers)) for numbers in arrays),
     )
     numbers = zlib.compress(b"".join(map(_little_endian, arrays)))
@@ -262,14 +312,21 @@ def _unpacked(data: bytes) -> RankRecord | RankAbsence:
         return RankAbsence(rank=absence.rank, reason=absence.reason)
     header = dataclass_json.load(_Header, text, version_field="version", version=RECORD_VERSION)
     names = _names(bytes(body[header_bytes : header_bytes + names_bytes]))
-    forward, backward = _arrays(header.arrays, zlib.decompress(body[header_bytes + names_bytes :]))
+    arrays = _arrays(header.arrays, zlib.decompress(body[header_bytes + names_bytes :]))
+    if len(arrays) != 2 + len(header.collectives):
+        _no_numbers()
+    forward, backward, *latencies = arrays
     if len(forward) != len(names) or len(backward) not in (0, len(names)):
-        raise RankRecordError("its names and numbers do not go together")
+        _no_numbers()
     return RankRecord(
         summary=header.summary,
         module_names=names,
         own_forward_ns=forward,
         own_backward_ns=backward,
+        collectives=tuple(
+            replace(calls, latency_ns=latency_ns)
+            for calls, latency_ns in zip(header.collectives, latencies, strict=True)
+        ),
         left_out=header.left_out,
     )
 
@@ -334,4 +391,4 @@ def _arrays(shapes: Iterable[_Array], data: bytes) -> list[array[int]]:
 
 
 def _no_numbers() -> NoReturn:
-    raise RankRecordError("it holds more or fewer numbers than it says")
+    raise RankRecordError("its numbers are not those that it should hold")

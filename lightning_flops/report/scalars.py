@@ -12,9 +12,11 @@ MONITOR_PREFIX = "flops_monitor"
 def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
 
+    Where other ranks answered, mfu, hfu, samples, tokens and params are those of the job.
+
     Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu), parameters.
     """
-    flops, rates, timing = profile.flops_total, profile.rates, profile.timing
+    flops, rates, timing, job = profile.flops_total, profile.rates, profile.timing, profile.job_rates
 
     def per_step(total: int) -> float | None:
         return mean(total=total, steps=max(1, len(profile.counted_steps)))
@@ -38,12 +40,12 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
             "iter_latency_sec": timing.iter_sec if timing else None,
             "data_wait_sec": timing.data_wait_sec if timing else None,
             "global_step_sec": timing.global_step_sec if timing else None,
-            "samples_per_sec": rates.samples_per_sec,
-            "iter_samples_per_sec": rates.iter_samples_per_sec,
-            "tokens_per_sec": rates.tokens_per_sec,
-            "mfu": rates.mfu,
-            "hfu": rates.hfu,
-            "params": profile.params,
+            "samples_per_sec": job.samples_per_sec,
+            "iter_samples_per_sec": job.iter_samples_per_sec,
+            "tokens_per_sec": job.tokens_per_sec,
+            "mfu": job.mfu,
+            "hfu": job.hfu,
+            "params": profile.params if profile.ranks is None else profile.ranks.params,
             # There is this tag only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
             "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,
         },

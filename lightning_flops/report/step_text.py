@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import PartTiming
@@ -106,7 +108,7 @@ def time_lines(profile: Profile) -> list[str]:
     timing = profile.timing
     if timing is None:
         return [*lines, "No step was timed."]
-    unit, size = next(((unit, size) for unit, size in _UNITS if timing.global_step_sec >= size), _UNITS[-1])
+    unit, size = time_unit(timing.global_step_sec)
 
     def row(part: PartTiming) -> list[str]:
         # Each figure rounded for itself, as it is elsewhere in the report: printed parts may miss the sum by a digit.
@@ -128,9 +130,14 @@ def time_lines(profile: Profile) -> list[str]:
     return lines
 
 
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which parts of *seconds* are told, and its length in seconds."""
+    return next(((unit, size) for unit, size in _UNITS if seconds >= size), _UNITS[-1])
+
+
 def throughput_lines(profile: Profile) -> list[str]:
     """What the run achieves, and what share of the device's peak that is."""
-    rates = profile.rates
+    rates, job = profile.rates, profile.job_rates
     bound = " (lower bound)" if profile.lower_bound else ""
 
     def utilization(value: float | None) -> str:
@@ -141,29 +148,44 @@ def throughput_lines(profile: Profile) -> list[str]:
         line("MFU = model flops per GPU / peak FLOPS / global step time", utilization(rates.mfu)),
         line("HFU = hardware flops per GPU / peak FLOPS / global step time", utilization(rates.hfu)),
         *_peak_lines(profile),
-        line("samples/second over the global step", plain(rates.samples_per_sec)),
-        line("samples/second over the iter latency (as DeepSpeed)", plain(rates.iter_samples_per_sec)),
-        line("tokens/second over the global step", plain(rates.tokens_per_sec)),
-        line("tokens/second per GPU", plain(rates.tokens_per_sec_per_device)),
+        line("samples/second over the global step", plain(job.samples_per_sec)),
+        line("samples/second over the iter latency (as DeepSpeed)", plain(job.iter_samples_per_sec)),
+        line("tokens/second over the global step", plain(job.tokens_per_sec)),
+        line("tokens/second per GPU", plain(job.tokens_per_sec_per_device)),
         line("data wait, share of the global step", percent(rates.data_wait_ratio)),
     ]
-    context = profile.context
-    if context.world_size > 1:
-        whose = "that all ranks work on together"
-        if context.dp_size > 1:
-            dp_size = context.dp_size
-            whose = f"of all {dp_size} ranks that see different data, taken as {dp_size} times this rank's"
-        lines += paragraph(
-            f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those {whose}."
-        )
+    lines += _whose_lines(profile)
+    return lines + missing_rates_lines(profile.unavailable)
+
+
+def missing_rates_lines(unavailable: Mapping[str, str]) -> list[str]:
+    """Why some rates, by their fields' names, are not known; those that lack the same thing together."""
     reasons: dict[str, list[str]] = {}
-    for rate, reason in profile.unavailable.items():
+    for rate, reason in unavailable.items():
         words = reasons.setdefault(reason, [])
         if _RATE_WORDS[rate] not in words:
             words.append(_RATE_WORDS[rate])
+    lines = []
     for reason, words in reasons.items():
         lines += paragraph(f"{NOT_AVAILABLE}: {', '.join(words)}: {reason}.", rest="     ")
     return lines
+
+
+def _whose_lines(profile: Profile) -> list[str]:
+    """Which figures are this rank's, and which the job's."""
+    context = profile.context
+    if context.world_size == 1:
+        return []
+    if profile.ranks is not None:
+        return paragraph(
+            f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those of all ranks, as "
+            'each measured them. "All ranks" has the MFU and HFU of the job, which the scalars show.'
+        )
+    whose = "that all ranks work on together"
+    if context.dp_size > 1:
+        dp_size = context.dp_size
+        whose = f"of all {dp_size} ranks that see different data, taken as {dp_size} times this rank's"
+    return paragraph(f"MFU, HFU and the times are those of rank {context.rank}; samples and tokens are those {whose}.")
 
 
 def _peak_lines(profile: Profile) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.layout import line, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
+from lightning_flops.report.ranks_text import ranks_lines, whose
 from lightning_flops.report.step_text import (
     flops_lines,
     notes_lines,
@@ -38,6 +40,7 @@ def render_text(profile: Profile) -> str:
         flops_lines(profile),
         time_lines(profile),
         throughput_lines(profile),
+        ranks_lines(profile),
         memory_lines(profile.memory, profile.traced),
         operator_lines(profile),
         traced_lines(profile),
@@ -60,15 +63,7 @@ def _summary_lines(profile: Profile) -> list[str]:
     fwd_bwd_flops = f"{3 + profile.settings.recompute_fwd_factor:g} * fwd flops per GPU"
     if flops.without_backward:  # DeepSpeed's formulas would not give these figures
         bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
-    sharded = profile.local_params is None or profile.params != profile.local_params * context.tp_size
-    of_model, stage = "of model", ""
-    if context.pp_size > 1:  # the other stages' figures are in their own reports
-        of_model, stage = "of stage", f" (stage {context.pp_rank} of {context.pp_size})"
-    params_of_model = f"params {of_model}" if sharded else f"params {of_model} = params per GPU * mp_size"
-    ranks_of_sample, ranks_of_sample_words = context.tp_size, "mp_size"
-    for size, word in ((context.cp_size, "cp_size"), (context.sp_size, "sp_size")):
-        if size > 1:
-            ranks_of_sample, ranks_of_sample_words = ranks_of_sample * size, f"{ranks_of_sample_words} * {word}"
+    model = _of_model(profile)
     micro_steps = f"({plain(profile.micro_steps)} micro-step{'' if profile.micro_steps == 1 else 's'})"
 
     def rate(value: float | None, *words: str) -> str:
@@ -89,14 +84,11 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("model parallel size", plain(context.tp_size)),
         line("batch size per GPU", _batch_size(profile)),
         line("params per GPU", si(profile.local_params)),
-        line(params_of_model, f"{si(profile.params)}{stage}"),
-        line(f"trainable params {of_model}", f"{si(profile.trainable_params)}{stage}"),
+        line(model.params_label, f"{si(model.params)}{model.mark}"),
+        line(f"trainable params {model.words}", f"{si(model.trainable_params)}{model.mark}"),
         line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
         line("fwd flops per GPU", count(si(flops.forward))),
-        line(
-            f"fwd flops {of_model} = fwd flops per GPU * {ranks_of_sample_words}",
-            _marked(f"{si(flops.forward * ranks_of_sample)}{stage}", *_bound(profile)),
-        ),
+        line(model.forward_label, _marked(f"{si(model.forward)}{model.mark}", *_bound(profile))),
         line("fwd latency", duration(timing.forward_sec if timing else None)),
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
         line("bwd latency", duration(timing.backward_sec if timing else None)),
@@ -127,6 +119,54 @@ def _summary_lines(profile: Profile) -> list[str]:
         line("FLOPS per GPU = hardware flops per GPU / iter latency", rate(rates.iter_flops_per_sec, "measured")),
         line("samples/second", _samples_per_sec(profile)),
     ]
+
+
+class _OfModel(NamedTuple):
+    """What the report says of the whole model, or, where the others' figures are not at hand, of a pipeline's stage."""
+
+    words: str
+    mark: str
+    """Follows each figure."""
+    params_label: str
+    params: int | None
+    trainable_params: int | None
+    forward_label: str
+    forward: int | None
+
+
+def _of_model(profile: Profile) -> _OfModel:
+    context, ranks = profile.context, profile.ranks
+    words, mark = "of model", ""
+    if ranks is not None:
+        mark = whose(ranks)
+        params, trainable_params = ranks.params, ranks.trainable_params
+    else:
+        params, trainable_params = profile.params, profile.trainable_params
+        if context.pp_size > 1:
+            words, mark = "of stage", f" (stage {context.pp_rank} of {context.pp_size})"
+    local = profile.local_params
+    params_label = f"params {words}"
+    if local is not None and params == local * context.tp_size:
+        params_label += " = params per GPU * mp_size"
+    factor, factor_words = context.tp_size, "mp_size"
+    for size, word in ((context.cp_size, "cp_size"), (context.sp_size, "sp_size")):
+        if size > 1:
+            factor, factor_words = factor * size, f"{factor_words} * {word}"
+    forward: int | None = profile.flops.forward * factor
+    forward_words = f"fwd flops per GPU * {factor_words}"
+    if ranks is not None:
+        of_model = None if ranks.flops_of_model is None else ranks.flops_of_model.forward
+        if of_model != forward:  # ranks differ: stages, or uneven batches
+            forward, forward_words = of_model, "fwd flops of all GPUs / dp_size"
+    return _OfModel(
+        words=words,
+        mark=mark,
+        params_label=params_label,
+        params=params,
+        trainable_params=trainable_params,
+        forward_label=f"fwd flops {words} = {forward_words}",
+        forward=forward,
+    )
 
 
 def _when_lines(profile: Profile) -> list[str]:
@@ -188,7 +228,7 @@ def _marked(text: str, *words: str) -> str:
 
 
 def _samples_per_sec(profile: Profile) -> str:
-    value = profile.rates.iter_samples_per_sec
+    value = profile.job_rates.iter_samples_per_sec
     return plain(value) if value is None else f"{value:.2f} (over the iter latency)"
 
 

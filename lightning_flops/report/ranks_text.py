@@ -1,0 +1,179 @@
+"""All ranks of a job as one section of the report: as long for thousands of ranks as for four."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from lightning_flops.analysis.job_rates import name_ranks
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.ranks import RanksPart, RanksProfile, Spread, StageProfile
+from lightning_flops.records import RunContext
+from lightning_flops.report.layout import line, paragraph, table, title
+from lightning_flops.report.step_text import missing_rates_lines, time_unit
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+
+_REASONS_SHOWN = 3
+_DEVICES_SHOWN = 4
+_STAGES_SHOWN = 8
+
+
+def ranks_lines(profile: Profile) -> list[str]:
+    """What all ranks did together, how far they lie apart, and who did not answer; empty where there is one rank."""
+    ranks = profile.ranks
+    if ranks is None:
+        return []
+    return [
+        title("All ranks"),
+        *_who_lines(profile.context, ranks),
+        *_rate_lines(ranks),
+        "",
+        *_flops_lines(ranks),
+        "",
+        *_spread_lines(ranks),
+        *_stage_lines(ranks),
+    ]
+
+
+def whose(ranks: RanksProfile) -> str:
+    """Which ranks a figure is of: " (3 of 4 ranks)"; nothing where all answered."""
+    return "" if ranks.answered == ranks.world_size else f" ({ranks.answered} of {ranks.world_size} ranks)"
+
+
+def _who_lines(context: RunContext, ranks: RanksProfile) -> list[str]:
+    lines = []
+    waited = f"Rank {context.rank} waited {duration(ranks.waited_sec)} for the others' records after its own window."
+    if not ranks.absences:
+        lines += paragraph(f"All {ranks.world_size} ranks answered. {waited}")
+    else:
+        lines += paragraph(
+            f"{ranks.answered} OF {ranks.world_size} RANKS ANSWERED, and every figure here is of those. {waited}"
+        )
+        by_reason: defaultdict[str, list[int]] = defaultdict(list)
+        for absence in ranks.absences:
+            by_reason[absence.reason].append(absence.rank)
+        reasons = sorted(by_reason, key=lambda reason: (-len(by_reason[reason]), by_reason[reason][0]))
+        for reason in reasons[:_REASONS_SHOWN]:
+            lines += paragraph(f"{name_ranks(by_reason[reason]).capitalize()}: {reason}.", first="- ", rest="  ")
+        rest = [rank for reason in reasons[_REASONS_SHOWN:] for rank in by_reason[reason]]
+        if rest:
+            lines += paragraph(f"{name_ranks(rest).capitalize()}: for other reasons.", first="- ", rest="  ")
+    return lines
+
+
+def _rate_lines(ranks: RanksProfile) -> list[str]:
+    rates, mark = ranks.rates, whose(ranks)
+    bound = " (lower bound)" if ranks.lower_bound else ""
+
+    def marked(text: str, *marks: str) -> str:
+        return text if text == NOT_AVAILABLE else "".join((text, *marks))
+
+    lines = [
+        line("MFU of all ranks = model flops / (peaks * global step times)", marked(percent(rates.mfu), bound, mark)),
+        line(
+            "HFU of all ranks = hardware flops / (peaks * global step times)", marked(percent(rates.hfu), bound, mark)
+        ),
+        line("  peak FLOPS of all devices", marked(si(ranks.peak_flops_per_sec, "FLOPS"), mark)),
+    ]
+    shown = ranks.devices[:_DEVICES_SHOWN]
+    lines += [
+        line(f"    {one.device_name or 'unknown device'}", f"{one.ranks} x {si(one.peak_flops_per_sec, 'FLOPS')}")
+        for one in shown
+    ]
+    if more := len(ranks.devices) - len(shown):
+        others = sum(one.ranks for one in ranks.devices[len(shown) :])
+        lines.append(line(f"    {more} more kinds of devices", f"{others} of them"))
+    lines += [
+        line("samples/second over the global step", marked(plain(rates.samples_per_sec), mark)),
+        line("samples/second over the iter latency (as DeepSpeed)", marked(plain(rates.iter_samples_per_sec), mark)),
+        line("tokens/second over the global step", marked(plain(rates.tokens_per_sec), mark)),
+        line("tokens/second per GPU", marked(plain(rates.tokens_per_sec_per_device), mark)),
+    ]
+    return lines + missing_rates_lines(ranks.unavailable)
+
+
+def _flops_lines(ranks: RanksProfile) -> list[str]:
+    """FLOPs of the job, and of one copy of the model."""
+    together, copy = ranks.flops, ranks.flops_of_model
+    rows = [
+        ("fwd", "forward"),
+        ("bwd (measured)", "backward"),
+        ("recomputed in the bwd", "recompute"),
+        ("optimizer", "optimizer"),
+        ("model flops = fwd + bwd", "model"),
+        ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
+    ]
+    mark = f"all {ranks.world_size} ranks" if not ranks.absences else f"{ranks.answered} of {ranks.world_size} ranks"
+    least = "at least, " if ranks.lower_bound else ""
+    cells = [
+        [
+            label,
+            si(getattr(together, name)),
+            plain(getattr(together, name)),
+            si(None if copy is None else getattr(copy, name)),
+        ]
+        for label, name in rows
+    ]
+    return table(["flops of a global step", f"{least}{mark}", "exact", "of model"], cells)
+
+
+def _spread_lines(ranks: RanksProfile) -> list[str]:
+    """Each figure of a rank over the ranks."""
+    median_sec = 0.0 if ranks.global_step is None else ranks.global_step.seconds.median
+    unit, size = time_unit(median_sec)
+
+    def row(label: str, spread: Spread, text: Callable[[float], str]) -> list[str]:
+        return [
+            label if spread.ranks == ranks.answered else f"{label} ({spread.ranks} ranks)",
+            text(spread.least),
+            f"rank {spread.least_rank}",
+            text(spread.median),
+            text(spread.greatest),
+            f"rank {spread.greatest_rank}",
+        ]
+
+    def seconds(value: float) -> str:
+        return f"{value / size:.3f}"
+
+    rows = [row(f"{part.name}, {unit}", part.seconds, seconds) for part in ranks.parts]
+    if ranks.global_step is not None:
+        rows.append(row(f"global step, {unit}", ranks.global_step.seconds, seconds))
+    rows.append(row("model flops", ranks.model_flops, si))
+    if ranks.local_params is not None:
+        rows.append(row("params on the rank", ranks.local_params, si))
+    if ranks.peak_memory_bytes is not None:
+        rows.append(row("peak memory", ranks.peak_memory_bytes, lambda value: si(value, "B")))
+    lines = table(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
+    return lines if ranks.global_step is not None else [*lines, "No rank timed a step."]
+
+
+def _stage_lines(ranks: RanksProfile) -> list[str]:
+    """The stages of a pipeline; of many, those that work longest."""
+    if not ranks.stages:
+        return []
+
+    def busy_sec(stage: StageProfile) -> float:
+        return sum(part.seconds.median for part in stage.parts if part.name in ("forward", "backward"))
+
+    longest = sorted(ranks.stages, key=lambda stage: (-busy_sec(stage), stage.stage))[:_STAGES_SHOWN]
+    rows = [
+        [
+            plain(stage.stage),
+            plain(stage.answered),
+            si(stage.params),
+            si(stage.flops.forward),
+            si(stage.flops.backward),
+            *(duration(_median_sec(stage.parts, name)) for name in ("forward", "backward", "bubble")),
+        ]
+        for stage in sorted(longest, key=lambda stage: stage.stage)
+    ]
+    head = ["stage", "ranks", "params", "fwd flops", "bwd flops", "forward", "backward", "bubble"]
+    lines = ["", *table(head, rows, least_width=9)]
+    lines += paragraph("Flops and params are those of one copy of the model, times the median of the stage's ranks.")
+    if more := len(ranks.stages) - len(rows):
+        lines += paragraph(f"{more} more stages spend less time in forward and backward.")
+    return lines
+
+
+def _median_sec(parts: tuple[RanksPart, ...], name: str) -> float | None:
+    return next((part.seconds.median for part in parts if part.name == name), None)
