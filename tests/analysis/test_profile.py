@@ -30,7 +30,22 @@ from lightning_flops.records import (
 from tests.golden_files import golden
 from tests.report import windows
 
-MLP = windows.mlp_window()
+TICK = 2.0**-10
+
+
+def in_ticks(window: WindowRecord) -> WindowRecord:
+    """*window* with every millisecond of its steps a 1,024th of a second: sums and means of such times are exact."""
+
+    def ticks(seconds: PhaseSeconds) -> PhaseSeconds:
+        return PhaseSeconds(
+            **{field.name: TICK * round(1000 * getattr(seconds, field.name)) for field in fields(seconds)}
+        )
+
+    steps = (replace(one, seconds=ticks(one.seconds)) for one in window.timed_steps if one.seconds is not None)
+    return replace(window, timed_steps=tuple(steps))
+
+
+MLP = in_ticks(windows.mlp_window())
 CONFIG = ProfilerConfig()
 
 
@@ -47,22 +62,22 @@ def test_counts_of_one_step_are_the_ints_that_were_counted() -> None:
 
 
 def test_rates_are_totals_over_the_timed_steps_by_their_number() -> None:
-    # Steps of 10 and 30 ms: a mean of rates would be (140 + 46.7) / 2 GFLOP/s, the rate of the totals is 70.
-    profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=700e9, tokens_per_sample=3))
+    # Steps of 10 and 30 ticks: a mean of rates would be (140 + 46.7) / 2 MFLOP a tick, the rate of the totals is 70.
+    profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=64 * 1400e6, tokens_per_sample=3))
     rates, timing = profile.rates, profile.timing
     assert timing is not None
-    assert timing.forward_sec == pytest.approx(0.006, rel=1e-12)
-    assert timing.iter_sec == pytest.approx(0.016, rel=1e-12)
-    assert timing.global_step_sec == pytest.approx(0.020, rel=1e-12)
-    assert rates.forward_flops_per_sec == pytest.approx(600e6 / 0.006, rel=1e-12)
-    assert rates.backward_flops_per_sec == pytest.approx(800e6 / 0.008, rel=1e-12)
-    assert rates.backward_flops_per_sec_estimated == pytest.approx(1200e6 / 0.008, rel=1e-12)
-    assert rates.forward_backward_flops_per_sec == pytest.approx(1400e6 / 0.014, rel=1e-12)
-    assert rates.iter_flops_per_sec == pytest.approx(1400e6 / 0.016, rel=1e-12)
-    assert rates.samples_per_sec == pytest.approx(100 / 0.020, rel=1e-12)
-    assert rates.iter_samples_per_sec == pytest.approx(100 / 0.016, rel=1e-12)
-    assert rates.data_wait_ratio == pytest.approx(0.1, rel=1e-12)
-    assert rates.mfu == pytest.approx(1400e6 / 700e9 / 0.020, rel=1e-12)
+    assert timing.forward_sec == 6 * TICK
+    assert timing.iter_sec == 16 * TICK
+    assert timing.global_step_sec == 20 * TICK
+    assert rates.forward_flops_per_sec == 600e6 / (6 * TICK)
+    assert rates.backward_flops_per_sec == 800e6 / (8 * TICK)
+    assert rates.backward_flops_per_sec_estimated == 1200e6 / (8 * TICK)
+    assert rates.forward_backward_flops_per_sec == 1400e6 / (14 * TICK)
+    assert rates.iter_flops_per_sec == 1400e6 / (16 * TICK)
+    assert rates.samples_per_sec == 100 / (20 * TICK)
+    assert rates.iter_samples_per_sec == 100 / (16 * TICK)
+    assert rates.data_wait_ratio == 2 / 20
+    assert rates.mfu == 16 / 20  # at the peak, the step's FLOPs take a 64th of a second: 16 ticks
 
 
 def test_a_slow_step_weighs_in_the_mean_and_leaves_the_median() -> None:
@@ -79,26 +94,26 @@ def test_parts_of_a_step_add_up_to_it() -> None:
     assert timing is not None
     assert sum(part.mean_sec for part in timing.parts) == timing.global_step_sec
     assert timing.global_step.mean_sec == timing.global_step_sec
-    assert (timing.global_step.minimum_sec, timing.global_step.maximum_sec) == pytest.approx((0.010, 0.030), rel=1e-12)
+    assert (timing.global_step.minimum_sec, timing.global_step.maximum_sec) == (10 * TICK, 30 * TICK)
 
 
 def test_recomputation_counts_in_the_backward_rate_and_in_hardware_flops_alone() -> None:
-    profile = build_profile(windows.lower_bound_window(), config=CONFIG)
-    assert profile.rates.backward_flops_per_sec == pytest.approx((800e6 + 400e6) / 0.008, rel=1e-12)
-    assert profile.rates.iter_flops_per_sec == pytest.approx((700e6 + 800e6 + 400e6 + 50e6) / 0.016, rel=1e-12)
+    profile = build_profile(in_ticks(windows.lower_bound_window()), config=CONFIG)
+    assert profile.rates.backward_flops_per_sec == (800e6 + 400e6) / (8 * TICK)
+    assert profile.rates.iter_flops_per_sec == (700e6 + 800e6 + 400e6 + 50e6) / (16 * TICK)
 
 
 def test_mfu_of_a_mixed_run_holds_each_dtype_against_its_own_peak() -> None:
-    profile = build_profile(windows.transformer_window(), config=CONFIG)
+    profile = build_profile(in_ticks(windows.transformer_window()), config=CONFIG)
     model_sec = 3744e9 / 312e12 + 240e9 / 19.5e12
     hardware_sec = (3744e9 + 48e9 - 168e9) / 312e12 + 240e9 / 19.5e12
     assert [(one.dtype, one.model, one.hardware) for one in profile.dtypes] == [
         ("bfloat16", 3744 * 10**9, 3624 * 10**9),
         ("float32", 240 * 10**9, 240 * 10**9),
     ]
-    assert profile.model_flops_peak_sec == pytest.approx(model_sec, rel=1e-12)
-    assert profile.rates.mfu == pytest.approx(model_sec / 0.100, rel=1e-12)
-    assert profile.rates.hfu == pytest.approx(hardware_sec / 0.100, rel=1e-12)
+    assert profile.model_flops_peak_sec == model_sec
+    assert profile.rates.mfu == model_sec / (100 * TICK)
+    assert profile.rates.hfu == hardware_sec / (100 * TICK)
     assert profile.rates.hfu is not None and profile.rates.mfu is not None
     assert profile.rates.hfu < profile.rates.mfu  # causal attention executes half of what the model is credited with
 
@@ -109,16 +124,16 @@ def test_bytes_are_those_read_and_written_in_each_phase_elementwise_work_too() -
 
 
 def test_samples_and_tokens_are_those_of_all_ranks_with_different_data() -> None:
-    window = windows.parallel_window()
+    window = in_ticks(windows.parallel_window())
     window = replace(window, timed_steps=tuple(replace(step, tokens=7000) for step in window.timed_steps))
     rates = build_profile(window, config=CONFIG).rates
-    assert rates.samples_per_sec == pytest.approx(4 * 100 / 0.020, rel=1e-12)
-    assert rates.tokens_per_sec == pytest.approx(4 * 7000 / 0.020, rel=1e-12)
-    assert rates.tokens_per_sec_per_device == pytest.approx(4 * 7000 / 0.020 / 8, rel=1e-12)
+    assert rates.samples_per_sec == 4 * 100 / (20 * TICK)
+    assert rates.tokens_per_sec == 4 * 7000 / (20 * TICK)
+    assert rates.tokens_per_sec_per_device == 4 * 7000 / (20 * TICK) / 8
 
 
 def test_several_counted_steps_give_totals_mean_and_spread() -> None:
-    profile = build_profile(windows.variable_window(), config=CONFIG)
+    profile = build_profile(in_ticks(windows.variable_window()), config=CONFIG)
     assert profile.counted_steps == (3, 7)
     assert profile.flops_total.forward == 900 * 10**6
     assert profile.flops.forward == 450 * 10**6
@@ -128,7 +143,7 @@ def test_several_counted_steps_give_totals_mean_and_spread() -> None:
     assert spread.minimum == PhaseFlops(forward=300 * 10**6, backward=400 * 10**6)
     assert spread.maximum == PhaseFlops(forward=600 * 10**6, backward=800 * 10**6)
     assert (spread.model_minimum, spread.model_maximum) == (700 * 10**6, 1400 * 10**6)
-    assert profile.rates.forward_flops_per_sec == pytest.approx(450e6 / 0.006, rel=1e-12)
+    assert profile.rates.forward_flops_per_sec == 450e6 / (6 * TICK)
     assert profile.samples == (50 + 150) / 2
 
 
@@ -137,14 +152,14 @@ def test_mean_of_steps_is_the_nearest_whole_flop_and_rates_keep_the_fraction() -
     window = replace(MLP, flops=FlopRecord(cells=cells), counted_steps=(windows.step(3), windows.step(4)))
     profile = build_profile(window, config=CONFIG)
     assert profile.flops.forward == 3
-    assert profile.rates.forward_flops_per_sec == pytest.approx(2.5 / 0.006, rel=1e-12)
+    assert profile.rates.forward_flops_per_sec == 2.5 / (6 * TICK)
 
 
 def test_window_without_timed_steps_has_counts_and_no_rates() -> None:
     profile = build_profile(windows.untimed_window(), config=ProfilerConfig(peak_flops_per_sec=1e12))
     assert profile.timing is None
     assert profile.flops.forward == 600 * 10**6
-    assert profile.model_flops_peak_sec == pytest.approx(1400e6 / 1e12, rel=1e-12)
+    assert profile.model_flops_peak_sec == 1400e6 / 1e12
     for field in fields(Rates):
         assert getattr(profile.rates, field.name) is None
         assert profile.unavailable[field.name] == "no step was timed"
@@ -167,11 +182,11 @@ def test_unknown_batch_size_leaves_samples_per_second_unknown() -> None:
 
 
 def test_phase_that_took_no_time_has_no_rate() -> None:
-    seconds = PhaseSeconds(forward=0.010, backward=0.0, other=0.010)
+    seconds = PhaseSeconds(forward=10 * TICK, backward=0.0, other=10 * TICK)
     profile = build_profile(replace(MLP, timed_steps=(windows.step(5, seconds=seconds),)), config=CONFIG)
     assert profile.rates.backward_flops_per_sec is None
     assert profile.unavailable["backward_flops_per_sec"] == "its time is zero"
-    assert profile.rates.forward_flops_per_sec == pytest.approx(600e6 / 0.010, rel=1e-12)
+    assert profile.rates.forward_flops_per_sec == 600e6 / (10 * TICK)
 
 
 def test_phases_that_are_mixed_show_only_their_sum() -> None:
@@ -180,13 +195,13 @@ def test_phases_that_are_mixed_show_only_their_sum() -> None:
     timing = profile.timing
     assert timing is not None
     assert (timing.forward_sec, timing.backward_sec) == (None, None)
-    assert timing.forward_backward_sec == pytest.approx(0.014, rel=1e-12)
-    assert timing.iter_sec == pytest.approx(0.016, rel=1e-12)
+    assert timing.forward_backward_sec == 14 * TICK
+    assert timing.iter_sec == 16 * TICK
     assert [part.name for part in timing.parts] == ["data wait", "transfer", "forward + backward", "optimizer", "other"]
     assert sum(part.mean_sec for part in timing.parts) == timing.global_step_sec
     assert profile.rates.forward_flops_per_sec is None
     assert profile.unavailable["forward_flops_per_sec"] == "the times of these phases cannot be told apart"
-    assert profile.rates.forward_backward_flops_per_sec == pytest.approx(1400e6 / 0.014, rel=1e-12)
+    assert profile.rates.forward_backward_flops_per_sec == 1400e6 / (14 * TICK)
 
 
 @pytest.mark.parametrize("wrong", [-0.001, math.nan, math.inf, 1e300])
@@ -195,7 +210,7 @@ def test_step_whose_clock_cannot_be_right_is_left_out_and_told(wrong: float) -> 
     profile = build_profile(replace(MLP, timed_steps=(good, bad)), config=CONFIG)
     assert profile.timed_steps == (5,)
     assert profile.timing is not None
-    assert profile.timing.global_step_sec == pytest.approx(0.010, rel=1e-12)
+    assert profile.timing.global_step_sec == 10 * TICK
     assert "1 timed steps were left out: their clock showed times that cannot be right." in profile.notes
 
 
@@ -217,7 +232,7 @@ def test_absurd_number_of_samples_is_an_unknown_one(samples: int) -> None:
 
 def test_utilization_above_the_peak_is_told() -> None:
     profile = build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=1e9))
-    assert profile.rates.mfu == pytest.approx(1400e6 / 1e9 / 0.020, rel=1e-12)
+    assert profile.rates.mfu == 1.4 / (20 * TICK)
     assert any(note.startswith("MFU is above 100%") for note in profile.notes)
 
 
@@ -255,7 +270,9 @@ def test_json_reads_back_to_an_equal_profile(window: WindowRecord) -> None:
 
 
 def test_json_is_the_file_people_read() -> None:
-    golden("json/mlp.json", build_profile(MLP, config=ProfilerConfig(peak_flops_per_sec=700e9)).to_json())
+    golden(
+        "json/mlp.json", build_profile(windows.mlp_window(), config=ProfilerConfig(peak_flops_per_sec=700e9)).to_json()
+    )
 
 
 AMOUNTS = st.integers(0, 10**30)
