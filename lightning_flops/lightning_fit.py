@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.batches import tensor_shapes
@@ -14,6 +15,7 @@ from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
     FitOutput,
+    is_lightnings_own,
     last_step_of_development_run,
     loader_iterators,
     loader_workers,
@@ -149,11 +151,25 @@ class FitProfiler(RunProfiler):
         # a Lightning keeps this in another way, all of it is the optimizer's.
         for target, name, make in (
             (precision, "_after_closure", self._inside_part("other")),
-            (precision, "_clip_gradients", self._inside_part("optimizer", counts=False)),
-            (epoch_loop.automatic_optimization, "_optimizer_zero_grad", self._inside_part("optimizer", counts=False)),
+            (precision, "_clip_gradients", self._around_clipping),
         ):
             if callable(getattr(target, name, None)):
                 taps.replace(target, name, make)
+        self._tap_zero_grad(taps)
+
+    def _tap_zero_grad(self, taps: Patches) -> None:
+        """Mark dropping the gradients: the optimizers' own method where it is known, and a hook of the user's."""
+        inside = self._inside_part("optimizer", counts=False)
+        trainer = self._trainer
+        # In manual optimization Lightning gives the user wrappers, which have a zero_grad of their own.
+        for optimizer in (*trainer.optimizers, *getattr(trainer.strategy, "_lightning_optimizers", ())):
+            if isinstance(optimizer, torch.optim.Optimizer):
+                taps.replace(optimizer, "zero_grad", inside)
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        all_known = all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in trainer.optimizers)
+        own = all_known and is_lightnings_own(self._module, "optimizer_zero_grad")
+        if not own and callable(getattr(loop, "_optimizer_zero_grad", None)):
+            taps.replace(loop, "_optimizer_zero_grad", inside)
 
     def _around_advance(self, advance: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -209,6 +225,21 @@ class FitProfiler(RunProfiler):
     def _engine_accumulates(self) -> bool:
         """Whether this call of the optimizer's step is one that DeepSpeed, called after every batch, lets pass."""
         return self._engine is not None and not self._engine.is_gradient_accumulation_boundary()
+
+    def _around_clipping(self, clip: Callable[..., Any]) -> Callable[..., Any]:
+        inside = self._inside_part("optimizer", counts=False)(clip)
+        precision = self._trainer.strategy.precision_plugin
+        always = not (
+            is_lightnings_own(self._module, "configure_gradient_clipping")
+            and is_lightnings_own(precision, "_clip_gradients")
+            and is_lightnings_own(precision, "clip_gradients")
+        )
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # Lightning's own code asks its way through several objects to find that there is nothing to clip.
+            return (inside if always or self._trainer.gradient_clip_val else clip)(*args, **kwargs)
+
+        return run
 
     def _around_fetch_start(self, before_fetch: Callable[[], Any]) -> Callable[[], Any]:
         monitor = self._monitor

@@ -47,6 +47,14 @@ _DIMENSIONS = {
 """Dimensions of a device mesh along which ranks share samples: Lightning's names, torchtitan's, and the usual others."""
 
 
+def is_lightnings_own(target: Any, name: str) -> bool:
+    """Whether *target*'s method is as Lightning wrote it, and nobody has put another in its place."""
+    function = getattr(getattr(target, name, None), "__func__", None)
+    return function is not None and any(
+        function is vars(kind).get(name) for kind in type(target).__mro__ if kind.__module__.startswith(IMPORT_ROOTS)
+    )
+
+
 def last_step_of_development_run(trainer: Trainer) -> int | None:
     """The last step, counted from 0, that ``fast_dev_run`` lets happen; None in a run that is none."""
     # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.

@@ -29,6 +29,7 @@ from lightning_flops.instrument.forward_timer import ForwardTimer
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.monitor import Monitor, MonitorReading
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.phase_timer import Mark
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.trace_cycles import TraceCycles, Tracer
@@ -290,14 +291,29 @@ class RunProfiler(ABC):
 
     def _inside_part(self, part: str, *, counts: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What turns a function into one whose every call is *part* of a step; *counts* as in ``Recorder.enter``."""
+        mark = Mark(part, counts)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                self._enter(part, counts=counts)
+                recorder = self._recorder
+                timer = None if recorder is None else recorder.timer
+                if timer is None:
+                    self._enter(part, counts=counts)
+                    try:
+                        return original(*args, **kwargs)
+                    finally:
+                        self._leave()
+                try:
+                    timer.enter(mark)
+                except Exception as error:
+                    self._fail(error)
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    self._leave()
+                    try:
+                        timer.leave()
+                    except Exception as error:
+                        self._fail(error)
 
             return run
 

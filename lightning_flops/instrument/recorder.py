@@ -23,7 +23,7 @@ from lightning_flops.instrument.batches import Shapes, shapes_text
 from lightning_flops.instrument.clocks import Clock
 from lightning_flops.instrument.loader_queue import Feed, FeedState
 from lightning_flops.instrument.module_scope import describe_modules
-from lightning_flops.instrument.phase_timer import PhaseTimer, StepMarks
+from lightning_flops.instrument.phase_timer import Mark, PhaseTimer, StepMarks
 from lightning_flops.instrument.trace_cycles import TraceCycles
 from lightning_flops.records import (
     FlopRecord,
@@ -94,6 +94,15 @@ class _Step:
         self.forwards = 0
         self.backwards = 0
         self.updates = 0
+
+    def enter(self, part: str) -> None:
+        """*part*, which counts by itself, began in this step."""
+        if part == "forward":
+            self.forwards += 1
+        elif part == "backward":
+            self.backwards += 1
+        elif part == "optimizer":
+            self.updates += 1
 
     def signature(self) -> StepSignature:
         return StepSignature(
@@ -198,6 +207,14 @@ class Recorder:
         return self._state is State.TRACING and self._tracing is not None and not self._tracing.waits
 
     @property
+    def timer(self) -> PhaseTimer | None:
+        """What takes the marks of the running step if it is timed, and then instead of ``enter`` and ``leave``.
+
+        They do the same by way of several calls, of which some would be in the time of the part.
+        """
+        return self._timer if self._state is State.TIMING else None
+
+    @property
     def reached(self) -> bool:
         """A batch of the step to count has begun."""
         return self._began
@@ -264,9 +281,10 @@ class Recorder:
             part: its name.
             counts: it is a forward, a backward or an update by itself, and not something that belongs to one.
         """
-        if self._state is State.TIMING and self._timer is not None:
-            self._timer.enter(part)
-        elif self._state is State.TRACING and self._tracing is not None:
+        if (timer := self.timer) is not None:
+            timer.enter(Mark(part, counts))
+            return
+        if self._state is State.TRACING and self._tracing is not None:
             self._tracing.enter(part)
         elif self.counting and self._counter is not None:
             self._look(self._counter)
@@ -277,19 +295,13 @@ class Recorder:
             elif part not in ("backward", "optimizer", "transfer", "other"):
                 scope.enter_context(self._counter.pause())
             self._scopes.append(scope)
-        if not counts:
-            return
-        if part == "forward":
-            self._step.forwards += 1
-        elif part == "backward":
-            self._step.backwards += 1
-        elif part == "optimizer":
-            self._step.updates += 1
+        if counts:
+            self._step.enter(part)
 
     def leave(self) -> None:
         """The part entered last ends."""
-        if self._state is State.TIMING and self._timer is not None:
-            self._timer.leave()
+        if (timer := self.timer) is not None:
+            timer.leave()
         elif self._state is State.TRACING and self._tracing is not None:
             self._tracing.leave()
         elif self._scopes and self._counter is not None:
@@ -301,8 +313,8 @@ class Recorder:
         """What ran since the last part was left, if none is running now, was *part* too."""
         if self._open_parts:
             return
-        if self._state is State.TIMING and self._timer is not None:
-            self._timer.claim(part)
+        if (timer := self.timer) is not None:
+            timer.claim(part)
         elif self.counting and self._counter is not None:
             self._look(self._counter, outside=part)
 
@@ -335,13 +347,13 @@ class Recorder:
 
     def epoch_ends(self) -> None:
         """Until the next epoch begins, time belongs to no step."""
-        if self._state is State.TIMING and self._timer is not None:
-            self._timer.pause("epoch restart")
+        if (timer := self.timer) is not None:
+            timer.pause("epoch restart")
 
     def epoch_begins(self) -> None:
         """Time is the steps' again."""
-        if self._state is State.TIMING and self._timer is not None:
-            self._timer.resume()
+        if (timer := self.timer) is not None:
+            timer.resume()
 
     # ---- the borders
 
@@ -432,8 +444,11 @@ class Recorder:
 
     def _end_timed_step(self, step: _Step) -> None:
         assert self._timer is not None
+        marks = self._timer.cut()
+        for part in marks.entered:
+            step.enter(part)
         record = self._record(step)
-        self._timed.append((record, self._timer.cut()))
+        self._timed.append((record, marks))
         counted = self._counted[0].signature
         self._matches += record.signature == counted
         self._shapes_deceive |= record.signature != counted and record.signature.batches == counted.batches

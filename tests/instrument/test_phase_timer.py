@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from lightning_flops.instrument.clocks import CudaEventClock, WallClock
-from lightning_flops.instrument.phase_timer import PhaseTimer
+from lightning_flops.instrument.phase_timer import Mark, PhaseTimer
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeEvent, FakeNow
 
@@ -22,7 +22,7 @@ def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
         ("backward", 8.0),
         ("optimizer", 16.0),
     ):
-        timer.enter(part)
+        timer.enter(Mark(part))
         now.sleep(seconds)
         timer.leave()
         now.sleep(0.5)  # what the loop does in between
@@ -35,12 +35,12 @@ def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
 
 def test_the_innermost_part_owns_the_time() -> None:
     now, timer = started()
-    timer.enter("optimizer")  # Lightning runs forward and backward inside the optimizer's closure
+    timer.enter(Mark("optimizer"))  # Lightning runs forward and backward inside the optimizer's closure
     now.sleep(1.0)
-    timer.enter("forward")
+    timer.enter(Mark("forward"))
     now.sleep(2.0)
     timer.leave()
-    timer.enter("backward")
+    timer.enter(Mark("backward"))
     now.sleep(4.0)
     timer.leave()
     now.sleep(8.0)
@@ -62,9 +62,9 @@ def test_the_next_step_begins_where_the_last_ended() -> None:
 def test_time_inside_a_part_that_is_no_phase_is_left_out_and_named() -> None:
     now, timer = started()
     now.sleep(1.0)
-    timer.enter("validation")
+    timer.enter(Mark("validation"))
     now.sleep(2.0)
-    timer.enter("forward")  # a forward of the validation is validation
+    timer.enter(Mark("forward"))  # a forward of the validation is validation
     now.sleep(4.0)
     timer.leave()
     timer.leave()
@@ -78,11 +78,11 @@ def test_a_pause_lasts_until_resumed_whatever_is_entered_meanwhile() -> None:
     now, timer = started()
     timer.pause("epoch restart")
     now.sleep(1.0)
-    timer.enter("data_wait")
+    timer.enter(Mark("data_wait"))
     now.sleep(2.0)
     timer.leave()
     timer.resume()
-    timer.enter("forward")
+    timer.enter(Mark("forward"))
     now.sleep(4.0)
     timer.leave()
     times = timer.read(timer.cut())
@@ -96,7 +96,7 @@ def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
     lags = iter([3.0, 3.0, 1.0, 1.0])
     timer = PhaseTimer(CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now))
     timer.begin()
-    timer.enter("data_wait")
+    timer.enter(Mark("data_wait"))
     now.sleep(2.5)
     timer.leave()
     times = timer.read(timer.cut())
@@ -109,3 +109,36 @@ def test_a_leave_too_many_is_harmless() -> None:
     timer.leave()
     now.sleep(1.0)
     assert timer.read(timer.cut()).seconds == PhaseSeconds(other=1.0)
+
+
+def test_a_claim_names_what_ran_since_the_last_border_unless_it_has_a_name() -> None:
+    now, timer = started()
+    timer.enter(Mark("forward"))
+    now.sleep(1.0)
+    timer.leave()
+    now.sleep(2.0)
+    timer.claim("backward")
+    now.sleep(4.0)
+    timer.enter(Mark("optimizer"))
+    now.sleep(8.0)
+    timer.claim("backward")
+    timer.leave()
+    assert timer.read(timer.cut()).seconds == PhaseSeconds(forward=1.0, backward=2.0, optimizer=8.0, other=4.0)
+
+
+def test_a_part_that_is_open_when_its_step_ends_goes_on_in_the_next() -> None:
+    now, timer = started()
+    timer.enter(Mark("validation"))
+    timer.enter(Mark("forward", counts=False))
+    now.sleep(1.0)
+    first = timer.cut()
+    now.sleep(2.0)
+    timer.leave()
+    timer.leave()
+    timer.enter(Mark("forward"))
+    now.sleep(4.0)
+    second = timer.cut()
+    assert timer.read(first).excluded_sec == {"validation": 1.0}
+    assert timer.read(second).excluded_sec == {"validation": 2.0}
+    assert timer.read(second).seconds == PhaseSeconds(forward=4.0)
+    assert (first.entered, second.entered) == (("validation",), ("forward",))
