@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -401,16 +402,20 @@ class FlopCounter:
         except Exception as error:
             self._failed("an optimizer's post-hook", error)
 
-    # Backwards that start where our dispatch mode is not
+    # Backwards that start where our dispatch mode is not. Hooks on autograd nodes live as long as the graph, which the
+    # user may keep: they know the counter by a weak reference.
 
     def _watch_backward_of(self, output: Any) -> None:
         """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
         if not is_grad_enabled() or autograd_is_compiled():
             return
 
+        reach = weakref.ref(self)
+
         def follow(sequence: int) -> None:
-            if self._entered and not is_pushed(self._mode):
-                self._follow_backward()
+            counter = reach()
+            if counter is not None and counter._entered and not is_pushed(counter._mode):
+                counter._follow_backward()
 
         before_backward_of(nodes_of(output), follow)
 
@@ -425,9 +430,12 @@ class FlopCounter:
                 "what it did outside the model's modules is not counted."
             )
 
+            reach = weakref.ref(self)
+
             def bring_mode(sequence: int) -> None:
-                if self._entered and not is_pushed(self._mode):
-                    push(self._mode)
+                counter = reach()
+                if counter is not None and counter._entered and not is_pushed(counter._mode):
+                    push(counter._mode)
 
             before_backward_of(nodes_behind((current_node(),)), bring_mode)
             push(self._mode)
@@ -438,17 +446,20 @@ class FlopCounter:
         """Has the nodes that a module made on a thread of its own tell whose they are: threads number them alike."""
         if autograd_is_compiled():
             return
-        makers = state.makers
+        reach, reach_state = weakref.ref(self), weakref.ref(state)
 
         def claim(sequence: int) -> None:
+            counter, maker = reach(), reach_state()
+            if counter is None or maker is None or not counter._entered:
+                return
             try:
-                segment = makers.segment(sequence, sequence + 1)
-                if self._entered and segment is not None:
-                    if not is_pushed(self._mode):
-                        push(self._mode)  # the engine takes it off after the node
-                    self._backward.claim(self._state(), sequence, segment[0])
+                segment = maker.makers.segment(sequence, sequence + 1)
+                if segment is not None:
+                    if not is_pushed(counter._mode):
+                        push(counter._mode)  # the engine takes it off after the node
+                    counter._backward.claim(counter._state(), sequence, segment[0])
             except Exception as error:
-                self._failed("a backward on another thread", error)
+                counter._failed("a backward on another thread", error)
 
         before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim)
 

@@ -2,6 +2,7 @@
 
 They are put on nodes, never on tensors: a tensor with hooks does not pickle in silence. Nodes that accumulate a
 parameter's gradient outlive the forward and are left alone; the others, and our hooks with them, go with the graph.
+That may be kept for long: an action holds nothing that should not be.
 """
 
 from __future__ import annotations

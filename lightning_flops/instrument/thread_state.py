@@ -248,6 +248,7 @@ class ThreadState:
 
     # Most of these are read at every operator: a slot is found sooner than an entry of a dictionary.
     __slots__ = (
+        "__weakref__",
         "books",
         "bore",
         "born",
