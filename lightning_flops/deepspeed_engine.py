@@ -7,6 +7,7 @@ A step runs from the end of one ``engine.step`` at the accumulation border to th
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -20,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
-from lightning_flops.deepspeed_run import EngineOutput, engine_device, run_context, settle_steps
+from lightning_flops.deepspeed_run import engine_device, engine_output, run_context, settle_steps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.run_profiler import RunProfiler, guarded
@@ -29,13 +30,16 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.loader_queue import Feed
+    from lightning_flops.instrument.monitor import Monitor
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import RunContext
-    from lightning_flops.run_profiler import RunOutput
 
 logger = logging.getLogger(__name__)
 
 _EVALUATION = "validation"
+
+_ITERATOR_CLASS: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
+"""The class of every DataLoader's iterators; None where torch keeps them in another way, and no wait is seen."""
 
 _STEPS_BETWEEN_READINGS = 10
 """How often throughput is written where ``steps_per_print`` does not say it; it is DeepSpeed's default for that."""
@@ -45,7 +49,13 @@ class EngineProfiler(RunProfiler):
     """The profiler on one engine, on one rank. Made by ``start``; inert after ``take_out``."""
 
     def __init__(self, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
-        super().__init__(engine.module, config=config, publish=publish, writes=int(engine.global_rank) == 0)
+        super().__init__(
+            engine.module,
+            config=config,
+            publish=publish,
+            rank=int(engine.global_rank),
+            world_size=int(engine.world_size),
+        )
         self._engine = engine
         self._meter = BatchMeter(
             batch_size=config.batch_size,
@@ -67,6 +77,7 @@ class EngineProfiler(RunProfiler):
         self._micro_step_is_over = False
         self._fetches = 0
         self._fetching = False
+        self._monitored_fetch = False
         self._iterator: Callable[[], Any] | None = None
         self._builtin: Any = None
 
@@ -102,13 +113,10 @@ class EngineProfiler(RunProfiler):
             profile_step=self._config.next_profile_step(steps_done=0),
             settle_steps=settle_steps(engine),
             device=engine_device(engine),
-            output=self._make_output(),
+            output=engine_output(engine, self._config),
             dp_size=self._run_context().dp_size,
         )
         self._tap_engine(self._whole_run)
-
-    def _make_output(self) -> RunOutput:
-        return EngineOutput(self._engine, self._config)
 
     # ---- taps
 
@@ -124,6 +132,8 @@ class EngineProfiler(RunProfiler):
         taps.replace(engine, "destroy", self._around_destroy)
         if callable(getattr(type(engine), "_backward_epilogue", None)):
             taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
+        if self._monitor is not None and _ITERATOR_CLASS is not None:
+            taps.replace(_ITERATOR_CLASS, "__next__", functools.partial(self._around_monitored_fetch, self._monitor))
 
     def _tap_parts(self, taps: Patches) -> None:
         # What loss.backward() calls, and engine.backward() in the end.
@@ -132,10 +142,9 @@ class EngineProfiler(RunProfiler):
         self._tap_optimizer_work(taps)
 
     def _tap_loaders(self, taps: Patches) -> None:
-        """See every torch DataLoader, whoever made it; where torch keeps them in another way, no wait is seen."""
-        iterator_class = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
-        if iterator_class is not None:
-            taps.replace(iterator_class, "__next__", self._around_fetch)
+        """See every torch DataLoader, whoever made it."""
+        if _ITERATOR_CLASS is not None:
+            taps.replace(_ITERATOR_CLASS, "__next__", self._around_fetch)
         taps.replace(DataLoader, "__iter__", self._around_loader_start)
 
     def _tap_optimizer_work(self, taps: Patches) -> None:
@@ -254,6 +263,21 @@ class EngineProfiler(RunProfiler):
             self._fetches += 1
             self._fetch_is_over()
             return batch
+
+        return run
+
+    def _around_monitored_fetch(self, monitor: Monitor, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # Called for every batch of the run: it asks little, and what it calls only looks at a clock.
+        def run(iterator: Any) -> Any:
+            if self._monitored_fetch or not self._on_our_thread():
+                return fetch(iterator)
+            self._monitored_fetch = True
+            monitor.fetch_begins()
+            try:
+                return fetch(iterator)
+            finally:
+                monitor.fetch_ends()
+                self._monitored_fetch = False
 
         return run
 

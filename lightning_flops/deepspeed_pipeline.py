@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.deepspeed_engine import EngineProfiler
-from lightning_flops.deepspeed_run import EngineOutput, StageOutput
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.run_profiler import guarded
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.monitor import Monitor
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import TimePhase
-    from lightning_flops.run_profiler import RunOutput
 
 _PARTS: dict[str, TimePhase] = {
     "LoadMicroBatch": "transfer",  # less the wait for the batch
@@ -43,26 +41,16 @@ _TABLE = "_INSTRUCTION_MAP"
 
 
 class PipelineProfiler(EngineProfiler):
-    """The profiler on one rank of a pipeline. Made by ``start``; inert after ``take_out``.
-
-    The first rank of every stage writes its profile, since the stages do different work.
-    """
+    """The profiler on one rank of a pipeline. Made by ``start``; inert after ``take_out``."""
 
     def __init__(self, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
         super().__init__(engine, config=config, publish=publish)
-        self._writes = _is_first_of_stage(engine)
         self._in_train_batch = False
         self._micro_batches: list[tuple[Any, Shapes]] = []
         self._samples_of_step: int | None = 0
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
         if not self._loads:
             self._meter = self._meter_without_batches()
-
-    def _make_output(self) -> RunOutput:
-        stage = int(self._engine.stage_id)
-        return (
-            StageOutput(self._engine, self._config, stage=stage) if stage else EngineOutput(self._engine, self._config)
-        )
 
     def _tap_engine(self, taps: Patches) -> None:
         engine = self._engine
@@ -91,8 +79,8 @@ class PipelineProfiler(EngineProfiler):
         assert self._recorder is not None
         self._recorder.note(
             f"This is stage {self._engine.stage_id} of a pipeline of {self._engine.num_stages}: FLOPs, parameters and "
-            "times are those of its layers. The first rank of each later stage writes its profile beside that of "
-            "stage 0, as profile_stage1.json and so on; over the stages FLOPs and parameters add up to the model's."
+            "times are those of its layers, unless said to be of all ranks; over the stages FLOPs and parameters add "
+            "up to the model's."
         )
 
     def _table_with(self, taps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> dict[type, Any]:
@@ -205,12 +193,6 @@ class PipelineProfiler(EngineProfiler):
             tokens_per_sample=config.tokens_per_sample if isinstance(config.tokens_per_sample, int) else None,
             note=self._note,
         )
-
-
-def _is_first_of_stage(engine: Any) -> bool:
-    """Whether this rank is the one of its stage that has the first data and the first slice of the weights."""
-    grid = engine.grid
-    return int(grid.get_data_parallel_rank()) == 0 and int(grid.get_slice_parallel_rank()) == 0
 
 
 def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:

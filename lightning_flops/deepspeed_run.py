@@ -1,34 +1,21 @@
-"""What a DeepSpeed engine tells about its run, and where the run's reports go. Nothing here asks another rank."""
+"""What a DeepSpeed engine tells about its run, and its places for reports. Nothing here asks another rank."""
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 import platform
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.records import RunContext
-from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.markdown import fenced, render_markdown
-from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
-from lightning_flops.report.text import render_text
-from lightning_flops.report.throughput_text import render_throughput
-from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.run_output import LoggedOutput, RunFiles
+from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
-from lightning_flops.sinks.file import free_path, write_text_file
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.monitor import MonitorReading
-
-logger = logging.getLogger(__name__)
 
 
 def run_context(engine: Any) -> RunContext:
@@ -79,102 +66,18 @@ def _precision(engine: Any) -> str:
     return "fp32"
 
 
-class EngineOutput:
-    """The places where the reports of one engine go, on the rank that writes them.
+def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
+    """The places where rank 0 shows the reports of *engine*'s run.
 
-    The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the *step* of the report is in its text.
+    The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
     """
-
-    def __init__(self, engine: Any, config: ProfilerConfig) -> None:
-        self._engine = engine
-        self._config = config
-        self._monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
-        self._profiles_written = 0
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Give the report to everything that shows it; what one of them refuses, the others still get."""
-        config, samples = self._config, int(self._engine.global_samples)
-        text = render_text(profile)
-        self._monitors.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=samples)
-        self._monitors.write_text(f"{config.tag_prefix}/profile", render_markdown(profile), step=samples)
-        self._monitors.write_text(f"{config.tag_prefix}/advice", render_advice_markdown(profile.advice), step=samples)
-        self._profiles_written += 1
-        if config.output_file is not None:
-            # The first report of a run takes the place of another run's; those that follow lie beside it.
-            _write_file(config.output_file if self._profiles_written == 1 else free_path(config.output_file), text)
-        else:
-            # As the built-in profiler does: who keeps the block looks for the report in the job's output.
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        _write_file(free_path(f"{self._monitors.folder() or '.'}/profile.json"), profile.to_json())
-
-    def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
-    ) -> None:
-        """Give the monitor's *reading* to the monitors; *model_flops_peak_sec* is None where the steps differ."""
-        scalars = monitor_scalars(
-            seconds=reading.seconds,
-            data_wait_sec=reading.data_wait_sec,
-            batches=reading.batches,
-            steps=reading.steps,
-            samples=reading.samples,
-            dp_size=dp_size,
-            model_flops_peak_sec=model_flops_peak_sec,
-        )
-        self._monitors.write_scalars(scalars, step=int(self._engine.global_samples))
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give what the whole run's batches came to to the log, to monitors that show text, and to a file."""
-        tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
-        self._monitors.write_text(tag, fenced(text), step=int(self._engine.global_samples))
-        ConsoleSink().write_text(tag, text, step=step)
-        _write_file(free_path(f"{self._monitors.folder() or '.'}/throughput.json"), summary.to_json())
-
-
-class StageOutput:
-    """Where a later stage of a pipeline leaves its profile: in files beside those of stage 0, on its first rank."""
-
-    def __init__(self, engine: Any, config: ProfilerConfig, *, stage: int) -> None:
-        self._config = config
-        self._stage = stage
-        self._folder = _monitors_folder(engine)
-        self._profiles_written = 0
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Write the text if a file was named for it, and the profile."""
-        self._profiles_written += 1
-        if self._config.output_file is not None:
-            path = self._path(self._config.output_file)
-            _write_file(path if self._profiles_written == 1 else free_path(path), render_text(profile))
-        _write_file(free_path(self._path(f"{self._folder}/profile.json")), profile.to_json())
-
-    def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
-    ) -> None:
-        """Nothing: throughput is the whole pipeline's, and stage 0 writes it."""
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Nothing, likewise."""
-
-    def _path(self, path: str) -> str:
-        """Where this stage writes what stage 0 writes to *path*: ``flops.txt`` -> ``flops_stage1.txt``."""
-        root, suffix = os.path.splitext(path)
-        return f"{root}_stage{self._stage}{suffix}"
-
-
-def _monitors_folder(engine: Any) -> str:
-    """The folder of rank 0's first monitor that has one; the other ranks have no monitors, but their settings."""
-    monitors = engine._config.monitor_config
-    for settings in (monitors.tensorboard, monitors.csv_monitor):
-        if settings.enabled:
-            return str(os.path.join(settings.output_path, settings.job_name))
-    return "."
-
-
-def _write_file(path: str, text: str) -> None:
-    try:
-        write_text_file(path, text)
-    except OSError as error:
-        logger.warning("the FLOPs report was not written: %s", error)
-    else:
-        logger.info("wrote %s", path)
+    monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
+    return LoggedOutput(
+        config,
+        loggers=monitors,
+        # As the built-in profiler does: who keeps the block looks for the report in the job's output.
+        console=StandardOutputSink(),
+        files=RunFiles(output_file=config.output_file, folder=lambda: monitors.folder() or "."),
+        text_file=False,
+        x_axis=lambda step: int(engine.global_samples),
+    )

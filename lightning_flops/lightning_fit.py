@@ -14,7 +14,7 @@ from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
-    FitOutput,
+    fit_output,
     is_lightnings_own,
     last_step_of_development_run,
     loader_iterators,
@@ -51,7 +51,9 @@ class FitProfiler(RunProfiler):
         publish: Callable[[Profile], None],
         hear_starts: Callable[[bool], None],
     ) -> None:
-        super().__init__(pl_module, config=config, publish=publish, writes=trainer.is_global_zero)
+        super().__init__(
+            pl_module, config=config, publish=publish, rank=trainer.global_rank, world_size=trainer.world_size
+        )
         self._trainer = trainer
         self._module = pl_module
         self._engine = engine_of(trainer)
@@ -118,7 +120,7 @@ class FitProfiler(RunProfiler):
             profile_step=profile_step,
             settle_steps=settle_steps(trainer),
             device=trainer.strategy.root_device,
-            output=FitOutput(trainer, self._config),
+            output=fit_output(trainer, self._config),
             dp_size=self._context.dp_size,
         )
 

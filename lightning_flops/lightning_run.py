@@ -1,8 +1,7 @@
-"""What a Lightning Trainer tells about its run, and where the run's reports go. Nothing here asks another rank."""
+"""What a Lightning Trainer tells about its run, and its places for reports. Nothing here asks another rank."""
 
 from __future__ import annotations
 
-import logging
 import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -11,24 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_flops.records import RunContext
-from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.markdown import fenced, render_markdown
-from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
-from lightning_flops.report.text import render_text
-from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.run_output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.file import free_path, write_text_file
 from lightning_flops.sinks.loggers import LoggersSink
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.monitor import MonitorReading
-
-logger = logging.getLogger(__name__)
 
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is installed."""
@@ -44,7 +33,7 @@ _DIMENSIONS = {
     "sp": "sp",
     "ulysses": "sp",
 }
-"""Dimensions of a device mesh along which ranks share samples: Lightning's names, torchtitan's, and the usual others."""
+"""Dimensions of a device mesh along which ranks share samples: Lightning's names, torchtitan's and the usual."""
 
 
 def is_lightnings_own(target: Any, name: str) -> bool:
@@ -137,68 +126,17 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-class FitOutput:
-    """The places where the reports of one run go, on the rank that writes them."""
-
-    def __init__(self, trainer: Trainer, config: ProfilerConfig) -> None:
-        self._trainer = trainer
-        self._config = config
-        self._loggers = LoggersSink(trainer.loggers)
-        self._profiles_written = 0
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Give the report to everything that shows it; what one of them refuses, the others still get."""
-        config, tag = self._config, f"{self._config.tag_prefix}/profile"
-        text = render_text(profile)
-        self._loggers.write_scalars(profile_scalars(profile, prefix=config.tag_prefix), step=step)
-        shown = self._loggers.write_text(tag, render_markdown(profile), step=step)
-        self._loggers.write_text(f"{config.tag_prefix}/advice", render_advice_markdown(profile.advice), step=step)
-        self._profiles_written += 1
-        if config.output_file is not None:
-            # The first report of a fit takes the place of another fit's; those that follow lie beside it.
-            _write_file(config.output_file if self._profiles_written == 1 else free_path(config.output_file), text)
-        else:
-            ConsoleSink().write_text(tag, text, step=step)
-        if getattr(self._trainer, "fast_dev_run", False):
-            return  # a development run leaves no files
-        json_path = free_path(f"{_log_folder(self._trainer)}/profile.json")
-        _write_file(json_path, profile.to_json())
-        if not shown and config.output_file is None:
-            _write_file(json_path.removesuffix(".json") + ".txt", text)
-
-    def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
-    ) -> None:
-        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
-        self._loggers.write_scalars(
-            monitor_scalars(
-                seconds=reading.seconds,
-                data_wait_sec=reading.data_wait_sec,
-                batches=reading.batches,
-                steps=reading.steps,
-                samples=reading.samples,
-                dp_size=dp_size,
-                model_flops_peak_sec=model_flops_peak_sec,
-            ),
-            step=step,
-        )
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give what the whole run's batches came to to the log, to loggers that show text, and to a file."""
-        tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
-        self._loggers.write_text(tag, fenced(text), step=step)
-        ConsoleSink().write_text(tag, text, step=step)
-        if not getattr(self._trainer, "fast_dev_run", False):
-            _write_file(free_path(f"{_log_folder(self._trainer)}/throughput.json"), summary.to_json())
-
-
-def _write_file(path: str, text: str) -> None:
-    try:
-        write_text_file(path, text)
-    except OSError as error:
-        logger.warning("the FLOPs report was not written: %s", error)
-    else:
-        logger.info("wrote %s", path)
+def fit_output(trainer: Trainer, config: ProfilerConfig) -> LoggedOutput:
+    """The places where rank 0 shows the reports of this fit; a development run leaves no files unasked."""
+    development = bool(getattr(trainer, "fast_dev_run", False))
+    return LoggedOutput(
+        config,
+        loggers=LoggersSink(trainer.loggers),
+        console=ConsoleSink(),
+        files=RunFiles(output_file=config.output_file, folder=lambda: None if development else _log_folder(trainer)),
+        text_file=True,
+        x_axis=lambda step: step,
+    )
 
 
 def _log_folder(trainer: Trainer) -> str:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.throughput import build_throughput
@@ -27,13 +27,16 @@ from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.forward_timer import ForwardTimer
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
-from lightning_flops.instrument.monitor import Monitor, MonitorReading
+from lightning_flops.instrument.monitor import Monitor
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.phase_timer import Mark
+from lightning_flops.instrument.rank_exchange import NoExchangeError, RankExchange, next_run_number
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.trace_cycles import TraceCycles, Tracer
 from lightning_flops.instrument.tracing import StepTracer
+from lightning_flops.rank_reports import RankReports
+from lightning_flops.run_output import RankOutput, RunFiles
 from lightning_flops.sinks.trace_file import keep_trace
 
 if TYPE_CHECKING:
@@ -45,8 +48,12 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.loader_queue import Feed
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts, WindowRecord
+    from lightning_flops.run_output import LoggedOutput, RunOutput
 
 logger = logging.getLogger(__name__)
+
+_SEC_FOR_RANKS_AFTER_ERROR = 2.0
+"""How long a report may wait for the other ranks when training has raised."""
 
 S = TypeVar("S", bound="RunProfiler")
 P = ParamSpec("P")
@@ -69,21 +76,6 @@ def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
     return run
 
 
-class RunOutput(Protocol):
-    """The places where the reports of one run go; only the rank that writes them asks."""
-
-    def write_profile(self, profile: Profile, *, step: int) -> None:
-        """Give the report to everything that shows it."""
-
-    def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
-    ) -> None:
-        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
-
-    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give what the whole run's batches came to, when the run ends."""
-
-
 class RunProfiler(ABC):
     """The profiler inside one run of training, on one rank; inert after ``take_out``.
 
@@ -93,17 +85,25 @@ class RunProfiler(ABC):
     Args:
         root: the model whose modules own the work.
         config: the settings.
-        publish: gets the profile when the window has closed.
-        writes: this rank writes the reports.
+        publish: gets the profile when the window has closed; on rank 0, when the other ranks have answered.
+        rank: of this process; rank 0 writes the reports.
+        world_size: ranks of the run.
     """
 
     def __init__(
-        self, root: nn.Module, *, config: ProfilerConfig, publish: Callable[[Profile], None], writes: bool
+        self,
+        root: nn.Module,
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        rank: int,
+        world_size: int,
     ) -> None:
         self._root = root
         self._config = config
         self._publish = publish
-        self._writes = writes
+        self._rank = rank
+        self._writes = rank == 0
         self._out = False
         self._whole_run = Patches()
         self._window = Patches()
@@ -132,6 +132,8 @@ class RunProfiler(ABC):
         self._meter = BatchMeter(
             batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=self._note
         )
+        # At once, so that a rank whose profiler fails later can say so, and every rank numbers its runs alike.
+        self._ranks = self._join_ranks(world_size) if world_size > 1 else None
 
     # ---- what a front door says
 
@@ -170,7 +172,7 @@ class RunProfiler(ABC):
     # ---- the run
 
     def _start(
-        self, *, profile_step: int | None, settle_steps: int, device: torch.device, output: RunOutput, dp_size: int
+        self, *, profile_step: int | None, settle_steps: int, device: torch.device, output: LoggedOutput, dp_size: int
     ) -> None:
         """The run begins.
 
@@ -178,15 +180,40 @@ class RunProfiler(ABC):
             profile_step: the first step to profile, by the number of steps of the run before it; None: there is none.
             settle_steps: steps to leave alone after a counted one.
             device: where the model is.
-            output: where reports go.
+            output: where rank 0 shows reports.
             dp_size: ranks that see different data.
         """
-        self._output = output
+        self._output = self._output_of_rank(output)
         self._device = device
         self._settle_steps = settle_steps
         self._dp_size = dp_size
         self._await_window(profile_step)
         self._tap_window()
+
+    def _join_ranks(self, world_size: int) -> RankReports | None:
+        try:
+            exchange = RankExchange(
+                rank=self._rank,
+                world_size=world_size,
+                run_number=next_run_number(),
+                timeout_sec=self._config.ranks_timeout_sec,
+            )
+        except NoExchangeError as error:
+            self._note(f"This report is of rank {self._rank} alone: the ranks could not exchange anything: {error}.")
+            return None
+        return RankReports(exchange, config=self._config, show=self._show)
+
+    def _output_of_rank(self, output: LoggedOutput) -> RunOutput | None:
+        """Where this rank writes: rank 0 to *output*, the others nothing, or else files of their own."""
+        ranks, all_ranks = self._ranks, self._config.all_ranks
+        if self._writes:
+            if all_ranks and ranks is not None:
+                ranks.tell_folder(output.files.folder() or "")
+            return output
+        if not all_ranks:
+            return None
+        folder = functools.cache(ranks.folder) if ranks is not None else output.files.folder
+        return RankOutput(RunFiles(output_file=self._config.output_file, folder=folder, rank=self._rank))
 
     def _await_window(self, profile_step: int | None) -> None:
         """Have a window ready that opens before *profile_step*, or at once if that is the step that begins now."""
@@ -392,6 +419,8 @@ class RunProfiler(ABC):
             self._steps_done += 1
             self._step_shapes.clear()
             self._step_updates = 0
+            if self._ranks is not None and self._ranks.pending and not self._in_window:
+                self._show_ready_reports()
             if self._steps_done == self._next_step:
                 self._open_window()
         if self._in_window and not self._in_batch_scope:
@@ -419,7 +448,11 @@ class RunProfiler(ABC):
             self._report()
             self._await_window(self._config.next_profile_step(steps_done=self._steps_done))
             self._tap_window()
-        if self._next_step is None and self._monitor is None:
+        self._take_out_if_done()
+
+    def _take_out_if_done(self) -> None:
+        waits = self._ranks is not None and self._ranks.pending
+        if self._next_step is None and self._monitor is None and not waits:
             self.take_out()
 
     def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, slowed: bool) -> None:
@@ -449,7 +482,7 @@ class RunProfiler(ABC):
     @guarded
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:
         """The run ends: report what there is, or say why there is nothing."""
-        recorder = self._recorder
+        recorder, awaited = self._recorder, self._next_step
         assert recorder is not None
         if self._in_window and recorder.reached:
             if interrupted_by is not None:
@@ -457,7 +490,29 @@ class RunProfiler(ABC):
             self._report()
         elif self._next_step is not None and interrupted_by is None and self._writes:
             self._say_what_was_not_reached(self._next_step)
+        self._finish_with_ranks(awaited, interrupted_by)
         self._report_throughput()
+
+    def _finish_with_ranks(self, awaited: int | None, interrupted_by: BaseException | None) -> None:
+        """Let no rank wait for the window of the step *awaited* if it never closed, and wait for the other ranks."""
+        ranks = self._ranks
+        if ranks is None:
+            return
+        if interrupted_by is None:
+            ranks.say_out(awaited, f"its run ended after {self._steps_done} step(s), before its window closed")
+            ranks.show_all()
+        else:
+            ranks.say_out(awaited, f"its training was interrupted by {type(interrupted_by).__name__}")
+            # The exception has somewhere to go, and what brought it may have ended the other ranks, too.
+            ranks.show_all(within_sec=_SEC_FOR_RANKS_AFTER_ERROR if isinstance(interrupted_by, Exception) else 0.0)
+        ranks.leave(wait=True)
+
+    @guarded
+    def _show_ready_reports(self) -> None:
+        assert self._ranks is not None
+        if self._ranks.show_ready() and self._monitor is not None:
+            self._monitor.restart()
+        self._take_out_if_done()
 
     def _say_what_was_not_reached(self, step: int) -> None:
         if self._profile is None:
@@ -471,13 +526,12 @@ class RunProfiler(ABC):
         if self._monitor is None:
             return
         self._throughput = build_throughput(self._monitor.totals(), dp_size=self._dp_size)
-        if self._throughput is not None and self._writes:
-            assert self._output is not None
+        if self._throughput is not None and self._output is not None:
             self._output.write_throughput(self._throughput, step=self._x_axis())
 
     def _report(self) -> None:
         recorder = self._recorder
-        assert recorder is not None and self._output is not None
+        assert recorder is not None
         self._name_steps_passed_over(recorder)
         self._in_window = False
         self._next_step = None
@@ -494,12 +548,23 @@ class RunProfiler(ABC):
         profile = build_profile(window, config=self._config, traced=traced)
         self._profile = profile
         self._counted_shapes, self._counted_updates = recorder.counted_shapes, recorder.counted_updates
-        self._publish(profile)
         if self._writes:
-            self._output.write_profile(profile, step=step)
-        logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
+            logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
+        if self._ranks is None:
+            self._show(profile)
+        else:
+            self._ranks.hand_over(profile)
+            self._ranks.show_ready()
         if self._monitor is not None:
             self._monitor.restart()
+
+    def _show(self, profile: Profile) -> None:
+        """Give *profile*, in which nothing is missing any more, to whoever waits for it, at the run's present step."""
+        step = self._x_axis()
+        profile = replace(profile, report_step=step)
+        self._publish(profile)
+        if self._output is not None:
+            self._output.write_profile(profile, step=step)
 
     def _name_steps_passed_over(self, recorder: Recorder) -> None:
         """Say in the report and the log which listed steps this window was too long for."""
@@ -509,6 +574,8 @@ class RunProfiler(ABC):
             recorder.note(sentence)
             if self._writes:
                 logger.warning(sentence)
+            if self._ranks is not None:
+                self._ranks.say_absent(step, "it passed this step over: another window was still open")
 
     def _memory_record(self) -> MemoryRecord | None:
         try:
@@ -575,6 +642,8 @@ class RunProfiler(ABC):
             self._take_out_taps()
         except Exception:
             logger.warning("could not take every tap off the training loop", exc_info=True)
+        if self._ranks is not None:
+            self._ranks.leave(wait=False)
 
     def _fail(self, error: Exception) -> None:
         if self._out:
@@ -585,4 +654,11 @@ class RunProfiler(ABC):
             error,
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
+        self._out = True
+        try:
+            if self._ranks is not None:
+                self._ranks.say_out(self._next_step, f"its profiler failed: {type(error).__name__}: {error}")
+                self._ranks.show_all(within_sec=0.0)
+        except Exception:
+            logger.warning("a report that waited for other ranks was lost", exc_info=True)
         self.take_out()

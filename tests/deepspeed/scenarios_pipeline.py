@@ -102,16 +102,17 @@ def four_stages() -> dict[str, Any]:
 def two_pipelines() -> dict[str, Any]:
     """Two stages, each on two ranks that see different data; a block in the config, which names a file."""
     shared = Path("..", "shared").resolve()
-    block = {"enabled": True, **WINDOW, "output_file": f"{shared}/flops.txt"}
+    block = {"enabled": True, **WINDOW, "output_file": f"{shared}/flops.txt", "all_ranks": True}
     monitor = {"enabled": True, "output_path": str(shared), "job_name": "logs"}
     with installed():
         engine = engine_of(net(2), flops_profiler=block, csv_monitor=monitor)
     data = batches()
     for _ in range(STEPS):
         engine.train_batch(data)
+    handle = lightning_flops.deepspeed.attach(engine)
+    handle.detach()  # the run is over
     torch.distributed.barrier()  # until every rank has written
     files = sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.suffix in (".json", ".txt"))
-    handle = lightning_flops.deepspeed.attach(engine)
     assert handle.profile is not None
     return {"profile": handle.profile.to_json(), "files": files}
 

@@ -1,0 +1,360 @@
+"""How rank 0 gets what the other ranks measured: through the key-value store of the process group.
+
+Never by a collective: with one rank absent a collective waits, and after its timeout the group is broken for training,
+too; a key that nobody wrote is just not there. Every errand runs on a thread of ours, which lives as long as there is
+one, with a client of our own: a client serves one call at a time, so whoever waits in training's holds training up.
+And no errand waits inside the store: it looks, and looks again later; a wait that times out prints torch's warnings.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import distributed
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "lightning_flops"
+"""What every key of ours begins with."""
+
+_FIRST_PAUSE_SEC = 0.005
+_LONGEST_PAUSE_SEC = 0.25
+"""Pauses between two looks: short at first, because most ranks end a window at the same time."""
+
+_SEC_FOR_LAST_LOOK = 2.0
+"""How long the last look at a store may take."""
+
+_run_numbers = itertools.count()
+
+
+class KeyValueStore(Protocol):
+    """What is asked of a ``torch.distributed.Store``."""
+
+    def set(self, key: str, value: bytes, /) -> None:
+        """Write *key*."""
+
+    def get(self, key: str, /) -> bytes:
+        """Read *key*, waiting for it."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all *keys* are there."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter, which begins at 0."""
+
+    def delete_key(self, key: str, /) -> bool:
+        """Remove *key*."""
+
+    def list_keys(self) -> list[str]:
+        """Every key."""
+
+    def clone(self) -> KeyValueStore:
+        """Another client of the same store."""
+
+
+class NoExchangeError(RuntimeError):
+    """The ranks cannot tell each other anything; the message says why, in words that end a sentence."""
+
+
+def next_run_number() -> int:
+    """Number of the run of training that begins now in this process: ranks of one program number theirs alike."""
+    return next(_run_numbers)
+
+
+def default_store() -> KeyValueStore:
+    """The store of the default process group.
+
+    Raises:
+        NoExchangeError: there is none, or this torch keeps it in another way.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise NoExchangeError("torch.distributed has no process group")
+    # Private, and the only way to the store that every launcher has set up.
+    getter = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    if getter is None:
+        raise NoExchangeError(f"torch {torch.__version__} keeps its key-value store in another way")
+    try:
+        store: KeyValueStore | None = getter()
+    except Exception as error:  # whatever a changed private function makes of the call
+        raise NoExchangeError(f"the key-value store was not found: {type(error).__name__}: {error}") from error
+    if store is None:
+        raise NoExchangeError("the process group has no key-value store")
+    return store
+
+
+class Errand:
+    """One thing to be done with the store, in as many looks as it takes.
+
+    Args:
+        look: does it as far as can be without waiting; whether it is done.
+    """
+
+    def __init__(self, look: Callable[[KeyValueStore], bool]) -> None:
+        self._look = look
+        self._wake = threading.Event()
+        self._over = threading.Event()
+        self.failure: str | None = None
+        """Why it could not be done; None as long as nothing went wrong."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self._over.is_set()
+
+    def wait(self, timeout_sec: float) -> bool:
+        """Wait until it is over, *timeout_sec* at most; whether it is."""
+        return self._over.wait(max(0.0, timeout_sec))
+
+    def run(self, open_store: Callable[[], KeyValueStore]) -> None:
+        """Do it, on this thread."""
+        pause_sec = _FIRST_PAUSE_SEC
+        try:
+            store = open_store()
+            while not self._look(store):
+                self._wake.wait(pause_sec)
+                self._wake.clear()
+                pause_sec = min(2 * pause_sec, _LONGEST_PAUSE_SEC)
+        except Exception as error:  # the store's server may be gone, with the process that held it
+            logger.debug("an exchange between ranks failed", exc_info=True)
+            self.failure = f"the key-value store failed: {type(error).__name__}: {error}"
+        finally:
+            self._over.set()
+
+
+class Collection(Errand):
+    """What the other ranks answer about one window, as it comes in; complete when ``over``."""
+
+    def __init__(self, *, keys: _Keys, step: int, world_size: int, timeout_sec: float, clock: Callable[[], float]):
+        super().__init__(self._look_for_answers)
+        self._keys = keys
+        self._step = step
+        self._world_size = world_size
+        self._clock = clock
+        self._began = clock()
+        self._deadline = self._began + timeout_sec
+        self._hurried = False
+        self._ended: float | None = None
+        self._awaited = collections.deque(range(1, world_size))
+        self.answers: dict[int, bytes] = {}
+        """What each rank sent."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing more comes of it; also where the store hangs, whose calls no timeout of ours ends."""
+        return self.over or self._clock() > self._deadline + _SEC_FOR_LAST_LOOK
+
+    def wait_until_ready(self) -> None:
+        """Wait for that."""
+        self.wait(self.seconds_left + _SEC_FOR_LAST_LOOK)
+
+    @property
+    def why_missing(self) -> str:
+        """What keeps the ranks that have not answered from being known, in words that end a sentence."""
+        if self.failure is not None:
+            return self.failure
+        waited_sec = self._deadline - self._began
+        return f"no answer within {waited_sec:.3g} s" + (", when training ended" if self._hurried else "")
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that have not answered."""
+        return tuple(rank for rank in range(1, self._world_size) if rank not in self.answers)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until it is over in any case."""
+        return max(0.0, self._deadline - self._clock())
+
+    @property
+    def waited_sec(self) -> float:
+        """From its beginning until it was over, or until now."""
+        return (self._clock() if self._ended is None else self._ended) - self._began
+
+    def hurry(self, seconds: float) -> None:
+        """Wait no longer than *seconds* from now."""
+        deadline = self._clock() + seconds
+        if deadline < self._deadline:
+            self._deadline, self._hurried = deadline, True
+        self._wake.set()
+
+    def _look_for_answers(self, store: KeyValueStore) -> bool:
+        # Rank by rank, so that a look costs the same in a job of any size; when the time is over, each once more.
+        late = self._clock() >= self._deadline
+        while self._awaited:
+            answer = self._keys.answer_of(self._awaited[0], step=self._step, store=store)
+            if answer is not None:
+                self.answers[self._awaited[0]] = answer
+            elif not late:
+                return False
+            self._awaited.popleft()
+        self._ended = self._clock()
+        return True
+
+
+class _Keys:
+    """Where what of one run lies in the store."""
+
+    def __init__(self, run_number: int) -> None:
+        self._folder = f"{_FOLDER}/{run_number}"
+        self.left = f"{self._folder}/left"
+
+    def window(self, step: int, rank: int) -> str:
+        return f"{self._folder}/{step}/{rank}"
+
+    def out(self, rank: int) -> str:
+        return f"{self._folder}/out/{rank}"
+
+    def fact(self, name: str) -> str:
+        return f"{self._folder}/fact/{name}"
+
+    def answer_of(self, rank: int, *, step: int, store: KeyValueStore) -> bytes | None:
+        """What *rank* has answered about the window of *step*, once; None if nothing yet."""
+        # In this order: a rank that says that it is out has sent before whatever it had to send.
+        is_out = store.check([self.out(rank)])
+        key = self.window(step, rank)
+        if store.check([key]):
+            answer = store.get(key)
+            store.delete_key(key)
+            return answer
+        return store.get(self.out(rank)) if is_out else None
+
+    def clear(self, store: KeyValueStore) -> None:
+        """Remove what nobody read."""
+        for key in store.list_keys():
+            if key.startswith(f"{self._folder}/"):
+                store.delete_key(key)
+
+
+class RankExchange:
+    """The way from every rank of one run to rank 0, and the place for what all may know.
+
+    Args:
+        rank: this rank.
+        world_size: how many ranks there are.
+        run_number: of ``next_run_number``.
+        timeout_sec: how long rank 0 waits for the answers about a window.
+        find_store: finds the store, which is not held on to.
+        clock: tells seconds.
+
+    Raises:
+        NoExchangeError: there is no store.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        run_number: int,
+        timeout_sec: float,
+        find_store: Callable[[], KeyValueStore] = default_store,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        find_store()  # a wrong torch or launcher shows now
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_sec = timeout_sec
+        self._keys = _Keys(run_number)
+        self._find_store = find_store
+        self._clock = clock
+        self._client: KeyValueStore | None = None
+        self._errands: collections.deque[Errand] = collections.deque()
+        self._lock = threading.Lock()
+        self._running = False
+        self._gone = False
+
+    def send(self, step: int, packed: bytes) -> Errand:
+        """Send to rank 0 what this rank has to say about the window of *step*."""
+        return self._write(self._keys.window(step, self.rank), packed)
+
+    def send_out(self, packed: bytes) -> Errand:
+        """Send to rank 0 what this rank has to say about every window of which it has said nothing, and never will."""
+        return self._write(self._keys.out(self.rank), packed)
+
+    def collect(self, step: int) -> Collection:
+        """Begin to collect, on rank 0, what the others say about the window of *step*."""
+        collection = Collection(
+            keys=self._keys, step=step, world_size=self.world_size, timeout_sec=self.timeout_sec, clock=self._clock
+        )
+        self._submit(collection)
+        return collection
+
+    def tell(self, name: str, text: str) -> Errand:
+        """Let all ranks know *text* as *name*."""
+        return self._write(self._keys.fact(name), text.encode())
+
+    def ask(self, name: str, *, within_sec: float) -> str | None:
+        """What some rank has told as *name*; None if it has not come within *within_sec*."""
+        key, deadline = self._keys.fact(name), self._clock() + within_sec
+        found: list[str] = []
+
+        def look(store: KeyValueStore) -> bool:
+            if store.check([key]):
+                found.append(store.get(key).decode())
+            return bool(found) or self._clock() >= deadline
+
+        self._submit(Errand(look)).wait(within_sec)
+        return found[0] if found else None
+
+    def leave(self, *, within_sec: float) -> None:
+        """Be done, and wait *within_sec* at most until what was sent is there; the last rank to leave clears up."""
+        if self._gone:
+            return
+        errand = self._submit(Errand(self._look_around_and_leave))
+        self._gone = True
+        errand.wait(within_sec)
+
+    def _look_around_and_leave(self, store: KeyValueStore) -> bool:
+        if store.add(self._keys.left, 1) == self.world_size:
+            self._keys.clear(store)
+        self._client = None
+        return True
+
+    def _write(self, key: str, value: bytes) -> Errand:
+        def look(store: KeyValueStore) -> bool:
+            store.set(key, value)
+            return True
+
+        return self._submit(Errand(look))
+
+    def _submit(self, errand: Errand) -> Errand:
+        with self._lock:
+            if self._gone:
+                errand.failure = "this rank has left"
+                errand.run(_refuse)
+                return errand
+            self._errands.append(errand)
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run_errands, name="lightning_flops ranks", daemon=True).start()
+        return errand
+
+    def _run_errands(self) -> None:
+        while True:
+            with self._lock:
+                if not self._errands:
+                    self._running = False
+                    return
+                errand = self._errands.popleft()
+            errand.run(self._open_client)
+
+    def _open_client(self) -> KeyValueStore:
+        if self._client is None:
+            store = self._find_store()
+            try:
+                self._client = store.clone()
+            except (AttributeError, NotImplementedError, RuntimeError):
+                # A store of somebody's own, which has no second client: no call of ours holds one for long.
+                return store
+        return self._client
+
+
+def _refuse() -> KeyValueStore:
+    raise NoExchangeError("this rank has left")

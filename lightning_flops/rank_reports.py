@@ -1,0 +1,171 @@
+"""One rank's part in the report of the whole job: the others send what they measured, rank 0 waits for it and reports.
+
+Rank 0 trains on while it waits: ``show_ready`` looks, at a border between batches, whether what it waits for is there.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lightning_flops.analysis.rank_record import (
+    RankAbsence,
+    RankRecord,
+    RankRecordError,
+    make_rank_record,
+    pack,
+    unpack,
+)
+from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.instrument.rank_exchange import Collection, RankExchange
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.config import ProfilerConfig
+
+logger = logging.getLogger(__name__)
+
+_ABSENCES_LOGGED = 8
+"""Most absent ranks that a line of the log names."""
+
+_SEC_TO_LEAVE = 2.0
+"""How long a rank whose run is over waits at most until the store has what it sent."""
+
+_SEC_FOR_FOLDER = 2.0
+"""How long a rank waits at most to be told, by a key written when the run began, where files go."""
+
+_FOLDER = "folder"
+
+
+class RankReports:
+    """Sends, collects and merges what the ranks of one run measured.
+
+    Args:
+        exchange: the way from rank to rank.
+        config: the settings.
+        show: shows a profile of this rank's: on rank 0 the job's.
+    """
+
+    def __init__(self, exchange: RankExchange, *, config: ProfilerConfig, show: Callable[[Profile], None]) -> None:
+        self._exchange = exchange
+        self._config = config
+        self._show = show
+        self._pending: collections.deque[tuple[Profile, Collection]] = collections.deque()
+        self._answered: set[int] = set()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a report waits for other ranks."""
+        return bool(self._pending)
+
+    def hand_over(self, profile: Profile) -> None:
+        """Give *profile*, of a window that has closed on this rank, to the job's report."""
+        step = profile.profile_step
+        self._answered.add(step)
+        if self._exchange.rank == 0:
+            self._pending.append((profile, self._exchange.collect(step)))
+            logger.info(
+                "profiled step %d; its report waits up to %g s for the %d other rank(s), while training goes on",
+                step,
+                self._exchange.timeout_sec,
+                self._exchange.world_size - 1,
+            )
+            return
+        try:
+            packed = pack(make_rank_record(profile))
+        except Exception as error:  # rank 0 need not wait for what will not come
+            packed = self._absence(f"its measurements could not be packed: {type(error).__name__}: {error}")
+        self._exchange.send(step, packed)
+        self._show(profile)
+
+    def say_absent(self, step: int, reason: str) -> None:
+        """Tell rank 0 that nothing comes from this rank about the window of *step*, if nothing has."""
+        if self._exchange.rank and step not in self._answered:
+            self._answered.add(step)
+            self._exchange.send(step, self._absence(reason))
+
+    def say_out(self, step: int | None, reason: str) -> None:
+        """Tell rank 0 that nothing comes any more, if the window of *step* is still to come."""
+        if self._exchange.rank and step is not None and step not in self._answered:
+            self._exchange.send_out(self._absence(reason))
+
+    def show_ready(self) -> bool:
+        """Show the reports that need not wait any more; whether there were any."""
+        before = len(self._pending)
+        while self._pending and self._pending[0][1].ready:
+            self._show_next()
+        return len(self._pending) < before
+
+    def show_all(self, *, within_sec: float | None = None) -> None:
+        """Show every report, after waiting for the rest of its time, or for *within_sec* if that is less."""
+        while self._pending:
+            collection = self._pending[0][1]
+            if within_sec is not None:
+                collection.hurry(within_sec)
+            if not collection.ready:
+                logger.info("waiting %.1f s at most for the measurements of the other ranks", collection.seconds_left)
+                collection.wait_until_ready()
+            self._show_next()
+
+    def _show_next(self) -> None:
+        self._show(self._merged(*self._pending.popleft()))
+
+    def _merged(self, profile: Profile, collection: Collection) -> Profile:
+        """*profile*, which is rank 0's, with what the others sent, and who sent nothing and why."""
+        received = dict(collection.answers)
+        answers = [
+            _read(received[rank], rank) if rank in received else RankAbsence(rank=rank, reason=collection.why_missing)
+            for rank in range(1, self._exchange.world_size)
+        ]
+        _log_absences([answer for answer in answers if isinstance(answer, RankAbsence)], profile, of=1 + len(answers))
+        try:
+            return with_ranks(
+                profile,
+                [make_rank_record(profile), *answers],
+                waited_sec=collection.waited_sec,
+                thresholds=self._config.thresholds,
+            )
+        except Exception as error:  # a report of rank 0 alone is still a report
+            note = f"What the ranks sent could not be put together: {type(error).__name__}: {error}."
+            logger.warning(note, exc_info=logger.isEnabledFor(logging.DEBUG))
+            return replace(profile, notes=(*profile.notes, note))
+
+    def tell_folder(self, folder: str) -> None:
+        """Let all ranks know where rank 0's files go; empty if it leaves none."""
+        self._exchange.tell(_FOLDER, folder)
+
+    def folder(self) -> str | None:
+        """Where rank 0's files go, or else the working folder; None if it leaves none."""
+        folder = self._exchange.ask(_FOLDER, within_sec=_SEC_FOR_FOLDER)
+        return "." if folder is None else folder or None
+
+    def leave(self, *, wait: bool) -> None:
+        """Nothing more comes from this rank; *wait* a little until the store has what it sent, if the run is over."""
+        self._exchange.leave(within_sec=_SEC_TO_LEAVE if wait else 0.0)
+
+    def _absence(self, reason: str) -> bytes:
+        return pack(RankAbsence(rank=self._exchange.rank, reason=reason))
+
+
+def _read(packed: bytes, rank: int) -> RankRecord | RankAbsence:
+    try:
+        answer = unpack(packed)
+    except RankRecordError as error:
+        return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {error}")
+    if answer.rank != rank:
+        return RankAbsence(rank=rank, reason=f"what it sent is of rank {answer.rank}")
+    return answer
+
+
+def _log_absences(absences: list[RankAbsence], profile: Profile, *, of: int) -> None:
+    if not absences:
+        return
+    named = [f"rank {absence.rank}: {absence.reason}" for absence in absences[:_ABSENCES_LOGGED]]
+    if len(absences) > _ABSENCES_LOGGED:
+        named.append(f"and {len(absences) - _ABSENCES_LOGGED} more")
+    logger.warning(
+        "the report of step %d is of %d of %d ranks; %s", profile.profile_step, of - len(absences), of, "; ".join(named)
+    )

@@ -1,0 +1,180 @@
+"""Where the reports of one run go, whatever framework drives it: its loggers, its console, its files."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from lightning_flops.report.advice_text import render_advice_markdown
+from lightning_flops.report.markdown import fenced, render_markdown
+from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
+from lightning_flops.report.text import render_text
+from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.file import free_path, write_text_file
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.monitor import MonitorReading
+    from lightning_flops.sinks.sink import Sink, TextSink
+
+logger = logging.getLogger(__name__)
+
+
+class RunOutput(Protocol):
+    """The places where the reports of one run go, from one rank."""
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Give the report to everything that shows it."""
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Give what the whole run's batches came to, when the run ends."""
+
+
+class RunFiles:
+    """The files that one rank writes about its run; those of a rank other than 0 have its number in their names.
+
+    Args:
+        output_file: path or URL of the text report; None: the text has no place of its own.
+        folder: says in which folder the others go; None for none.
+        rank: the one that writes.
+    """
+
+    def __init__(self, *, output_file: str | None, folder: Callable[[], str | None], rank: int = 0) -> None:
+        self._output_file = output_file
+        self.folder = folder
+        """Says where the files go."""
+        self._rank = rank
+        self._profiles_written = 0
+
+    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> None:
+        """Write *profile*, and *text* if a file was named for it or else *keep_text*."""
+        self._profiles_written += 1
+        if self._output_file is not None:
+            path = self._of_rank(self._output_file)
+            # The first report of a run takes the place of another run's; those that follow lie beside it.
+            _write_file(path if self._profiles_written == 1 else free_path(path), text)
+        folder = self.folder()
+        if folder is None:
+            return
+        json_path = free_path(self._of_rank(f"{folder}/profile.json"))
+        _write_file(json_path, profile.to_json())
+        if keep_text and self._output_file is None:
+            _write_file(json_path.removesuffix(".json") + ".txt", text)
+
+    def write_throughput(self, summary: ThroughputSummary) -> None:
+        """Write *summary*."""
+        folder = self.folder()
+        if folder is not None:
+            _write_file(free_path(self._of_rank(f"{folder}/throughput.json")), summary.to_json())
+
+    def _of_rank(self, path: str) -> str:
+        """Where this rank writes what rank 0 writes to *path*: ``flops.txt`` -> ``flops.rank3.txt``."""
+        if self._rank == 0:
+            return path
+        root, suffix = os.path.splitext(path)
+        return f"{root}.rank{self._rank}{suffix}"
+
+
+class LoggedOutput:
+    """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
+
+    What one of them refuses, the others still get.
+
+    Args:
+        config: the settings.
+        loggers: those of the run.
+        console: shows a report that no file was named for.
+        files: what the run leaves.
+        text_file: a report that neither a logger shows nor a file was named for gets a file of its own.
+        x_axis: the loggers' x-axis value, given the step of a report.
+    """
+
+    def __init__(
+        self,
+        config: ProfilerConfig,
+        *,
+        loggers: Sink,
+        console: TextSink,
+        files: RunFiles,
+        text_file: bool,
+        x_axis: Callable[[int], int],
+    ) -> None:
+        self._config = config
+        self._loggers = loggers
+        self._console = console
+        self.files = files
+        """What the run leaves."""
+        self._text_file = text_file
+        self._x_axis = x_axis
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Give the report to everything that shows it."""
+        prefix, at = self._config.tag_prefix, self._x_axis(step)
+        text = render_text(profile)
+        self._loggers.write_scalars(profile_scalars(profile, prefix=prefix), step=at)
+        shown = self._loggers.write_text(f"{prefix}/profile", render_markdown(profile), step=at)
+        self._loggers.write_text(f"{prefix}/advice", render_advice_markdown(profile.advice), step=at)
+        if self._config.output_file is None:
+            self._console.write_text(f"{prefix}/profile", text, step=step)
+        self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
+        scalars = monitor_scalars(
+            seconds=reading.seconds,
+            data_wait_sec=reading.data_wait_sec,
+            batches=reading.batches,
+            steps=reading.steps,
+            samples=reading.samples,
+            dp_size=dp_size,
+            model_flops_peak_sec=model_flops_peak_sec,
+        )
+        self._loggers.write_scalars(scalars, step=self._x_axis(step))
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Give what the whole run's batches came to to the log, to loggers that show text, and to a file."""
+        tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
+        self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
+        ConsoleSink().write_text(tag, text, step=step)
+        self.files.write_throughput(summary)
+
+
+class RankOutput:
+    """Where a rank other than 0 leaves its own reports, if ``all_ranks`` says so: in files alone."""
+
+    def __init__(self, files: RunFiles) -> None:
+        self._files = files
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Write the rank's own report."""
+        self._files.write_profile(profile, render_text(profile), keep_text=False)
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Nothing: the run's loggers are rank 0's."""
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Write what the rank's batches came to."""
+        self._files.write_throughput(summary)
+
+
+def _write_file(path: str, text: str) -> None:
+    try:
+        write_text_file(path, text)
+    except OSError as error:
+        logger.warning("the FLOPs report was not written: %s", error)
+    else:
+        logger.info("wrote %s", path)

@@ -1,0 +1,110 @@
+"""Which files a run's reports lie in, on rank 0 and on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.report.text import render_text
+from lightning_flops.run_output import LoggedOutput, RankOutput, RunFiles, RunOutput
+from lightning_flops.sinks.console import StandardOutputSink
+from lightning_flops.sinks.memory import MemorySink
+from tests.report.windows import mlp_window
+
+PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
+TEXT = render_text(PROFILE)
+
+
+class Scalars:
+    """Loggers that show no text."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        self.steps.append(step)
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        return False
+
+
+def output(folder: Path, *, loggers: Any = None, text_file: bool = True, output_file: str | None = None) -> RunOutput:
+    config = ProfilerConfig(output_file=output_file)
+    return LoggedOutput(
+        config,
+        loggers=loggers or Scalars(),
+        console=StandardOutputSink(),
+        files=RunFiles(output_file=output_file, folder=lambda: str(folder)),
+        text_file=text_file,
+        x_axis=lambda step: 100 * step,
+    )
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("rank", "stem"), [(0, "flops"), (3, "flops.rank3")])
+def test_reports_of_later_windows_lie_beside_the_first_and_a_second_run_takes_its_place(
+    rank: int, stem: str, tmp_path: Path
+) -> None:
+    named = str(tmp_path / "flops.txt")
+    for _ in range(2):
+        files = RunFiles(output_file=named, folder=lambda: None, rank=rank)
+        files.write_profile(PROFILE, "first", keep_text=True)
+    assert names(tmp_path) == {f"{stem}.txt"}
+    files.write_profile(PROFILE, "second", keep_text=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        f"{stem}.txt": "first\n",
+        f"{stem}-2.txt": "second\n",
+    }
+
+
+def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path: Path) -> None:
+    output(tmp_path / "a").write_profile(PROFILE, step=7)
+    output(tmp_path / "b", loggers=MemorySink()).write_profile(PROFILE, step=7)
+    output(tmp_path / "c", text_file=False).write_profile(PROFILE, step=7)
+    output(tmp_path / "d", output_file=str(tmp_path / "d" / "flops.txt")).write_profile(PROFILE, step=7)
+    assert names(tmp_path / "a") == {"profile.json", "profile.txt"}
+    assert names(tmp_path / "b") == {"profile.json"}
+    assert names(tmp_path / "c") == {"profile.json"}
+    assert names(tmp_path / "d") == {"profile.json", "flops.txt"}
+    assert (tmp_path / "a" / "profile.txt").read_text() == TEXT
+
+
+def test_the_console_shows_a_report_that_no_file_was_named_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output(tmp_path, output_file=str(tmp_path / "flops.txt")).write_profile(PROFILE, step=7)
+    assert capsys.readouterr().out == ""
+    output(tmp_path).write_profile(PROFILE, step=7)
+    assert capsys.readouterr().out == TEXT
+
+
+def test_loggers_get_everything_at_the_x_axis_of_the_run(tmp_path: Path) -> None:
+    loggers = Scalars()
+    reading: Any = SimpleNamespace(seconds=2.0, data_wait_sec=1.0, batches=4, steps=4, samples=8)
+    shown = output(tmp_path, loggers=loggers)
+    shown.write_profile(PROFILE, step=7)
+    shown.write_reading(reading, dp_size=1, model_flops_peak_sec=None, step=9)
+    assert loggers.steps == [700, 900]
+
+
+def test_another_rank_writes_its_own_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = RunFiles(output_file=None, folder=lambda: str(tmp_path), rank=12)
+    RankOutput(files).write_profile(PROFILE, step=7)
+    assert names(tmp_path) == {"profile.rank12.json"}
+    assert (tmp_path / "profile.rank12.json").read_text() == PROFILE.to_json()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_leaves_no_files_still_writes_the_one_that_was_named(tmp_path: Path) -> None:
+    files = RunFiles(output_file=str(tmp_path / "flops.txt"), folder=lambda: None)
+    files.write_profile(PROFILE, "text", keep_text=True)
+    assert names(tmp_path) == {"flops.txt"}
