@@ -116,7 +116,9 @@ class AdviceThresholds:
     short_kernels_idle: float = 0.10
     """... with the device idle above this share."""
     straggler: float = 1.1
-    """The slowest rank's computation above this many times the median."""
+    """The slowest rank's own time above this many times the median ..."""
+    straggler_sec: float = 0.001
+    """... and longer by more than so many seconds a step."""
     mfu: float = 0.30
     """MFU below this."""
     pageable_copies: float = 0.05

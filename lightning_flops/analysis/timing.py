@@ -32,6 +32,8 @@ class PartTiming:
     minimum_sec: float
     median_sec: float
     maximum_sec: float
+    deviation_sec: float
+    """Standard deviation of the timed steps; 0 for a single one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ def _part(name: str, times: Sequence[float], *, mean_sec: float, whole_sec: floa
         minimum_sec=min(times),
         median_sec=statistics.median(times),
         maximum_sec=max(times),
+        deviation_sec=statistics.stdev(times) if len(times) > 1 else 0.0,
     )
 
 

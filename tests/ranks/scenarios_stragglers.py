@@ -1,0 +1,136 @@
+"""Training on several ranks, of which the second is slow in one part of its step, and ranks that all keep pace."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_flops import FlopsProfilerCallback
+
+SLOW_RANK = 1
+SLEEP_SEC = 0.03
+"""About three steps of a healthy rank."""
+WIDTH = 384
+BATCH = 64
+STEPS = 40
+
+Part = str
+
+
+def sleep_if_slow(slow_in: Part, here: Part) -> None:
+    if slow_in == here and int(os.environ["RANK"]) == SLOW_RANK:
+        time.sleep(SLEEP_SEC)
+
+
+class Samples(IterableDataset[Tensor]):
+    """Batches that are read in the training process."""
+
+    def __init__(self, slow_in: Part) -> None:
+        self.slow_in = slow_in
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(STEPS):
+            sleep_if_slow(self.slow_in, "data")
+            yield torch.ones(BATCH, WIDTH)
+
+
+class Layer(nn.Module):
+    """A linear layer that may sleep in its forward, or where its backward begins."""
+
+    def __init__(self, slow_in: Part) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.slow_in = slow_in
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        sleep_if_slow(self.slow_in, "forward")
+        outputs: Tensor = self.linear(inputs).relu()
+        if outputs.requires_grad:
+            outputs.register_hook(lambda gradient: sleep_if_slow(self.slow_in, "backward"))
+        return outputs
+
+
+class SlowSGD(torch.optim.SGD):
+    """SGD that may sleep in its step."""
+
+    slow_in: Part = ""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss: float | None = super().step(closure)
+        sleep_if_slow(self.slow_in, "optimizer")
+        return loss
+
+
+class Net(LightningModule):
+    """Four layers, the third of which may be slow."""
+
+    def __init__(self, slow_in: Part) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Layer(""), Layer(""), Layer(slow_in), Layer(""))
+        self.slow_in = slow_in
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss: Tensor = self.layers(batch).square().mean()
+        return loss
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(Samples(self.slow_in), batch_size=None)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optimizer = SlowSGD(self.parameters(), lr=0.01)
+        optimizer.slow_in = self.slow_in
+        return optimizer
+
+
+def train(slow_in: Part, *, strategy: Any = "ddp", **settings: Any) -> dict[str, Any]:
+    callback = FlopsProfilerCallback(profile_step=2, peak_flops_per_sec=1e12, **settings)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy=strategy,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+    )
+    trainer.fit(Net(slow_in))
+    profile = callback.profile
+    return {"profile": None if profile is None else profile.to_json()}
+
+
+def healthy() -> dict[str, Any]:
+    return train("")
+
+
+def slow_data() -> dict[str, Any]:
+    return train("data")
+
+
+def slow_forward() -> dict[str, Any]:
+    return train("forward")
+
+
+def slow_backward() -> dict[str, Any]:
+    return train("backward")
+
+
+def slow_optimizer() -> dict[str, Any]:
+    return train("optimizer")
+
+
+SCENARIOS = {
+    "healthy": healthy,
+    "slow_data": slow_data,
+    "slow_forward": slow_forward,
+    "slow_backward": slow_backward,
+    "slow_optimizer": slow_optimizer,
+}
