@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from lightning_flops.analysis.evidence import ALIGNMENT_16_BITS, Evidence
+from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.units import percent, plain
+from lightning_flops.units import duration, percent, plain
 
 _TORCH_PROFILER = "PyTorch Profiler's recommendations"
 _PATTERN_MATCHER = "torch.profiler's pattern matcher"
@@ -19,6 +20,9 @@ _TENSOR_CORES_SINCE = (7, 0)
 _TF32_SINCE = (8, 0)
 _OCCUPANCY_ENOUGH = 0.30
 _MODULES_NAMED = 3
+
+_LOW_MFU = "mfu"
+"""The rule that points at the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +46,17 @@ class Advice:
 _Check = Callable[[Evidence, AdviceThresholds], Advice | None]
 
 
-def advise(evidence: Evidence, thresholds: AdviceThresholds) -> tuple[Advice, ...]:
-    """What to try, the most at stake first; empty for a run that nothing measured holds back."""
-    found = [advice for check in _RULES if (advice := check(evidence, thresholds)) is not None]
-    ordered = in_order(found)
+def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
+    """What to try, the most at stake first; empty for a run that nothing measured holds back.
+
+    Args:
+        evidence: what was measured.
+        thresholds: what it is held against.
+        known: what earlier evidence, of one rank, led to; it stands where *evidence* says nothing of its rule.
+    """
+    found = {advice.rule: advice for advice in known if advice.rule != _LOW_MFU}
+    found |= {advice.rule: advice for check in _RULES if (advice := check(evidence, thresholds)) is not None}
+    ordered = in_order(found.values())
     low = _low_mfu(evidence, thresholds, largest=ordered[0] if ordered else None)
     return (*ordered, low) if low is not None else ordered
 
@@ -288,6 +299,17 @@ def _short_kernels(evidence: Evidence, thresholds: AdviceThresholds) -> Advice |
 
 
 def _straggler(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    one = evidence.straggler
+    if one is not None:
+        return Advice(
+            rule="straggler",
+            evidence=straggler_evidence(one),
+            threshold=f"more than {percent(thresholds.straggler - 1.0)} of the step, and than "
+            f"{duration(thresholds.straggler_sec)}",
+            action=straggler_action(one),
+            source=_OWN,
+            stake=min(1.0, one.share),
+        )
     factor = evidence.slowest_over_median
     if factor is None or factor <= thresholds.straggler:
         return None
@@ -351,7 +373,7 @@ def _low_mfu(evidence: Evidence, thresholds: AdviceThresholds, *, largest: Advic
     else:
         action = f"Begin with the first of the above, {largest.rule}."
     return Advice(
-        rule="mfu",
+        rule=_LOW_MFU,
         evidence=f"MFU is {percent(mfu)}.",
         threshold=f"less than {percent(thresholds.mfu)}",
         action=action,

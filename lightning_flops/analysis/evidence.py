@@ -16,6 +16,7 @@ from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, 
 if TYPE_CHECKING:
     from lightning_flops.analysis.step_flops import DtypeFlops
     from lightning_flops.analysis.step_rates import Rates
+    from lightning_flops.analysis.stragglers import Straggler
     from lightning_flops.analysis.timing import TimingProfile
     from lightning_flops.analysis.trace_tables import TraceReport
 
@@ -64,6 +65,8 @@ class Evidence:
     """The device runs nothing, for whatever reason but data."""
     short_kernel_ratio: float | None = None
     """Kernels under 10 µs ÷ kernels."""
+    straggler: Straggler | None = None
+    """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
     slowest_rank: int | None = None
     slowest_over_median: float | None = None
     """Computation of the slowest rank ÷ the ranks' median."""

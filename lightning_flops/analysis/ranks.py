@@ -7,13 +7,14 @@ answered, never stretched to those that did not; only what stands for one copy o
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, get_args
 
+from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
     DeviceGroup,
     JobRates,
@@ -21,30 +22,21 @@ from lightning_flops.analysis.job_rates import (
     device_groups,
     flops_by_dtype,
     global_step_sec,
+    name_ranks,
     of_different_data,
     ranks_of_one_copy,
     sum_of_known,
 )
+from lightning_flops.analysis.rank_communication import RanksCommunication, compare_communication
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
+from lightning_flops.analysis.spreads import Spread, spread_over
 from lightning_flops.analysis.step_flops import StepFlops
+from lightning_flops.analysis.stragglers import Straggler, find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """One figure over ranks: the least, the median and the greatest; of ranks that tie, the lowest is named."""
-
-    ranks: int
-    """Ranks that have the figure."""
-    least: float
-    least_rank: int
-    median: float
-    greatest: float
-    greatest_rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +119,12 @@ class RanksProfile:
     """Why a rate (by its field's name) is None, in a few words."""
     stages: tuple[StageProfile, ...]
     """Of a pipeline; empty where there is none."""
+    communication: RanksCommunication | None
+    """In the traced steps; None if fewer than two ranks' traces show any."""
+    stragglers: tuple[Straggler, ...]
+    """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
+    left_out: tuple[str, ...]
+    """What did not fit into the records, in sentences."""
     ranks: tuple[RankFigures, ...]
     """Each rank that answered, by number."""
 
@@ -152,7 +150,13 @@ def with_ranks(
     records, absences = _sorted_out(profile, answers)
     if not records:
         return profile
-    return replace(profile, ranks=_merged(records, absences, waited_sec=waited_sec))
+    limits = AdviceThresholds() if thresholds is None else thresholds
+    ranks = _merged(records, absences, waited_sec=waited_sec, thresholds=limits)
+    evidence = Evidence(
+        straggler=ranks.stragglers[0] if ranks.stragglers else None,
+        mfu=None if ranks.lower_bound else ranks.rates.mfu,
+    )
+    return replace(profile, ranks=ranks, advice=advise(evidence, limits, known=profile.advice))
 
 
 def _sorted_out(
@@ -181,7 +185,13 @@ def _sorted_out(
     )
 
 
-def _merged(records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *, waited_sec: float) -> RanksProfile:
+def _merged(
+    records: Sequence[RankRecord],
+    absences: tuple[RankAbsence, ...],
+    *,
+    waited_sec: float,
+    thresholds: AdviceThresholds,
+) -> RanksProfile:
     summaries = [record.summary for record in records]
     context = summaries[0].context
     stages = _stages(summaries)
@@ -189,8 +199,8 @@ def _merged(records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *,
     model, hardware = flops_by_dtype(summaries, "model"), flops_by_dtype(summaries, "hardware")
     devices = device_groups(summaries, model)
     rates, unavailable = build_job_rates(summaries, model=model, hardware=hardware)
-    step_sec = _spread(_of_ranks(summaries, global_step_sec))
-    model_flops = _spread(_of_ranks(summaries, lambda one: one.flops.model))
+    step_sec = spread_over(_of_ranks(summaries, global_step_sec))
+    model_flops = spread_over(_of_ranks(summaries, lambda one: one.flops.model))
     assert model_flops is not None, "every rank has counted"
     return RanksProfile(
         world_size=context.world_size,
@@ -209,8 +219,8 @@ def _merged(records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *,
         parts=_parts(summaries),
         global_step=None if step_sec is None else RanksPart(name="global step", seconds=step_sec),
         model_flops=model_flops,
-        local_params=_spread(_of_ranks(summaries, lambda one: one.local_params)),
-        peak_memory_bytes=_spread(_of_ranks(summaries, lambda one: one.peak_memory_bytes)),
+        local_params=spread_over(_of_ranks(summaries, lambda one: one.local_params)),
+        peak_memory_bytes=spread_over(_of_ranks(summaries, lambda one: one.peak_memory_bytes)),
         devices=devices,
         peak_flops_per_sec=sum_of_known(
             None if one.peak_flops_per_sec is None else one.ranks * one.peak_flops_per_sec for one in devices
@@ -218,8 +228,19 @@ def _merged(records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *,
         rates=rates,
         unavailable=unavailable,
         stages=stages if context.pp_size > 1 else (),
+        communication=compare_communication(records),
+        stragglers=find_stragglers(records, thresholds=thresholds),
+        left_out=_left_out(records),
         ranks=tuple(map(_figures, summaries)),
     )
+
+
+def _left_out(records: Iterable[RankRecord]) -> tuple[str, ...]:
+    by_sentence: defaultdict[str, list[int]] = defaultdict(list)
+    for record in records:
+        for sentence in record.left_out:
+            by_sentence[sentence].append(record.rank)
+    return tuple(f"{name_ranks(ranks)}: {sentence}" for sentence, ranks in by_sentence.items())
 
 
 # ---- one figure over ranks
@@ -228,22 +249,6 @@ def _merged(records: Sequence[RankRecord], absences: tuple[RankAbsence, ...], *,
 def _of_ranks(summaries: Iterable[RankSummary], figure: Callable[[RankSummary], float | None]) -> dict[int, float]:
     """*figure* of each rank that has it."""
     return {one.context.rank: value for one in summaries if (value := figure(one)) is not None}
-
-
-def _spread(values: Mapping[int, float]) -> Spread | None:
-    """*values* by rank; None without any."""
-    if not values:
-        return None
-    ranks = sorted(values)
-    least, greatest = min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)
-    return Spread(
-        ranks=len(ranks),
-        least=values[least],
-        least_rank=least,
-        median=statistics.median(values.values()),
-        greatest=values[greatest],
-        greatest_rank=greatest,
-    )
 
 
 def _step_flops(figure: Callable[[str], int]) -> StepFlops:
@@ -280,7 +285,7 @@ def _parts(summaries: Iterable[RankSummary]) -> tuple[RanksPart, ...]:
     return tuple(
         RanksPart(name=name, seconds=spread)
         for name in sorted(by_name, key=_place_in_step)
-        if (spread := _spread(by_name[name])) is not None
+        if (spread := spread_over(by_name[name])) is not None
     )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lightning_flops.analysis.job_rates import name_ranks
 from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.ranks import RanksPart, RanksProfile, Spread, StageProfile
+from lightning_flops.analysis.rank_communication import RanksCommunication
+from lightning_flops.analysis.ranks import RanksPart, RanksProfile, StageProfile
+from lightning_flops.analysis.spreads import Spread
+from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.records import RunContext
 from lightning_flops.report.layout import line, paragraph, table, title
 from lightning_flops.report.step_text import missing_rates_lines, time_unit
@@ -16,6 +19,9 @@ from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 _REASONS_SHOWN = 3
 _DEVICES_SHOWN = 4
 _STAGES_SHOWN = 8
+_STRAGGLERS_SHOWN = 3
+_COLLECTIVES_SHOWN = 8
+_NOTES_SHOWN = 3
 
 
 def ranks_lines(profile: Profile) -> list[str]:
@@ -26,12 +32,15 @@ def ranks_lines(profile: Profile) -> list[str]:
     return [
         title("All ranks"),
         *_who_lines(profile.context, ranks),
+        *_straggler_lines(ranks),
         *_rate_lines(ranks),
         "",
         *_flops_lines(ranks),
         "",
         *_spread_lines(ranks),
         *_stage_lines(ranks),
+        *_communication_lines(ranks.communication),
+        *_left_out_lines(ranks),
     ]
 
 
@@ -58,6 +67,22 @@ def _who_lines(context: RunContext, ranks: RanksProfile) -> list[str]:
         rest = [rank for reason in reasons[_REASONS_SHOWN:] for rank in by_reason[reason]]
         if rest:
             lines += paragraph(f"{name_ranks(rest).capitalize()}: for other reasons.", first="- ", rest="  ")
+    return lines
+
+
+def _straggler_lines(ranks: RanksProfile) -> list[str]:
+    """Whom the others wait for."""
+    if ranks.answered < 2 or ranks.global_step is None:
+        return []
+    if not ranks.stragglers:
+        return ["Straggler: none, every rank keeps pace with the others."]
+    lines = []
+    shown = ranks.stragglers[:_STRAGGLERS_SHOWN]
+    for straggler in shown:
+        lines += paragraph(f"STRAGGLER: {straggler_evidence(straggler)}", rest="  ")
+    rest = [straggler.rank for straggler in ranks.stragglers[len(shown) :]]
+    if rest:
+        lines += paragraph(f"And {len(rest)} more, which are less late: {name_ranks(rest)}.", first="  ", rest="  ")
     return lines
 
 
@@ -120,31 +145,40 @@ def _flops_lines(ranks: RanksProfile) -> list[str]:
 def _spread_lines(ranks: RanksProfile) -> list[str]:
     """Each figure of a rank over the ranks."""
     median_sec = 0.0 if ranks.global_step is None else ranks.global_step.seconds.median
-    unit, size = time_unit(median_sec)
-
-    def row(label: str, spread: Spread, text: Callable[[float], str]) -> list[str]:
-        return [
-            label if spread.ranks == ranks.answered else f"{label} ({spread.ranks} ranks)",
-            text(spread.least),
-            f"rank {spread.least_rank}",
-            text(spread.median),
-            text(spread.greatest),
-            f"rank {spread.greatest_rank}",
-        ]
-
-    def seconds(value: float) -> str:
-        return f"{value / size:.3f}"
-
-    rows = [row(f"{part.name}, {unit}", part.seconds, seconds) for part in ranks.parts]
+    unit, seconds = _seconds_in(median_sec)
+    rows = [_spread_row(f"{part.name}, {unit}", part.seconds, seconds, of=ranks.answered) for part in ranks.parts]
     if ranks.global_step is not None:
-        rows.append(row(f"global step, {unit}", ranks.global_step.seconds, seconds))
-    rows.append(row("model flops", ranks.model_flops, si))
+        rows.append(_spread_row(f"global step, {unit}", ranks.global_step.seconds, seconds, of=ranks.answered))
+    rows.append(_spread_row("model flops", ranks.model_flops, si, of=ranks.answered))
     if ranks.local_params is not None:
-        rows.append(row("params on the rank", ranks.local_params, si))
+        rows.append(_spread_row("params on the rank", ranks.local_params, si, of=ranks.answered))
     if ranks.peak_memory_bytes is not None:
-        rows.append(row("peak memory", ranks.peak_memory_bytes, lambda value: si(value, "B")))
-    lines = table(["of each rank", "min", "", "median", "max", ""], rows, left=(0, 2, 5))
+        memory = ranks.peak_memory_bytes
+        rows.append(_spread_row("peak memory", memory, lambda value: si(value, "B"), of=ranks.answered))
+    lines = _spread_table("of each rank, a global step", rows)
     return lines if ranks.global_step is not None else [*lines, "No rank timed a step."]
+
+
+def _seconds_in(scale_sec: float) -> tuple[str, Callable[[float], str]]:
+    """The unit for seconds of the order of *scale_sec*, and what writes them in it."""
+    unit, size = time_unit(scale_sec)
+    return unit, lambda value: f"{value / size:.3f}"
+
+
+def _spread_row(label: str, spread: Spread, text: Callable[[float], str], *, of: int) -> list[str]:
+    differ = spread.least < spread.greatest
+    return [
+        label if spread.ranks == of else f"{label} ({spread.ranks} ranks)",
+        text(spread.least),
+        f"rank {spread.least_rank}" if differ else "",
+        text(spread.median),
+        text(spread.greatest),
+        f"rank {spread.greatest_rank}" if differ else "",
+    ]
+
+
+def _spread_table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    return table([head, "min", "", "median", "max", ""], rows, left=(0, 2, 5))
 
 
 def _stage_lines(ranks: RanksProfile) -> list[str]:
@@ -177,3 +211,66 @@ def _stage_lines(ranks: RanksProfile) -> list[str]:
 
 def _median_sec(parts: tuple[RanksPart, ...], name: str) -> float | None:
     return next((part.seconds.median for part in parts if part.name == name), None)
+
+
+def _communication_lines(communication: RanksCommunication | None) -> list[str]:
+    """What the traced steps say of communication: what was hidden, and what was waiting."""
+    if communication is None:
+        return []
+    unit, seconds = _seconds_in(communication.wall_sec.median)
+    rows = [
+        _spread_row(label, spread, text, of=communication.ranks)
+        for label, spread, text in (
+            (f"wall time, {unit}", communication.wall_sec, seconds),
+            (f"computation, {unit}", communication.computation_sec, seconds),
+            (f"communication, {unit}", communication.communication_sec, seconds),
+            (f"  not hidden by computation, {unit}", communication.exposed_sec, seconds),
+            ("  hidden", communication.overlap_ratio, percent),
+            (f"transfer, {unit}", communication.transfer_sec, seconds),
+            (f"waiting for other ranks, {unit}", communication.wait_sec, seconds),
+        )
+        if spread is not None
+    ]
+    lines = ["", *_spread_table(f"of the traced step of {communication.ranks} ranks", rows)]
+    shown = communication.collectives[:_COLLECTIVES_SHOWN]
+    cells = [
+        [
+            one.name,
+            plain(one.calls),
+            plain(one.matched_calls),
+            si(one.bytes, "B"),
+            duration(None if one.transfer_sec is None else one.transfer_sec.median),
+            duration(None if one.wait_sec is None else one.wait_sec.median),
+            *_longest(one.wait_sec),
+        ]
+        for one in shown
+    ]
+    head = ["collective, all ranks", "calls", "matched", "bytes", "transfer", "wait", "longest wait", ""]
+    lines += ["", *table(head, cells, least_width=7, left=(0, 7))]
+    if more := len(communication.collectives) - len(shown):
+        lines.append(f"{more} more collectives take less time.")
+    lines += paragraph(
+        "Matched: the i-th call of each rank of a process group. Transfer is the shortest; the rest of a call is "
+        "waiting. Both are medians of the ranks."
+    )
+    for note in communication.notes[:_NOTES_SHOWN]:
+        lines += paragraph(note, first="- ", rest="  ")
+    if len(communication.notes) > _NOTES_SHOWN:
+        lines.append(f"- {len(communication.notes) - _NOTES_SHOWN} more such notes are in profile.json.")
+    return lines
+
+
+def _longest(spread: Spread | None) -> tuple[str, str]:
+    if spread is None:
+        return NOT_AVAILABLE, ""
+    return duration(spread.greatest), f"rank {spread.greatest_rank}" if spread.least < spread.greatest else ""
+
+
+def _left_out_lines(ranks: RanksProfile) -> list[str]:
+    """What did not fit into the records."""
+    lines = []
+    for sentence in ranks.left_out[:_NOTES_SHOWN]:
+        lines += paragraph(f"Left out of the record of {sentence}.", first="- ", rest="  ")
+    if len(ranks.left_out) > _NOTES_SHOWN:
+        lines.append(f"- {len(ranks.left_out) - _NOTES_SHOWN} more like this are in profile.json.")
+    return lines

@@ -1,0 +1,42 @@
+"""What a report says of a rank that the others wait for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_flops.units import duration, percent
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.stragglers import Straggler
+
+
+def straggler_evidence(straggler: Straggler) -> str:
+    """Who waits for whom, how long, where that comes from, and what shows it; one or two sentences."""
+    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for rank"
+    late += f" {straggler.rank}"
+    if straggler.part is None:
+        cause = "no part of its step stands out alone"
+    elif straggler.module is None:
+        cause = f"its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs"
+    else:
+        module = straggler.module or "the root module"
+        cause = (
+            f"its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs, "
+            f"{duration(straggler.module_sec)} of that in {module}"
+        )
+    sentence = f"{late}: {cause} ({straggler.shown_by})."
+    if straggler.exposed_sec is None or straggler.others_exposed_sec is None:
+        return sentence
+    return (
+        f"{sentence} In the traced step its communication took {duration(straggler.exposed_sec)} that no computation "
+        f"hid, theirs {duration(straggler.others_exposed_sec)}."
+    )
+
+
+def straggler_action(straggler: Straggler) -> str:
+    """What to try, in a sentence."""
+    if straggler.part == "data wait":
+        return "Look at how that rank gets its data: its storage, its workers, the lengths of its samples."
+    if straggler.module is not None:
+        return f"Look at what {straggler.module or 'the root module'} is given there, and at that rank's device."
+    return "Balance the work between ranks, and look at that rank's device."
