@@ -26,6 +26,7 @@ from lightning_flops.run_profiler import RunProfiler, guarded
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+    from torch import nn
 
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
@@ -343,6 +344,10 @@ class FitProfiler(RunProfiler):
 
     def _optimizers(self) -> Iterable[Any]:
         return list(self._trainer.optimizers)
+
+    def _whole_model(self) -> nn.Module:
+        model = self._trainer.strategy.model
+        return self._module if model is None else model
 
     def _loader_workers(self) -> int | None:
         return loader_workers(self._trainer)

@@ -161,6 +161,10 @@ class RunProfiler(ABC):
         """The optimizers that update the model; None if not known."""
         return None
 
+    def _whole_model(self) -> nn.Module:
+        """The model in all its wrappers, some of which may be around the root."""
+        return self._root
+
     def _loader_workers(self) -> int | None:
         """Fewest worker processes of the training DataLoaders; None if not known."""
         return None
@@ -230,6 +234,7 @@ class RunProfiler(ABC):
             clock=clock_for(device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
             tracing=self._tracing(device) if self._config.trace and profile_step is not None else None,
+            whole=self._whole_model,
         )
         for sentence in self._notes:
             self._recorder.note(sentence)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lightning_flops.instrument.parameter_sizes import parameter_sizes
+from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
 from lightning_flops.records import ModuleRecord
+
+logger = logging.getLogger(__name__)
 
 
 def _wrapper_types() -> dict[str, tuple[tuple[str, str], ...]]:
@@ -171,17 +174,25 @@ def _shared_depth(name: str, caller: str) -> int:
     return depth
 
 
-def describe_modules(root: nn.Module) -> tuple[ModuleRecord, ...]:
+def describe_modules(
+    root: nn.Module, *, whole: nn.Module | None = None, note: Callable[[str], object] = logger.warning
+) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
 
     A module that stands under several names is listed under each, the later ones as aliases of the first. Parameters
     are counted once in each subtree, however often they are shared in it; a shard counts with its full size.
+
+    Args:
+        root: the model.
+        whole: *root* in all its wrappers, which may know more of its parameters; None if there are none around it.
+        note: told in a sentence what cannot be known.
     """
+    flat = FlatParameters(root if whole is None else whole, note=note)
     named = list(named_modules(root))
     by_name: dict[str, list[nn.Module]] = {}
     for name, module in named:
         by_name.setdefault(name, []).append(module)
-    sizes = _SubtreeSizes()
+    sizes = _SubtreeSizes(flat)
     first_name: dict[nn.Module, str] = {}
     records = []
     for name, modules in by_name.items():
@@ -199,7 +210,7 @@ def describe_modules(root: nn.Module) -> tuple[ModuleRecord, ...]:
                 trainable_params=trainable,
                 local_params=local,
                 alias_of=alias_of,
-                weight_sizes=_weight_sizes(described),
+                weight_sizes=_weight_sizes(described, flat),
             )
         )
     return tuple(records)
@@ -213,13 +224,15 @@ def _extra_repr(module: nn.Module) -> str:
         return ""
 
 
-def _weight_sizes(module: nn.Module) -> tuple[int, ...]:
+def _weight_sizes(module: nn.Module, flat: FlatParameters) -> tuple[int, ...]:
     """First two dimensions of each weight of *module* itself: what its products have for inputs and outputs."""
-    sizes = []
+    shapes: list[Sequence[int]] = [piece.shape for piece in flat.of(module)]
     for parameter in module._parameters.values():
-        if parameter is None or is_lazy(parameter):
-            continue
-        shape = getattr(parameter, "ds_shape", None) or parameter.shape  # ZeRO-3 empties parameters not in use
+        if parameter is not None and not is_lazy(parameter) and parameter not in flat:
+            # ZeRO-3 empties parameters not in use.
+            shapes.append(getattr(parameter, "ds_shape", None) or parameter.shape)
+    sizes = []
+    for shape in shapes:
         if len(shape) >= 2:
             sizes += [int(size) for size in shape[:2] if size != 1]  # one channel a group: no product over channels
     return tuple(sizes)
@@ -228,9 +241,10 @@ def _weight_sizes(module: nn.Module) -> tuple[int, ...]:
 class _SubtreeSizes:
     """Parameters of a module and everything below it, each one counted once."""
 
-    def __init__(self) -> None:
-        self._sizes: dict[int, tuple[int, bool, int]] = {}
-        self._below: dict[nn.Module, frozenset[int]] = {}
+    def __init__(self, flat: FlatParameters) -> None:
+        self._flat = flat
+        self._sizes: dict[Hashable, tuple[int, bool, int]] = {}
+        self._below: dict[nn.Module, frozenset[Hashable]] = {}
 
     def of(self, module: nn.Module) -> tuple[int, int, int]:
         """(params, trainable params, params held in this rank's memory)."""
@@ -241,7 +255,7 @@ class _SubtreeSizes:
             sum(local for _, _, local in sizes),
         )
 
-    def _parameters(self, module: nn.Module) -> frozenset[int]:
+    def _parameters(self, module: nn.Module) -> frozenset[Hashable]:
         known = self._below.get(module)
         if known is not None:
             return known
@@ -259,9 +273,12 @@ class _SubtreeSizes:
                 pending.append((current, True))
                 pending.extend((child, False) for child in current._modules.values() if child is not None)
                 continue
-            own: set[int] = set()
+            own: set[Hashable] = set()
+            for piece in self._flat.of(current):
+                own.add(piece.key)
+                self._sizes[piece.key] = (piece.size, piece.trainable, piece.local)
             for parameter in current._parameters.values():
-                if parameter is not None:
+                if parameter is not None and parameter not in self._flat:
                     own.add(id(parameter))
                     self._sizes.setdefault(id(parameter), parameter_sizes(parameter))
             below = [self._below.get(child, frozenset()) for child in current._modules.values() if child is not None]

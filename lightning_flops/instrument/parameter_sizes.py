@@ -3,13 +3,97 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPiece:
+    """One parameter as it was before FullyShardedDataParallel put it into a flat one."""
+
+    key: tuple[int, int]
+    """The same for every module that shares the parameter, and for no other parameter."""
+    shape: tuple[int, ...]
+    trainable: bool
+    local: int
+    """Elements that this rank's shard has of it."""
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole parameter."""
+        return math.prod(self.shape)
+
+
+class FlatParameters:
+    """What torch's FullyShardedDataParallel has made of a model's parameters; nothing in a model without it.
+
+    It puts the parameters of some modules into a flat one and gives each rank a part of that, wherever the cuts fall.
+    With ``use_orig_params`` the old parameters are left to see, as views of this rank's part (empty ones, too);
+    without, they are gone. How large they were, only the flat parameter tells, which the wrapper holds.
+
+    Args:
+        whole: the model in all its wrappers; those around it hold flat parameters as well as those inside.
+        note: told in a sentence what cannot be known; under a torch that keeps this in another way, most of it.
+    """
+
+    def __init__(self, whole: nn.Module, *, note: Callable[[str], object]) -> None:
+        self._pieces: dict[nn.Module, list[FlatPiece]] = {}
+        self._made_of: set[int] = set()
+        wrappers: list[Any] = [module for module in whole.modules() if _is_fsdp(module)]
+        try:
+            for wrapper in wrappers:
+                if wrapper._handle is not None:
+                    self._add(wrapper._handle.flat_param)
+        except Exception as error:
+            self._pieces.clear()
+            self._made_of.clear()
+            note(
+                "Parameters are those of this rank's shards: what FullyShardedDataParallel made them of could not be "
+                f"read ({type(error).__name__}: {error})."
+            )
+
+    def _add(self, flat: Any) -> None:
+        self._made_of.add(id(flat))
+        originals: list[torch.Tensor] | None = flat._params
+        self._made_of.update(map(id, originals or ()))
+        pieces = {}
+        for index, (info, shape, shard) in enumerate(
+            zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
+        ):
+            piece = FlatPiece(
+                key=(id(flat), index),
+                shape=tuple(shape),
+                trainable=bool((flat if originals is None else originals[index]).requires_grad),
+                local=shard.numel_in_shard or 0,
+            )
+            pieces[info.module, info.param_name] = piece
+            self._pieces.setdefault(info.module, []).append(piece)
+        for shared in flat._shared_param_infos:
+            self._pieces.setdefault(shared.module, []).append(pieces[shared.prim_module, shared.prim_param_name])
+
+    def of(self, module: nn.Module) -> list[FlatPiece]:
+        """What *module* itself had for parameters that are in a flat one now."""
+        return self._pieces.get(module, [])
+
+    def __contains__(self, parameter: torch.Tensor) -> bool:
+        """Whether *parameter* is a flat one, or what is left of one that is in it."""
+        return id(parameter) in self._made_of
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    """Whether *module* is a FullyShardedDataParallel; told by its class's name, so that nothing is imported for it."""
+    return any(
+        (kind.__name__, kind.__module__)
+        == ("FullyShardedDataParallel", "torch.distributed.fsdp.fully_sharded_data_parallel")
+        for kind in type(module).__mro__
+    )
 
 
 def parameter_sizes(parameter: torch.Tensor) -> tuple[int, bool, int]:

@@ -129,6 +129,7 @@ class Recorder:
         clock: stamps the parts of a step; None where the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
         tracing: traces steps after the timed ones; None: none is traced.
+        whole: gives *root* in all its wrappers, which may know more of its parameters; None: nothing is around it.
     """
 
     def __init__(
@@ -142,8 +143,10 @@ class Recorder:
         new_counter: Callable[[nn.Module], Counter],
         feed: Feed | None = None,
         tracing: TraceCycles | None = None,
+        whole: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._root = root
+        self._whole = whole
         self._tracing = tracing
         self._profile_step = profile_step
         self._timing_steps = timing_steps
@@ -434,7 +437,8 @@ class Recorder:
                 self._trace_or_close()
             return
         self._counted_shapes = tuple(step.batches)
-        self._modules = describe_modules(self._root)
+        whole = None if self._whole is None else self._whole()
+        self._modules = describe_modules(self._root, whole=whole, note=self.note)
         if self._timer is None:
             self._trace_or_close()
         elif self._settle_steps == 0:

@@ -67,3 +67,61 @@ def test_a_layer_of_experts_counts_with_all_ranks_experts_and_one_gate() -> None
         parameter.group_name = "ep_size_4"  # type: ignore[attr-defined]
     root, *_ = describe_modules(layer)
     assert (root.params, root.trainable_params, root.local_params) == (32 + 4 * 72, 32 + 4 * 72, 32 + 72)
+
+
+def _fsdp_around(module: nn.Module, flat: Any) -> Any:
+    """What torch's FullyShardedDataParallel would be around *module*."""
+    kind = type("FullyShardedDataParallel", (nn.Module,), {})
+    kind.__module__ = "torch.distributed.fsdp.fully_sharded_data_parallel"
+    wrapper: Any = kind()
+    wrapper._fsdp_wrapped_module = module
+    wrapper._handle = SimpleNamespace(flat_param=flat)
+    return wrapper
+
+
+def _flat(linear: nn.Linear, *, in_shard: tuple[int, int | None], shared: tuple[Any, ...] = ()) -> Any:
+    """A flat parameter made of *linear*'s two, of which this rank has so many elements."""
+    return SimpleNamespace(
+        _params=[linear.weight, linear.bias],
+        _param_infos=[SimpleNamespace(module=linear, param_name=name) for name in ("weight", "bias")],
+        _shapes=[torch.Size((3, 4)), torch.Size((3,))],
+        _shard_param_infos=[SimpleNamespace(numel_in_shard=number) for number in in_shard],
+        _shared_param_infos=shared,
+    )
+
+
+def _emptied(linear: nn.Linear) -> nn.Linear:
+    for parameter in linear.parameters():
+        parameter.data = torch.empty(0)
+    return linear
+
+
+def test_what_fsdp_put_into_a_flat_parameter_counts_with_its_full_size() -> None:
+    linear = _emptied(nn.Linear(4, 3))
+    linear.bias.requires_grad_(False)
+    wrapper = _fsdp_around(linear, _flat(linear, in_shard=(7, None)))
+    (record,) = describe_modules(linear, whole=wrapper)
+    assert (record.params, record.trainable_params, record.local_params, record.weight_sizes) == (15, 12, 7, (3, 4))
+
+
+def test_what_two_modules_share_of_a_flat_parameter_counts_once() -> None:
+    model = nn.ModuleDict({"one": _emptied(nn.Linear(4, 3)), "other": _emptied(nn.Linear(4, 3, bias=False))})
+    one, other = model["one"], model["other"]
+    assert isinstance(one, nn.Linear)
+    other.weight = one.weight
+    shared = SimpleNamespace(module=other, param_name="weight", prim_module=one, prim_param_name="weight")
+    wrapper = _fsdp_around(model, _flat(one, in_shard=(12, 1), shared=(shared,)))
+    records = {record.name: record for record in describe_modules(model, whole=wrapper)}
+    assert {name: (record.params, record.local_params) for name, record in records.items()} == {
+        "": (15, 13),
+        "one": (15, 13),
+        "other": (12, 12),
+    }
+
+
+def test_a_flat_parameter_that_cannot_be_read_is_named_and_its_shard_counted() -> None:
+    linear, notes = nn.Linear(4, 3), list[str]()
+    (record,) = describe_modules(linear, whole=_fsdp_around(linear, object()), note=notes.append)
+    assert record.params == 15
+    (note,) = notes
+    assert note.startswith("Parameters are those of this rank's shards: what FullyShardedDataParallel made them of")
