@@ -13,7 +13,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 try:
     from deepspeed.runtime import config as deepspeed_config
@@ -32,10 +32,7 @@ from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.deepspeed_pipeline import PipelineProfiler
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
+from lightning_flops.profiled_run import ProfiledRun
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
 
@@ -45,36 +42,15 @@ _ENGINES = (PipelineEngine, DeepSpeedHybridEngine, DeepSpeedEngine)
 """Every class of engine that ``deepspeed.initialize`` makes; the first two call the third's ``__init__``."""
 
 
-class Handle:
+class Handle(ProfiledRun):
     """A profiler on one engine, and what it has measured."""
 
     def __init__(self, config: ProfilerConfig) -> None:
         self._config = config
-        self._profiles: list[Profile] = []
-        self._throughput: ThroughputSummary | None = None
+        self._start_anew()
         self._detached = False
         # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the profiler.
         self._profiler: Callable[[], EngineProfiler | None] = lambda: None
-
-    @property
-    def config(self) -> ProfilerConfig:
-        """The settings in force."""
-        return self._config
-
-    @property
-    def profile(self) -> Profile | None:
-        """What the latest window measured; None until one has closed."""
-        return self._profiles[-1] if self._profiles else None
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """What every window measured, the first one first."""
-        return tuple(self._profiles)
-
-    @property
-    def throughput(self) -> ThroughputSummary | None:
-        """What the run's batches came to; None before it was detached, or if nothing was monitored."""
-        return self._throughput
 
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
@@ -83,9 +59,6 @@ class Handle:
         if profiler is not None and not profiler.out:
             profiler.end()
             self._throughput = profiler.throughput
-
-    def _publish(self, profile: Profile) -> None:
-        self._profiles.append(profile)
 
 
 _handles: weakref.WeakKeyDictionary[Any, Handle] = weakref.WeakKeyDictionary()
@@ -175,7 +148,7 @@ def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
         if (running := other._profiler()) is not None:
             running.end_if_left()
     kind = PipelineProfiler if isinstance(engine, PipelineEngine) else EngineProfiler
-    profiler = kind.start(engine, config=handle.config, publish=handle._publish, keep_builtin=keep_builtin)
+    profiler = kind.start(engine, config=handle.config, publish=handle._profiles.append, keep_builtin=keep_builtin)
     handle._profiler = weakref.ref(profiler)
 
 

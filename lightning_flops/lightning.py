@@ -18,12 +18,10 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice, settings_from
 from lightning_flops.lightning_fit import FitProfiler
+from lightning_flops.profiled_run import ProfiledRun
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
-
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
 
     _CallbackBases = Callback
 else:
@@ -57,7 +55,7 @@ _RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", "on_train_batch_st
 """Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
 
 
-class FlopsProfilerCallback(_CallbackBases):
+class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
@@ -159,8 +157,7 @@ class FlopsProfilerCallback(_CallbackBases):
         self._given = dict(given)
         self._for_any_trainer = for_any_trainer
         self._config = ProfilerConfig(**self._given)
-        self._profiles: list[Profile] = []
-        self._throughput: ThroughputSummary | None = None
+        self._start_anew()
         self._fit: FitProfiler | None = None
         self._builtin = BuiltinProfiler()
 
@@ -192,26 +189,6 @@ class FlopsProfilerCallback(_CallbackBases):
         callback = cls.__new__(cls)
         callback._set_up({}, for_any_trainer=True)
         return callback
-
-    @property
-    def config(self) -> ProfilerConfig:
-        """The settings in force."""
-        return self._config
-
-    @property
-    def profile(self) -> Profile | None:
-        """What the latest window measured; None until one has closed."""
-        return self._profiles[-1] if self._profiles else None
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]:
-        """What every window of the latest fit measured, in order."""
-        return tuple(self._profiles)
-
-    @property
-    def throughput(self) -> ThroughputSummary | None:
-        """What the batches of the latest fit came to; None until it has ended, or without the monitor."""
-        return self._throughput
 
     def __getstate__(self) -> dict[str, Any]:
         """Settings and result; what belongs to a running fit stays behind."""
@@ -270,8 +247,7 @@ class FlopsProfilerCallback(_CallbackBases):
         self._end_fit()
         if not self._config.enabled:
             return
-        self._profiles = []
-        self._throughput = None
+        self._start_anew()
         self._fit = FitProfiler.start(
             trainer,
             pl_module,
