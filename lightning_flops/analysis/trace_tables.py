@@ -165,7 +165,7 @@ class Overlap:
 
     wall_us: float
     computation_us: float
-    """Kernels that do not communicate; without a device, operators on the host."""
+    """Kernels that do not communicate; without a device, operators on the host that neither start nor await any."""
     communication_us: float
     overlap_us: float
     other_us: float

@@ -50,7 +50,7 @@ def traced_lines(profile: Profile) -> list[str]:
     if tables is None:
         return [*lines, *_module_lines(profile)]
     lines += _step_lines(tables, profile)
-    lines += _device_lines(tables)
+    lines += _device_lines(tables, world_size=profile.context.world_size)
     if tables.modules is not None:
         lines += ["", *_phase_lines(tables.modules), *_module_lines(profile)]
     lines += _operator_lines(tables)
@@ -76,7 +76,7 @@ def _parts(step: StepTime) -> str:
     return ", ".join(f"{name} {percent(ratio(part=value, whole=step.wall_us))}" for name, value in known if value)
 
 
-def _device_lines(tables: TraceReport) -> list[str]:
+def _device_lines(tables: TraceReport, *, world_size: int) -> list[str]:
     lines = []
     for device in tables.device_metrics or ():
         occupancy = None if device.occupancy_percent is None else device.occupancy_percent / 100
@@ -96,10 +96,11 @@ def _device_lines(tables: TraceReport) -> list[str]:
                     ", ".join(duration(time_us * _US) for time_us in kinds),
                 )
             )
-    if tables.overlap is not None:
-        exposed = tables.overlap.communication_us - tables.overlap.overlap_us
+    # Alone, a rank has nobody to communicate with, though some frameworks run collectives all the same.
+    if tables.overlap is not None and world_size > 1:
+        exposed_us = (tables.overlap.communication_us - tables.overlap.overlap_us) / len(tables.step_times.steps)
         share = percent(tables.overlap.overlap_ratio)
-        lines.append(line("communication not hidden", f"{duration(exposed * _US)} ({share} is hidden)"))
+        lines.append(line("communication not hidden", f"{duration(exposed_us * _US)} ({share} is hidden)"))
     if tables.kernel_summary is not None:
         lines.append(line("kernel time on tensor cores", percent(tables.kernel_summary.tensor_core_ratio)))
     summary = tables.device_summary

@@ -8,6 +8,7 @@ from lightning_flops.analysis.trace import (
     RanksError,
     Trace,
     analyze_traces,
+    collective_calls,
     collective_table,
     compare_ranks,
     overlap,
@@ -121,7 +122,157 @@ def test_a_collective_that_the_host_performs_is_communication() -> None:
     (row,) = collective_table(loaded) or ()
     assert (row.name, row.calls, row.bytes, row.latency.total_us) == ("all_reduce", 1, 1024, 60)
     share = overlap(loaded)
-    assert (share.communication_us, share.computation_us, share.overlap_us, share.other_us) == (60, 60, 30, 10)
+    # From 20 to 80, of which the product hides what is after 50; what starts the collective computes nothing.
+    assert (share.communication_us, share.computation_us, share.overlap_us, share.other_us) == (60, 50, 30, 20)
+
+
+def test_copies_of_a_collective_hide_nothing_and_take_nothing_from_what_computes_beside_them() -> None:
+    loaded = trace(
+        scope("gloo:all_reduce", 0, 40, thread=2),
+        operator("aten::copy_", 10, 20, thread=2),
+        operator("aten::mm", 5, 10),
+    )
+    share = overlap(loaded)
+    assert (share.communication_us, share.computation_us, share.overlap_us) == (40, 10, 10)
+
+
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "c10d::barrier",
+        "_c10d_functional::wait_tensor",
+        "autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward",
+        "RegisterPostBackwardFunctionBackward",
+        "CheckpointFunction",
+    ],
+)
+def test_what_only_waits_or_runs_python_hides_no_communication(waiting: str) -> None:
+    share = overlap(trace(operator(waiting, 0, 100), scope("gloo:all_gather", 10, 50, thread=2)))
+    assert (share.communication_us, share.computation_us, share.overlap_us) == (50, 0, 0)
+
+
+@pytest.mark.parametrize("computing", ["aten::mm", "mylib::kernel", "CompiledFunctionBackward"])
+def test_operators_and_compiled_code_hide_communication(computing: str) -> None:
+    share = overlap(trace(operator(computing, 0, 30), scope("gloo:all_gather", 10, 50, thread=2)))
+    assert (share.communication_us, share.computation_us, share.overlap_us) == (50, 30, 20)
+
+
+# ---- process groups, and what goes from one rank to another
+
+
+def test_groups_of_one_name_with_other_members_are_not_mixed() -> None:
+    # Two tensor-parallel pairs, both called "tp": the first waits 3 of 8, the second 0 of 20.
+    def of_pair(rank: int, length: float) -> Trace:
+        members = "[0, 1]" if rank < 2 else "[2, 3]"
+        named: dict[str, Any] = {"Process Group Name": "tp", "Process Group Ranks": members, "Group size": 2}
+        return of_rank(rank, *collective(1, 10, length, **named))
+
+    found = compare_ranks([of_pair(rank, length) for rank, length in enumerate((8, 5, 20, 20))])
+    assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(5, 3), (5, 0), (20, 0), (20, 0)]
+    assert found.notes == ()
+
+
+def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
+    # Each group has its own order: what is first in one may be second in the trace.
+    gather: dict[str, Any] = {"Process Group Name": "gather"}
+    reduce: dict[str, Any] = {"Process Group Name": "reduce"}
+    first = of_rank(0, *collective(1, 10, 8, **gather), *collective(2, 30, 2, **reduce))
+    second = of_rank(1, *collective(1, 10, 9, **reduce), *collective(2, 30, 4, **gather))
+    found = compare_ranks([first, second])
+    assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(4 + 2, 4 + 0), (4 + 2, 0 + 7)]
+
+
+def test_a_group_of_thousands_is_named_in_few_characters_and_apart_from_another() -> None:
+    def group(*ranks: int) -> str | None:
+        named: dict[str, Any] = {"Process Group Ranks": str(list(ranks))}
+        (calls,) = collective_calls(of_rank(0, *collective(1, 10, 8, **named)))
+        return calls.group
+
+    everyone, without_last = group(*range(4096)), group(*range(4095))
+    assert everyone is not None
+    assert len(everyone) < 50
+    assert everyone == group(*range(4096)) != without_last
+
+
+def test_a_send_is_matched_with_its_receive_and_not_with_another_send() -> None:
+    # 0 sends to 1 twice; 1 waits for the first and sends on to 2.
+    def transfer(number: int, start: float, length: float, **between: Any) -> tuple[Event, ...]:
+        name = "send" if "Dst Rank" in between else "recv"
+        group: dict[str, Any] = {"Process Group Ranks": "[0, 1, 2]", "Group size": 3}
+        return collective(number, start, length, name=name, **group, **between)
+
+    found = compare_ranks(
+        [
+            of_rank(0, *transfer(1, 10, 3, **{"Dst Rank": 1}), *transfer(2, 20, 6, **{"Dst Rank": 1})),
+            of_rank(
+                1,
+                *transfer(1, 10, 7, **{"Src Rank": 0}),
+                *transfer(2, 20, 5, **{"Src Rank": 0}),
+                *transfer(3, 30, 2, **{"Dst Rank": 2}),
+            ),
+            of_rank(2, *transfer(1, 10, 30, **{"Src Rank": 1})),
+        ]
+    )
+    assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [
+        (3 + 5, 0 + 1),
+        (3 + 5 + 2, 4 + 0 + 0),
+        (2, 28),
+    ]
+    assert found.notes == ()
+
+
+def test_sends_that_do_not_say_to_whom_are_left_unmatched_and_named() -> None:
+    found = compare_ranks([of_rank(rank, *collective(1, 10, 8, name="send")) for rank in (0, 1)])
+    assert [row.wait_us for row in found.ranks] == [None, None]
+    assert found.notes == ("Calls of send that do not say which ranks take part, whose waiting is not known: 2.",)
+
+
+def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and_receives() -> None:
+    def exchange(rank: int, length: float) -> Trace:
+        events = collective(1, 10, length, name="all_to_allv")
+        events[1]["name"] = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+        return of_rank(rank, *events)
+
+    assert [row.wait_us for row in compare_ranks([exchange(0, 8), exchange(1, 5)]).ranks] == [3, 0]
+
+
+def test_a_batch_of_sends_and_receives_in_one_kernel_is_no_collective() -> None:
+    kernels = kernel(1, 10, 5, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
+    found = compare_ranks([of_rank(rank, kernels) for rank in (0, 1)])
+    assert [(row.collectives[0].name, row.wait_us) for row in found.ranks] == [("sendrecv", None)] * 2
+
+
+def test_coalesced_collectives_are_one_call_by_the_kernel_that_runs_them() -> None:
+    name = "allgather_into_tensor_coalesced"
+    sizes: dict[str, Any] = {"In msg nelems": 100, "Out msg nelems": 200}
+    found = compare_ranks([of_rank(rank, *collective(1, 10, 8 + rank, name=name, **sizes)) for rank in (0, 1)])
+    (row,) = found.ranks[1].collectives
+    assert (row.name, row.calls, row.bytes, row.transfer_us, row.wait_us) == (name, 1, 200 * 4, 8, 1)
+
+
+def host_collective(rank: int, length: float, *groups: list[int]) -> Trace:
+    return trace(
+        scope("gloo:all_reduce", 20, length, thread=2),
+        distributedInfo={
+            "backend": "gloo",
+            "rank": rank,
+            "world_size": 4,
+            "pg_config": [{"pg_name": str(number), "ranks": ranks} for number, ranks in enumerate(groups)],
+        },
+    )
+
+
+def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
+    # Written as none, a group is all four; two groups of the same members, as frameworks make them, are one.
+    everyone: list[int] = [0, 1, 2, 3]
+    alike = [host_collective(0, 9, [], everyone), host_collective(1, 4, everyone, [1])]
+    assert [row.wait_us for row in compare_ranks(alike).ranks] == [5, 0]
+
+
+def test_host_collectives_in_several_groups_do_not_say_theirs_and_stay_unmatched() -> None:
+    found = compare_ranks([host_collective(0, 9, [], [0, 1]), host_collective(1, 4, [], [0, 1])])
+    assert [row.wait_us for row in found.ranks] == [None, None]
+    assert found.notes == ("Calls of all_reduce that do not say which ranks take part, whose waiting is not known: 2.",)
 
 
 def test_an_nccl_scope_on_the_host_only_launches() -> None:

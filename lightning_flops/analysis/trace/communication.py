@@ -6,8 +6,8 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect, subtract, union
-from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, host_collective
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect, union
+from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, computes_on_host, host_collective
 from lightning_flops.analysis.trace_tables import CollectiveRow, Overlap
 
 _NOTHING = CollectiveArguments()
@@ -31,13 +31,14 @@ def overlap(trace: Trace) -> Overlap:
 def communication_and_computation(trace: Trace) -> tuple[Intervals, Intervals]:
     """The moments of the steps in which the rank communicated, and those in which it computed."""
     spans = trace.steps.spans
-    computes = (trace.kind == Kind.KERNEL) if trace.has_device else (trace.kind == Kind.OPERATOR)
+    if trace.has_device:
+        computes = trace.kind == Kind.KERNEL
+    else:
+        computes = (trace.kind == Kind.OPERATOR) & trace.names_where(computes_on_host)
+        # Operators inside a host collective are the copies that it consists of.
+        computes[_inside_host_collectives(trace)] = False
     communication = intersect(trace.merged(trace.is_collective), spans)
     computation = intersect(trace.merged(computes & ~trace.is_collective), spans)
-    if not trace.has_device:
-        # Operators inside a host collective are the copies that it consists of.
-        inner = intersect(trace.merged(_inside_host_collectives(trace)), spans)
-        computation = subtract(computation, inner)
     return communication, computation
 
 

@@ -74,6 +74,10 @@ _OPTIMIZER = re.compile(r"Optimizer\.step#")
 _DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 
+_STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
+_COMPILED = ("CompiledFunction", "Torch-Compiled Region")
+"""Scopes of code that torch.compile made; its own loops on the host are no operators."""
+
 _POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.I)
 
@@ -150,6 +154,14 @@ def collective_of_kernel(name: str) -> str:
         return name.split("(")[0]
     word = re.sub(r"(Ring|Tree|CollNet|NVLS|PAT|Sum|Max|Min|Prod).*", "", match[1])
     return (word or match[1]).lower()
+
+
+def computes_on_host(operator: str) -> bool:
+    """Whether an operator of this name computes, rather than starts communication, waits for it, or runs any Python.
+
+    A node of autograd, or a ``torch.autograd.Function``, runs operators that compute, and hooks that may well wait.
+    """
+    return ("::" in operator and _STARTS_OR_WAITS.match(operator) is None) or operator.startswith(_COMPILED)
 
 
 def is_point_to_point(collective: str, event: str) -> bool:
