@@ -55,6 +55,7 @@ class CompiledBackwards:
         post: adds what a thread wrote down to its tables.
         flops_of: FLOPs that are counted for what a formula answers.
         note: takes a sentence for the report.
+        failed: is told where this itself failed.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class CompiledBackwards:
         post: Callable[[ThreadState], None],
         flops_of: Callable[[int | Work], int],
         note: Callable[[str], None],
+        failed: Callable[[str, Exception], None],
     ) -> None:
         self._state = state
         self._table = table
         self._post = post
         self._flops_of = flops_of
         self._note = note
+        self._failed = failed
         self._patches = Patches()
         self._watched: set[Any] = set()
         self._repeats: dict[Any, Products | None] = {}
@@ -121,15 +124,15 @@ class CompiledBackwards:
             state.segment_table = calls
             state.claimed = True
             state.replan()
-        except Exception:
-            logger.warning("a compiled backward could not be looked at", exc_info=True)
+        except Exception as error:
+            self._failed("the beginning of a compiled backward", error)
             return _nothing
 
         def ends() -> None:
             try:
                 self._end(state, calls, table, products)
-            except Exception:
-                logger.warning("a compiled backward could not be booked", exc_info=True)
+            except Exception as error:
+                self._failed("the end of a compiled backward", error)
 
         return ends
 
@@ -153,6 +156,8 @@ class CompiledBackwards:
             try:
                 products: Products | None = repeated_products(_backward_graph(function), inputs, self._flops_of)
             except Exception:
+                # Any operator of the user's may be in it, and raise on tensors without values; what then cannot be
+                # told is noted where the backward ends.
                 logger.debug("the graph of a compiled backward could not be read", exc_info=True)
                 products = None
             self._repeats[key] = products

@@ -75,7 +75,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         compiled: CompiledRegions,
         module_name: Callable[[torch.nn.Module, str], str | None],
         halve_causal: bool,
-        failed: Callable[[str, BaseException], None],
+        failed: Callable[[str, Exception], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._local = local
@@ -288,7 +288,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._list(state, operator.name, table.module, args, out, heavy=True)
             return table.cell(operator)
         cell = table.counted_cell(operator, self._effective(dtype, operator, args))
-        flops = work if isinstance(work, int) else self._split(cell, work)
+        flops = work if isinstance(work, int) else _split(cell, work, self._halve_causal)
         cell.flops += flops
         if table.phase == "forward" or table.phase == "recompute":
             if is_grad_enabled():
@@ -314,23 +314,6 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The region's one autograd node was made just before.
         state.makers.insert(sequence_number() - 1, name)
         return state.table_of(name, table.phase)
-
-    def _split(self, cell: CountedCell, work: Work) -> int:
-        """Books what a call repeats and skips; what remains is the running phase's."""
-        flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
-        # A mask rules out the same share of every product over the score matrix.
-        own = skipped * flops // (flops + repeated) if skipped else 0
-        skipped -= own
-        if self._halve_causal and work.causal:
-            # What is not counted any more runs as before: of it, less is skipped, or more runs than is counted.
-            own -= flops - flops // 2
-            skipped -= repeated - repeated // 2
-            flops //= 2
-            repeated //= 2
-        cell.skipped += own
-        cell.repeated += repeated
-        cell.repeated_skipped += skipped
-        return flops
 
     def _formula_failed(self, name: str, error: Exception) -> None:
         if name not in self._failing:
@@ -411,16 +394,35 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             self._failed("a compiled kernel", error)
 
-    def flops_of(self, work: int | Work) -> int:
-        """FLOPs that are booked on the running phase for what a formula answers."""
-        return work if isinstance(work, int) else self._split(CountedCell(None), work)
-
     def _state(self) -> ThreadState:
         try:
             state: ThreadState = self._local.state
         except AttributeError:
             state = self._new_state()
         return state
+
+
+def flops_of(work: int | Work, *, halve_causal: bool) -> int:
+    """FLOPs that are booked on the running phase for what a formula answers."""
+    return work if isinstance(work, int) else _split(CountedCell(None), work, halve_causal)
+
+
+def _split(cell: CountedCell, work: Work, halve_causal: bool) -> int:
+    """Books what a call repeats and skips; what remains is the running phase's."""
+    flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
+    # A mask rules out the same share of every product over the score matrix.
+    own = skipped * flops // (flops + repeated) if skipped else 0
+    skipped -= own
+    if halve_causal and work.causal:
+        # What is not counted any more runs as before: of it, less is skipped, or more runs than is counted.
+        own -= flops - flops // 2
+        skipped -= repeated - repeated // 2
+        flops //= 2
+        repeated //= 2
+    cell.skipped += own
+    cell.repeated += repeated
+    cell.repeated_skipped += skipped
+    return flops
 
 
 def _ignore(function: Any) -> None:

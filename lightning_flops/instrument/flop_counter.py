@@ -6,19 +6,18 @@ of the running autograd node says whose backward is. Nothing is put on the user'
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import is_grad_enabled, nn
 from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.autograd_state import (
     NO_GRAPH_TASK,
     current_node,
@@ -30,19 +29,18 @@ from lightning_flops.instrument.backward_scope import BackwardScope
 from lightning_flops.instrument.causal_halves import HalvingMode
 from lightning_flops.instrument.compiled_backward import CompiledBackwards
 from lightning_flops.instrument.compiled_regions import CompiledRegions, autograd_is_compiled
-from lightning_flops.instrument.counting_mode import CountingMode
+from lightning_flops.instrument.counting_mode import CountingMode, flops_of
 from lightning_flops.instrument.dispatch_stack import is_pushed, push, remove
 from lightning_flops.instrument.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.graph_hooks import before_backward_of, nodes_behind, nodes_of
+from lightning_flops.instrument.ledger import Ledger
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
 from lightning_flops.instrument.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.tallies import merge_records, total_flops
 from lightning_flops.instrument.template_kernels import heard_kernels, heard_replays
-from lightning_flops.instrument.thread_state import ENDED, UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
+from lightning_flops.instrument.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
-
-logger = logging.getLogger(__name__)
 
 CausalAttention = Literal["full", "half"]
 
@@ -66,40 +64,40 @@ class FlopCounter:
         self._root = root
         self._names = ModuleNames(root)
         self._name_for = self._names.name_for
-        self._parameter_owners: dict[int, str] | None = None
-        self._lock = threading.RLock()
-        self._local = threading.local()
-        self._threads: list[ThreadState] = []
-        self._notes: list[str] = list(autograd_state.LOST)
-        self._failures: set[str] = set()
+        self._ledger = Ledger()
+        self._local = self._ledger.local
+        self._state = self._ledger.state
+        self._failed = self._ledger.failed
         self._compiled = CompiledRegions(self._names)
         self._backward = BackwardScope(
-            threads=self._thread_states,
-            owner_of=self._owner_of,
+            threads=self._ledger.threads,
+            owner_of=self._names.owner_of,
             unknown=OUTSIDE if root is None else "",
-            note=self._note,
+            note=self._ledger.note,
         )
         mode = HalvingMode if causal_attention == "half" else CountingMode
         self._mode = mode(
-            local=self._local,
-            new_state=self._state,
+            local=self._ledger.local,
+            new_state=self._ledger.state,
             backward=self._backward,
             compiled=self._compiled,
             module_name=self._names.name_for,
             halve_causal=causal_attention == "half",
-            failed=self._failed,
+            failed=self._ledger.failed,
         )
         self._compiled_backwards = CompiledBackwards(
-            state=self._state,
+            state=self._ledger.state,
             table=self._backward.table_of_node,
             post=self._backward.post,
-            flops_of=self._mode.flops_of,
-            note=self._note,
+            flops_of=partial(flops_of, halve_causal=causal_attention == "half"),
+            note=self._ledger.note,
+            failed=self._ledger.failed,
         )
         self._mode.on_function = self._compiled_backwards.watch
         self._graph_ran = False
         """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
         self._reducer_hooks: set[str] = set()
+        self._lock = threading.RLock()
         self._entered = 0
         self._undo = ExitStack()
 
@@ -192,7 +190,7 @@ class FlopCounter:
 
     def record(self) -> FlopRecord:
         """What was counted so far, on all threads."""
-        record = merge_records(self._posted_threads(), self._notes)
+        record = merge_records(self._posted_threads(), self._ledger.notes)
         return replace(record, notes=(*record.notes, *self._afterthoughts(record)))
 
     def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
@@ -220,41 +218,11 @@ class FlopCounter:
         """FLOPs by phase so far, on all threads; cheaper than ``record``."""
         return total_flops(self._posted_threads())
 
-    # Threads and notes
-
-    def _state(self) -> ThreadState:
-        try:
-            state: ThreadState = self._local.state
-        except AttributeError:
-            state = self._local.state = ThreadState()
-            with self._lock:
-                for other in self._threads:
-                    if other.ident == state.ident:
-                        other.ident = ENDED  # the system gives a thread's identifier to the next one
-                self._threads.append(state)
-        return state
-
-    def _thread_states(self) -> list[ThreadState]:
-        with self._lock:
-            return list(self._threads)
-
     def _posted_threads(self) -> list[ThreadState]:
-        threads = self._thread_states()
+        threads = self._ledger.threads()
         for state in threads:
             self._backward.post(state)
         return threads
-
-    def _note(self, sentence: str) -> None:
-        if sentence not in self._notes:
-            self._notes.append(sentence)
-
-    def _failed(self, where: str, error: BaseException) -> None:
-        """Says once that the counter failed; the user's step goes on."""
-        if where not in self._failures:
-            self._failures.add(where)
-            sentence = f"Counting failed in {where} ({type(error).__name__}: {error}); FLOPs may be missing."
-            logger.warning(sentence)
-            self._note(sentence)
 
     # What runs in the forward
 
@@ -425,7 +393,7 @@ class FlopCounter:
         The engine resets a thread's modes after every node.
         """
         try:
-            self._note(
+            self._ledger.note(
                 "A backward ran on a Python thread on which the counter was not entered: "
                 "what it did outside the model's modules is not counted."
             )
@@ -462,12 +430,6 @@ class FlopCounter:
                 counter._failed("a backward on another thread", error)
 
         before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim)
-
-    def _owner_of(self, parameter: Any) -> str:
-        """Name of the module that holds a parameter."""
-        if self._parameter_owners is None:
-            self._parameter_owners = self._names.parameter_owners()
-        return self._parameter_owners.get(id(parameter), OUTSIDE)
 
 
 def _is_strays(cell: OperatorCell) -> bool:

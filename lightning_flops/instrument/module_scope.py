@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
-from lightning_flops.records import ModuleRecord
+from lightning_flops.records import OUTSIDE, ModuleRecord
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class ModuleNames:
         self.known: dict[nn.Module, str | tuple[str, ...]] = {}
         """A module's name, or its names where it is shared; another dictionary after each ``refresh``."""
         self._strangers: set[nn.Module] = set()
+        self._owners: dict[int, str] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -129,6 +131,7 @@ class ModuleNames:
                     names[module] = (*known, name)
         self.known = names
         self._strangers = set()
+        self._owners = None
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
         """Name of a module that the module named *caller* calls; None for one that is not the root's.
@@ -153,15 +156,18 @@ class ModuleNames:
         """The modules that have names, each once."""
         return self.known.keys()
 
-    def parameter_owners(self) -> dict[int, str]:
-        """Name of the first module that holds each parameter, by the parameter's id."""
-        owners: dict[int, str] = {}
-        for module, known in self.known.items():
-            name = known if isinstance(known, str) else known[0]
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    owners.setdefault(id(parameter), name)
-        return owners
+    def owner_of(self, parameter: Any) -> str:
+        """Name of the first module that holds *parameter*; ``(outside)`` where none does."""
+        owners = self._owners
+        if owners is None:
+            owners = {}
+            for module, known in self.known.items():
+                name = known if isinstance(known, str) else known[0]
+                for held in module._parameters.values():
+                    if held is not None:
+                        owners.setdefault(id(held), name)
+            self._owners = owners
+        return owners.get(id(parameter), OUTSIDE)
 
 
 def _shared_depth(name: str, caller: str) -> int:

@@ -13,23 +13,26 @@ class _Patch:
     def __init__(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.target = target
         self.name = name
-        self.alive = True
         self.had = name in vars(target)
         self.previous = vars(target).get(name)
         original = getattr(target, name)
-        inner = make(original)
+        self.inner: Callable[..., Any] | None = make(original)
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
             # Somebody may have wrapped us in turn and keep us beyond our time: then we are not there.
-            return (inner if self.alive else original)(*args, **kwargs)
+            return (self.inner or original)(*args, **kwargs)
 
         replacement.__lightning_flops_patch__ = self  # type: ignore[attr-defined]
         self.replacement = replacement
         setattr(target, name, replacement)
 
+    @property
+    def alive(self) -> bool:
+        return self.inner is not None
+
     def undo(self) -> None:
-        self.alive = False
+        self.inner = None  # and let go of what it works for: whoever keeps us need not keep that
         attributes = vars(self.target)
         if attributes.get(self.name) is not self.replacement:
             return  # wrapped by somebody else since; what is left of us there calls the original

@@ -69,7 +69,7 @@ def test_threads_that_follow_each_other_do_not_get_each_others_backwards() -> No
     counter = FlopCounter(model)
 
     def work(order: tuple[nn.Module, nn.Module]) -> None:
-        for ended in counter._threads:
+        for ended in counter._ledger.threads():
             ended.ident = threading.get_ident()  # whether the system does it in this run is its own affair
         with counter:
             order[1](order[0](torch.ones(1, 5))).sum().backward()
