@@ -108,9 +108,9 @@ def _of_stage(peers: Sequence[RankRecord], limits: AdviceThresholds) -> list[Str
     exposed = [_exposed_sec(summary) for summary in summaries]
     found = []
     for index, record in enumerate(peers):
-        delay, shown_by = _larger(timed.get(index), traced.get(index))
         limit_sec = max(limits.straggler_sec, (limits.straggler - 1.0) * steps[index])
-        if delay is None or delay.total_sec <= limit_sec:
+        delay, shown_by = _worth_naming(timed.get(index), traced.get(index), limit_sec)
+        if delay is None:
             continue
         part, part_sec = _main(delay.by_part, delay.total_sec)
         module, module_sec = _module(record, peers, part, part_sec)
@@ -132,11 +132,16 @@ def _of_stage(peers: Sequence[RankRecord], limits: AdviceThresholds) -> list[Str
     return found
 
 
-def _larger(timed: _Delay | None, traced: _Delay | None) -> tuple[_Delay | None, Literal["timed steps", "traced step"]]:
-    """The delay that says more, of those that are no chance."""
-    seen = [one for one in (timed, traced) if one is not None and one.total_sec > one.chance_sec]
-    largest = max(seen, key=lambda one: one.total_sec, default=None)
-    return largest, "traced step" if largest is traced else "timed steps"
+def _worth_naming(
+    timed: _Delay | None, traced: _Delay | None, limit_sec: float
+) -> tuple[_Delay | None, Literal["timed steps", "traced step"]]:
+    """The delay that many steps show, unless one step shows so much more that this alone were worth naming."""
+    seen = [
+        one if one is not None and one.total_sec > max(limit_sec, one.chance_sec) else None for one in (timed, traced)
+    ]
+    if seen[1] is not None and (seen[0] is None or seen[1].total_sec > seen[0].total_sec + limit_sec):
+        return seen[1], "traced step"
+    return seen[0], "timed steps"
 
 
 # ---- the two ways to look at it

@@ -26,6 +26,7 @@ from lightning_flops.analysis.trace.modules import module_table as module_table
 from lightning_flops.analysis.trace.names import Kind as Kind
 from lightning_flops.analysis.trace.operators import memory_table as memory_table
 from lightning_flops.analysis.trace.operators import operator_table as operator_table
+from lightning_flops.analysis.trace.parts import step_parts as step_parts
 from lightning_flops.analysis.trace.phases import model_summary as model_summary
 from lightning_flops.analysis.trace.ranks import RanksError as RanksError
 from lightning_flops.analysis.trace.ranks import collective_calls as collective_calls
@@ -36,7 +37,6 @@ from lightning_flops.analysis.trace.scopes import device_summary as device_summa
 from lightning_flops.analysis.trace.scopes import overview as overview
 from lightning_flops.analysis.trace.scopes import transfer_table as transfer_table
 from lightning_flops.analysis.trace.scopes import user_scope_table as user_scope_table
-from lightning_flops.analysis.trace.step_parts import step_parts as step_parts
 from lightning_flops.analysis.trace.step_time import step_times as step_times
 from lightning_flops.analysis.trace.structure import Steps as Steps
 from lightning_flops.analysis.trace_tables import ChildRow as ChildRow

@@ -1,0 +1,257 @@
+"""Milliseconds of each rank are given, and who is late, by how much and where, is worked out by hand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.analysis.rank_record import RankRecord, make_rank_record
+from lightning_flops.analysis.stragglers import Straggler, find_stragglers
+from lightning_flops.analysis.timing import build_timing
+from lightning_flops.analysis.trace_tables import TracedPart
+from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
+from tests.report import windows
+
+MS = 0.001
+MODULES = ("", "first", "second")
+TIMED = 20
+
+
+@lru_cache(maxsize=1)
+def _blank() -> RankRecord:
+    return make_rank_record(build_profile(windows.mlp_window(), config=ProfilerConfig()))
+
+
+def timed_step(milliseconds: Mapping[str, float]) -> StepRecord:
+    return StepRecord(
+        index=0,
+        signature=StepSignature(batches=(), forwards=1, backwards=1, updates=1),
+        micro_steps=1,
+        samples=1,
+        seconds=PhaseSeconds(**{name: value * MS for name, value in milliseconds.items()}),
+    )
+
+
+def record(
+    rank: int,
+    timed: Mapping[str, float] | Sequence[Mapping[str, float]],
+    *,
+    exposed: Mapping[str, float] | None = None,
+    traced: Mapping[str, float] | None = None,
+    stage: int = 0,
+    own_forward: Sequence[float] = (),
+    own_backward: Sequence[float] = (),
+) -> RankRecord:
+    """A rank's record, in milliseconds.
+
+    Args:
+        rank: its number.
+        timed: parts of its timed steps; of all of them the same, or of each.
+        exposed: exposed communication by part in its traced step; None if no step was traced.
+        traced: parts of the traced step, where that took other times.
+        stage: of a pipeline.
+        own_forward: of each of ``MODULES``, in the traced step.
+        own_backward: likewise.
+    """
+    blank = _blank()
+    steps = [timed] * TIMED if isinstance(timed, Mapping) else list(timed)
+    parts = steps[0] if traced is None else traced
+    return replace(
+        blank,
+        summary=replace(
+            blank.summary,
+            context=replace(blank.summary.context, rank=rank, world_size=8, pp_rank=stage),
+            timing=build_timing([timed_step(one) for one in steps], mixed_phases=()),
+            traced_step=None if exposed is None else 7,
+            traced_steps=0 if exposed is None else 1,
+            traced_parts=()
+            if exposed is None
+            else tuple(
+                TracedPart(name=name, wall_sec=value * MS, exposed_sec=exposed.get(name, 0.0) * MS)
+                for name, value in parts.items()
+            ),
+            modules_clock="host" if own_forward else None,
+        ),
+        module_names=MODULES if own_forward else (),
+        own_forward_ns=array("q", [round(one * 1e6) for one in own_forward]),
+        own_backward_ns=array("q", [round(one * 1e6) for one in own_backward]),
+    )
+
+
+def only(found: Sequence[Straggler]) -> Straggler:
+    (one,) = found
+    return one
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds / MS, 6)
+
+
+HEALTHY = {"data_wait": 1.0, "forward": 30.0, "backward": 60.0, "optimizer": 9.0}
+"""A step of 100 ms."""
+WAITING = {"backward": 5.0}
+"""Of its backward, gradients are exchanged without being hidden."""
+
+
+def healthy(rank: int) -> RankRecord:
+    return record(rank, HEALTHY, exposed=WAITING)
+
+
+# ---- where it is slow
+
+
+def test_nobody_is_named_where_all_keep_pace() -> None:
+    assert find_stragglers([healthy(rank) for rank in range(4)]) == ()
+
+
+def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
+    # Rank 2 waits 41 ms for data, the others 1; they wait 40 ms for it in their backwards.
+    others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 1, 3)]
+    found = only(find_stragglers([*others, record(2, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
+    assert (found.rank, found.part, found.module, found.shown_by) == (2, "data wait", None, "timed steps")
+    assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (40, 40)
+    assert round(found.share, 6) == round(40 / 140, 6)
+    assert (milliseconds(found.exposed_sec), milliseconds(found.others_exposed_sec)) == (5, 45)
+
+
+def test_a_slow_module_is_named_with_its_forward() -> None:
+    usual, slow = (2, 8, 20), (2, 8, 50)
+    other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=usual, own_backward=usual)
+    mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=slow, own_backward=usual)
+    found = only(find_stragglers([mine, other]))
+    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
+    assert (found.module, milliseconds(found.module_sec)) == ("second", 30)
+
+
+def test_a_forward_that_is_slow_everywhere_names_no_module() -> None:
+    other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=(10, 10, 10))
+    mine = record(1, HEALTHY | {"forward": 60}, exposed=WAITING, own_forward=(20, 20, 20))
+    found = only(find_stragglers([mine, other]))
+    assert (found.part, found.module) == ("forward", None)
+
+
+def test_a_slow_backward_shows_only_in_what_the_others_wait_there() -> None:
+    # All backwards take 90 ms: on rank 1 all but 5 are work, on the others 35 are communication.
+    parts = HEALTHY | {"backward": 90}
+    others = [record(rank, parts, exposed={"backward": 35}) for rank in (0, 2, 3)]
+    found = only(find_stragglers([*others, record(1, parts, exposed=WAITING)]))
+    assert (found.rank, found.part, found.shown_by) == (1, "backward", "traced step")
+    assert (milliseconds(found.late_sec), milliseconds(found.part_sec)) == (30, 30)
+
+
+def test_a_slow_forward_under_sharding_is_told_from_the_waits_of_the_others_in_it() -> None:
+    # Weights are gathered in the forward, so there the others wait, and all forwards take as long.
+    parts = HEALTHY | {"forward": 60}
+    found = only(
+        find_stragglers([record(0, parts, exposed={"forward": 40}), record(1, parts, exposed={"forward": 10})])
+    )
+    assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
+
+
+def test_a_rank_that_is_slow_in_every_part_is_named_without_one() -> None:
+    slow = {"data_wait": 11, "forward": 40, "backward": 60, "optimizer": 19}
+    others = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35})
+    found = only(find_stragglers([others, record(1, slow, exposed=WAITING)]))
+    assert (found.rank, found.part, found.part_sec, milliseconds(found.late_sec)) == (1, None, None, 30)
+
+
+def test_several_slow_ranks_are_all_named_the_slowest_first() -> None:
+    others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in range(6)]
+    slow = [
+        record(6, HEALTHY | {"data_wait": 21}, exposed=WAITING),
+        record(7, HEALTHY | {"data_wait": 41}, exposed=WAITING),
+    ]
+    assert [(one.rank, milliseconds(one.late_sec)) for one in find_stragglers([*slow, *others])] == [(7, 40), (6, 20)]
+
+
+# ---- what is no straggler
+
+
+def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
+    # Rank 1 came 50 ms late in that one step, which therefore took 150; no timed step took more than 100.
+    late = HEALTHY | {"forward": 80.0}
+    waited = HEALTHY | {"backward": 110.0}
+    mine = record(1, HEALTHY, exposed=WAITING, traced=late)
+    assert find_stragglers([record(0, HEALTHY, exposed={"backward": 55}, traced=waited), mine]) == ()
+
+
+def test_one_long_wait_of_twenty_names_nobody() -> None:
+    steps: list[dict[str, float]] = [HEALTHY] * (TIMED - 1) + [HEALTHY | {"data_wait": 900.0}]
+    assert find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]) == ()
+
+
+def test_a_wait_in_every_other_step_is_named() -> None:
+    steps: list[dict[str, float]] = [HEALTHY, HEALTHY | {"data_wait": 401.0}] * (TIMED // 2)
+    found = only(find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]))
+    # Nine of the ten long waits over 19 steps: one is left out, as it might have been the only one.
+    assert (found.rank, found.part) == (1, "data wait")
+    assert milliseconds(found.part_sec) == round(9 * 400 / 19, 6)
+
+
+def test_parts_that_differ_by_chance_name_nobody() -> None:
+    # Forwards of 10 and 60 ms in turn, on rank 1 one more of the long ones: its mean is 2.6 ms above the other's.
+    def unsteady(long: int) -> list[dict[str, float]]:
+        return [HEALTHY | {"forward": 60.0}] * long + [HEALTHY | {"forward": 10.0}] * (TIMED - long)
+
+    tight = AdviceThresholds(straggler=1.0)
+    ranks = [record(0, unsteady(10), exposed=WAITING), record(1, unsteady(11), exposed=WAITING)]
+    assert find_stragglers(ranks, thresholds=tight) == ()
+    steady = [healthy(0), record(1, HEALTHY | {"forward": 32.6}, exposed=WAITING)]
+    assert only(find_stragglers(steady, thresholds=tight)).rank == 1
+
+
+def test_waiting_for_others_is_not_taken_for_being_slow() -> None:
+    # Rank 0 waits 40 ms for rank 1 in its forward, as sharded models do: its forward is the longest by far.
+    waits = record(0, HEALTHY | {"forward": 70}, exposed={"forward": 40, "backward": 5})
+    slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
+    assert [one.rank for one in find_stragglers([waits, slow])] == [1]
+
+
+@pytest.mark.parametrize(("late_ms", "named"), [(10.0, []), (12.0, [1])])
+def test_a_straggler_is_later_than_a_tenth_of_the_others_step(late_ms: float, named: list[int]) -> None:
+    slow = record(1, HEALTHY | {"data_wait": 1.0 + late_ms}, exposed=WAITING)
+    assert [one.rank for one in find_stragglers([healthy(0), slow])] == named
+
+
+def test_the_thresholds_are_settings() -> None:
+    ranks = [healthy(0), record(1, HEALTHY | {"data_wait": 5}, exposed=WAITING)]
+    assert find_stragglers(ranks) == ()
+    assert only(find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.03))).rank == 1
+    assert find_stragglers(ranks, thresholds=AdviceThresholds(straggler=1.03, straggler_sec=0.005)) == ()
+
+
+# ---- what is not known
+
+
+def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
+    reads = [record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41})]
+    found = only(find_stragglers(reads))
+    assert (found.rank, found.part, found.exposed_sec, found.others_exposed_sec) == (1, "data wait", None, None)
+    # A long forward may well be a wait for the others.
+    assert find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"forward": 70})]) == ()
+
+
+def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
+    # The second stage's forward is three times the first's: unbalanced, and nobody's fault.
+    first = [record(rank, HEALTHY, exposed=WAITING) for rank in (0, 1)]
+    second = [record(rank, HEALTHY | {"forward": 90}, exposed=WAITING, stage=1) for rank in (2, 3)]
+    assert find_stragglers([*first, *second]) == ()
+    late = record(3, HEALTHY | {"forward": 90, "data_wait": 41}, exposed=WAITING, stage=1)
+    assert only(find_stragglers([*first, second[0], late])).rank == 3
+
+
+def test_a_rank_alone_or_untimed_is_held_against_nobody() -> None:
+    slow = record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)
+    untimed = replace(healthy(0), summary=replace(healthy(0).summary, timing=None))
+    assert find_stragglers([]) == find_stragglers([slow]) == find_stragglers([slow, untimed]) == ()
+
+
+def test_the_order_of_the_records_does_not_matter() -> None:
+    ranks = [healthy(0), healthy(1), healthy(2), record(3, HEALTHY | {"data_wait": 41}, exposed=WAITING)]
+    assert find_stragglers(ranks) == find_stragglers(ranks[::-1])
