@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.clocks import WallClock
+from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 from tests.deepspeed.engines import (
     BLOCK,
     SAMPLES,
@@ -366,6 +368,48 @@ def on_a_fake_clock(loader: str) -> dict[str, Any]:
     return outcome(engine, parts=parts, excluded={} if timing is None else dict(timing.excluded_sec))
 
 
+def monitored_wait() -> dict[str, Any]:
+    """No window opens. A batch takes 1 s to wait for and 3 s to train; an evaluation waits 64 s for its own."""
+    now = FakeNow()
+
+    class Slow(TensorDataset):
+        def __init__(self, batches: int, sec: float) -> None:
+            super().__init__(torch.randn(batches * SAMPLES, 8))
+            self.sec = sec
+
+        def __getitem__(self, index: Any) -> Any:
+            now.sleep(self.sec / SAMPLES)
+            return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+    readings: list[dict[str, float]] = []
+    with (
+        installed(),
+        patch("lightning_flops.run_profiler.Monitor", lambda: Monitor(now)),
+        patch.object(DeepSpeedMonitorSink, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
+    ):
+        engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
+        for (batch,) in DataLoader(Slow(STEPS, 1), batch_size=SAMPLES):
+            loss = engine(batch).square().sum()
+            engine.backward(loss)
+            now.sleep(3)
+            engine.step()
+            if engine.global_steps == 2:
+                engine.eval()
+                with torch.no_grad():
+                    for (held_out,) in DataLoader(Slow(1, 64), batch_size=SAMPLES):
+                        engine(held_out)
+                engine.train()
+        handle = attach(engine)
+        handle.detach()
+    assert handle.throughput is not None and handle.throughput.reader_cost_sec is not None
+    return {
+        "readings": readings,
+        "reader_sec": handle.throughput.reader_cost_sec.average,
+        "reader_ratio": handle.throughput.reader_ratio,
+        "left": left_on(engine),
+    }
+
+
 def interrupted(where: str, *, at: int = 2) -> dict[str, Any]:
     """Step *at* raises; the loop catches it and looks around. Step 2 is counted, the window is closed before step 8."""
     failing = SimpleNamespace(now=False)
@@ -450,6 +494,7 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "hard_operators": hard_operators,
     "muon": muon,
     **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
+    "monitored_wait": monitored_wait,
     **{
         f"interrupted_{where}": functools.partial(interrupted, where)
         for where in ("forward", "backward", "optimizer", "loader")

@@ -208,6 +208,13 @@ class TestFakeClock:
         assert profile.rates.samples_per_sec == 4 / (2 + 12 + 16 + 16 + 80)
 
 
+def test_the_wait_for_a_loader_of_the_users_own_is_monitored_without_any_window() -> None:
+    returned = returned_by("monitored_wait")
+    assert [reading["flops_monitor/data_wait_ratio"] for reading in returned["readings"]] == [1 / 4, 1 / 4]
+    assert (returned["reader_sec"], returned["reader_ratio"]) == (1, 1 / 4)  # of a batch; the end of the data is none
+    assert returned["left"] == []
+
+
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "loader"])
 def test_after_an_exception_in_the_counted_step_nothing_is_left(where: str) -> None:
     returned = returned_by(f"interrupted_{where}")
