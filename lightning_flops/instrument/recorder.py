@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from torch import nn
 
+from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import Shapes, shapes_text
 from lightning_flops.instrument.clocks import Clock
-from lightning_flops.instrument.loader_queue import Feed, FeedState
+from lightning_flops.instrument.loader_queue import Feed
 from lightning_flops.instrument.module_scope import describe_modules
+from lightning_flops.instrument.part_counter import Counter, PartCounter
 from lightning_flops.instrument.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.settling import Settling
 from lightning_flops.instrument.trace_cycles import TraceCycles
 from lightning_flops.records import (
-    FlopRecord,
     ModuleRecord,
-    PhaseFlops,
     RunContext,
     StepRecord,
     StepSignature,
@@ -40,36 +41,11 @@ logger = logging.getLogger(__name__)
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
-LIMIT_FACTOR = 10
+_LIMIT_FACTOR = 10
 """A window watches at most this many times ``timing_steps`` steps for the counted step's signature."""
 
 _FEW_MATCHES = 10
 """Signatures "keep changing" when fewer than one timed step in this many has the counted step's."""
-
-
-class Counter(Protocol):
-    """What the recorder needs of a FLOP counter."""
-
-    def __enter__(self) -> Any:
-        """Start counting; may be entered again after it was left, and adds up."""
-
-    def __exit__(self, *exc: object) -> Any:
-        """Stop counting and take everything off torch."""
-
-    def pause(self) -> AbstractContextManager[Any]:
-        """Inside, nothing is counted."""
-
-    def in_root(self) -> AbstractContextManager[Any]:
-        """Inside, work that no module call owns is the root's own."""
-
-    def in_optimizer(self) -> AbstractContextManager[Any]:
-        """Inside, work is the optimizer's."""
-
-    def total(self) -> PhaseFlops:
-        """FLOPs by phase so far."""
-
-    def record(self) -> FlopRecord:
-        """What was counted so far."""
 
 
 class State(Enum):
@@ -147,39 +123,28 @@ class Recorder:
     ) -> None:
         self._root = root
         self._whole = whole
-        self._tracing = tracing
+        self._tracing = TraceCycles((), TraceSchedule()) if tracing is None else tracing
         self._profile_step = profile_step
         self._timing_steps = timing_steps
-        self._settle_steps = min(settle_steps, timing_steps)
-        self._settle_limit = LIMIT_FACTOR * max(settle_steps, timing_steps)
-        self._feed = feed
-        self._rhythm_steps: int | None = None
-        self._drained_at = 0
+        self._settling = Settling(steps=settle_steps, timing_steps=timing_steps, feed=feed, note=self.note)
         self._clock = clock
         self._timer = PhaseTimer(clock) if clock is not None else None
         self._new_counter = new_counter
-        self._counter: Counter | None = None
+        self._counter: PartCounter | None = None
         self._modules: tuple[ModuleRecord, ...] = ()
         self._state = State.WAITING
         self._steps_done = 0
-        self._settled = 0
         self._matches = 0
         self._step = _Step()
         self._counted: list[StepRecord] = []
         self._timed: list[tuple[StepRecord, StepMarks]] = []
         self._variable = False
         self._notes: list[str] = []
-        self._scopes: list[ExitStack] = []
-        self._flops = FlopRecord()
-        self._total = PhaseFlops()
         self._counted_shapes: tuple[Shapes, ...] | None = None
         self._shapes_deceive = False
         self._began = False
         self._ended: _Step | None = None
         self._complete = False
-        self._open_parts: list[str] = []
-        self._seen = PhaseFlops()
-        self._mixed: set[TimePhase] = set()
         self._unseen: set[TimePhase] = set()
         if profile_step == 0:
             self._open()
@@ -188,11 +153,6 @@ class Recorder:
     def state(self) -> State:
         """Where in the window the run is."""
         return self._state
-
-    @property
-    def steps_done(self) -> int:
-        """Steps of this run that ended so far."""
-        return self._steps_done
 
     @property
     def counting(self) -> bool:
@@ -207,7 +167,7 @@ class Recorder:
     @property
     def tracing(self) -> bool:
         """The running step is traced, or warms up for it: its time means nothing."""
-        return self._state is State.TRACING and self._tracing is not None and not self._tracing.waits
+        return self._state is State.TRACING and not self._tracing.waits
 
     @property
     def timer(self) -> PhaseTimer | None:
@@ -258,18 +218,18 @@ class Recorder:
         A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` is still
         its own.
         """
-        if self._state is State.TRACING and self._tracing is not None:
+        if self._state is State.TRACING:
             self._tracing.batch_begins(self._steps_done)
             yield
             ended, self._ended = self._ended, None
             if ended is not None:
-                self._end_traced_step(self._tracing, ended)
+                self._end_traced_step(ended)
             return
         if not self.counting or self._counter is None:
             yield
             return
         self._began = True
-        with self._counter:
+        with self._counter.on():
             yield
         ended, self._ended = self._ended, None
         if ended is not None:
@@ -287,17 +247,10 @@ class Recorder:
         if (timer := self.timer) is not None:
             timer.enter(Mark(part, counts))
             return
-        if self._state is State.TRACING and self._tracing is not None:
+        if self._state is State.TRACING:
             self._tracing.enter(part)
         elif self.counting and self._counter is not None:
-            self._look(self._counter)
-            self._open_parts.append(part)
-            scope = ExitStack()
-            if part == "forward":
-                scope.enter_context(self._counter.in_root())
-            elif part not in ("backward", "optimizer", "transfer", "other"):
-                scope.enter_context(self._counter.pause())
-            self._scopes.append(scope)
+            self._counter.enter(part)
         if counts:
             self._step.enter(part)
 
@@ -305,21 +258,17 @@ class Recorder:
         """The part entered last ends."""
         if (timer := self.timer) is not None:
             timer.leave()
-        elif self._state is State.TRACING and self._tracing is not None:
+        elif self._state is State.TRACING:
             self._tracing.leave()
-        elif self._scopes and self._counter is not None:
-            self._look(self._counter)
-            self._open_parts.pop()
-            self._scopes.pop().close()
+        elif self._counter is not None:
+            self._counter.leave()
 
     def claim(self, part: TimePhase) -> None:
         """What ran since the last part was left, if none is running now, was *part* too."""
-        if self._open_parts:
-            return
         if (timer := self.timer) is not None:
             timer.claim(part)
         elif self.counting and self._counter is not None:
-            self._look(self._counter, outside=part)
+            self._counter.claim(part)
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
         """Inside, what is counted is the optimizer's, whatever part of the step is running."""
@@ -333,20 +282,7 @@ class Recorder:
 
     def settle_for(self, steps: int) -> None:
         """Leave at least so many steps alone after the counted one, as far as that is no more than are timed."""
-        self._settle_steps = min(max(self._settle_steps, steps), self._timing_steps)
-
-    def _look(self, counter: Counter, outside: str = "other") -> None:
-        """Notice work that ran while the loop was in another part than the one its time is looked for in."""
-        seen = counter.total()
-        part = self._open_parts[-1] if self._open_parts else outside
-        for phase, before, now in (
-            ("forward", self._seen.forward, seen.forward),
-            ("backward", self._seen.backward + self._seen.recompute, seen.backward + seen.recompute),
-            ("optimizer", self._seen.optimizer, seen.optimizer),
-        ):
-            if now > before and part != phase:
-                self._mixed.update(one for one in _TIME_PHASES if one in (phase, part))
-        self._seen = seen
+        self._settling.at_least(steps)
 
     def epoch_ends(self) -> None:
         """Until the next epoch begins, time belongs to no step."""
@@ -383,8 +319,7 @@ class Recorder:
             self._ended = step  # the batch's scope is not left yet
             return
         if state is State.SETTLING:
-            self._settled += 1
-            if self._settled >= self._settle_steps and not self._must_drain():
+            if self._settling.step_ends():
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
@@ -395,42 +330,18 @@ class Recorder:
             self._open()
 
     def _open(self) -> None:
-        self._counter = self._new_counter(self._root)
+        self._counter = PartCounter(self._new_counter(self._root))
         self._state = State.COUNTING
-
-    def _must_drain(self) -> bool:
-        """The loop lives, or may live, on batches that were fetched ahead, and there is time to wait until they end."""
-        feed = self._feed
-        if feed is None:
-            return False
-        if self._rhythm_steps is None and feed.state() is FeedState.EMPTY:
-            self._rhythm_steps, self._drained_at = feed.rhythm_steps(), self._settled
-        if self._rhythm_steps is not None:
-            # The first round after the last batch that lay ready still has batches that were begun before.
-            return self._settled < self._drained_at + self._rhythm_steps
-        if self._settled >= feed.least_steps() and feed.state() is not FeedState.DRAINING:
-            return False
-        if self._settled < self._settle_limit:
-            return True
-        self.note(
-            f"Batches that were fetched ahead were not used up within {self._settled} steps, although the data loader "
-            "is slower than the training: in the long run it waits more than what was timed."
-        )
-        return False
 
     def _start_timing(self) -> None:
         assert self._timer is not None
-        if self._rhythm_steps is not None:  # whole rounds of the loader's workers
-            self._timing_steps = -(-self._timing_steps // self._rhythm_steps) * self._rhythm_steps
+        self._timing_steps = self._settling.in_whole_rounds(self._timing_steps)
         self._state = State.TIMING
         self._timer.begin()
 
     def _end_counted_step(self, step: _Step) -> None:
         assert self._counter is not None
-        self._look(self._counter)
-        before, self._total = self._total, self._counter.total()
-        self._flops = self._counter.record()
-        self._counted.append(replace(self._record(step), flops=_difference(self._total, before)))
+        self._counted.append(replace(self._record(step), flops=self._counter.step_ends()))
         self._steps_done += 1
         if self._state is State.COUNTING_MORE:
             if len(self._counted) >= len(self._timed):
@@ -441,7 +352,7 @@ class Recorder:
         self._modules = describe_modules(self._root, whole=whole, note=self.note)
         if self._timer is None:
             self._trace_or_close()
-        elif self._settle_steps == 0:
+        elif self._settling.steps == 0:
             self._start_timing()
         else:
             self._state = State.SETTLING
@@ -457,8 +368,7 @@ class Recorder:
         self._matches += record.signature == counted
         self._shapes_deceive |= record.signature != counted and record.signature.batches == counted.batches
         if self._matches >= self._timing_steps:
-            if self._rhythm_steps is None and self._must_drain():
-                # The workers have fallen behind meanwhile: what was timed was the beginning of the end of the queue.
+            if self._settling.was_too_early():
                 self._timed.clear()
                 self._matches = 0
                 self._state = State.SETTLING
@@ -473,21 +383,19 @@ class Recorder:
                 self._trace_or_close()
             else:
                 self._state = State.COUNTING_MORE
-        elif watched >= LIMIT_FACTOR * self._timing_steps:
+        elif watched >= _LIMIT_FACTOR * self._timing_steps:
             self._trace_or_close()
 
     def _trace_or_close(self) -> None:
         """Counts and times are complete."""
         self._complete = True
-        self._state = State.CLOSED
-        if self._tracing is not None:
-            self._tracing.begin(lambda signature: self._variable or signature == self._counted[0].signature)
-            self._state = State.CLOSED if self._tracing.over else State.TRACING
+        self._tracing.begin(lambda signature: self._variable or signature == self._counted[0].signature)
+        self._state = State.CLOSED if self._tracing.over else State.TRACING
 
-    def _end_traced_step(self, tracing: TraceCycles, step: _Step) -> None:
+    def _end_traced_step(self, step: _Step) -> None:
         self._steps_done += 1
-        tracing.step_ends(step.signature())
-        if tracing.over:
+        self._tracing.step_ends(step.signature())
+        if self._tracing.over:
             self._state = State.CLOSED
 
     def _record(self, step: _Step) -> StepRecord:
@@ -504,10 +412,9 @@ class Recorder:
     def abandon(self) -> None:
         """Take everything of this window's off torch, wherever it stands; nothing more is measured."""
         self._state = State.CLOSED
-        while self._scopes:
-            self._scopes.pop().close()
-        if self._tracing is not None:
-            self._tracing.give_up()
+        if self._counter is not None:
+            self._counter.give_up()
+        self._tracing.give_up()
 
     def close(self, *, context: RunContext, report_step: int) -> WindowRecord | None:
         """End the window, whatever state it is in, and say what it measured.
@@ -520,20 +427,39 @@ class Recorder:
             None if no step was counted to its end.
         """
         closed_early = not self._complete
-        if self._state is State.TRACING and self._tracing is not None:
+        if self._state is State.TRACING:
             self.note("Training ended before all was traced that was to be.")
         self.abandon()
         if self._counter is None or not self._counted:
             return None
-        counted = self._counted
+        timed = self._read_times()
+        mixed = self._counter.mixed
+        self._note_what_times_do_not_tell(timed=len(timed), mixed=mixed, closed_early=closed_early)
+        return WindowRecord(
+            profile_step=self._profile_step,
+            report_step=report_step,
+            context=context,
+            modules=self._modules,
+            flops=self._counter.flops,
+            counted_steps=tuple(self._counted),
+            timed_steps=timed,
+            timing_steps=self._timing_steps,
+            settle_steps=self._settling.steps,
+            variable=self._variable,
+            traces=self._tracing.traces,
+            module_seconds=self._tracing.module_seconds,
+            mixed_phases=_in_order(mixed | self._unseen),
+            notes=(*self._notes, *self._tracing.notes),
+        )
+
+    def _note_what_times_do_not_tell(self, *, timed: int, mixed: set[TimePhase], closed_early: bool) -> None:
         if closed_early:
             self.note("Training ended before the window closed.")
-        timed = self._read_times()
-        mixed = tuple(phase for phase in _TIME_PHASES if phase in self._mixed)
         if mixed:
+            names = " and ".join(_in_order(mixed))
             self.note(
-                f"In the counted step, work of one phase ran where the loop was in another ({' and '.join(mixed)}), as "
-                "with autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these "
+                f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
+                "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these "
                 "times cannot be told apart, their sum is true."
             )
         if self._timer is None:
@@ -541,39 +467,23 @@ class Recorder:
         elif self._variable:
             self.note(
                 f"Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: "
-                f"FLOPs are of {len(counted)} steps and times of {len(timed)} other steps of the same run, so rates "
+                f"FLOPs are of {len(self._counted)} steps and times of {timed} other steps of the same run, so rates "
                 "compare averages."
             )
-        elif len(timed) < len(self._timed):
+        elif timed < len(self._timed):
             self.note(
-                f"Steps differ: only {len(timed)} of the {len(self._timed)} steps watched had the counted step's batch "
+                f"Steps differ: only {timed} of the {len(self._timed)} steps watched had the counted step's batch "
                 "shapes and numbers of forwards, backwards and updates. FLOPs, times and rates are of such steps."
             )
-        if not self._variable and self._timer is not None and len(timed) < self._timing_steps:
+        if not self._variable and self._timer is not None and timed < self._timing_steps:
             self.note(
-                f"{len(timed)} of the {self._timing_steps} steps asked for were timed: "
+                f"{timed} of the {self._timing_steps} steps asked for were timed: "
                 + (
                     "the run was too short."
                     if closed_early
                     else f"only they had the counted step's signature among {len(self._timed)} watched."
                 )
             )
-        return WindowRecord(
-            profile_step=self._profile_step,
-            report_step=report_step,
-            context=context,
-            modules=self._modules,
-            flops=self._flops,
-            counted_steps=tuple(counted),
-            timed_steps=timed,
-            timing_steps=self._timing_steps,
-            settle_steps=self._settle_steps,
-            variable=self._variable,
-            traces=() if self._tracing is None else self._tracing.traces,
-            module_seconds=None if self._tracing is None else self._tracing.module_seconds,
-            mixed_phases=tuple(phase for phase in _TIME_PHASES if phase in self._mixed | self._unseen),
-            notes=(*self._notes, *(self._tracing.notes if self._tracing is not None else ())),
-        )
 
     def _read_times(self) -> tuple[StepRecord, ...]:
         if self._timer is None or self._clock is None or not self._timed:
@@ -590,10 +500,5 @@ class Recorder:
         return tuple(steps)
 
 
-def _difference(now: PhaseFlops, before: PhaseFlops) -> PhaseFlops:
-    return PhaseFlops(
-        forward=now.forward - before.forward,
-        backward=now.backward - before.backward,
-        recompute=now.recompute - before.recompute,
-        optimizer=now.optimizer - before.optimizer,
-    )
+def _in_order(phases: set[TimePhase]) -> tuple[TimePhase, ...]:
+    return tuple(phase for phase in _TIME_PHASES if phase in phases)

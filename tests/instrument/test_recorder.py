@@ -9,6 +9,7 @@ from torch import nn
 
 from lightning_flops.instrument.clocks import WallClock
 from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.trace_cycles import TraceCycles
 from lightning_flops.records import (
     FlopPhase,
     FlopRecord,
@@ -80,7 +81,13 @@ class Run:
     """A training loop in miniature: each batch waits 1 s, runs forward 2 s, backward 4 s, and the optimizer 8 s."""
 
     def __init__(
-        self, *, profile_step: int = 1, timing_steps: int = 3, settle_steps: int = 2, clock: bool = True
+        self,
+        *,
+        profile_step: int = 1,
+        timing_steps: int = 3,
+        settle_steps: int = 2,
+        clock: bool = True,
+        tracing: TraceCycles | None = None,
     ) -> None:
         self.now = FakeNow()
         self.counter = FakeCounter()
@@ -92,6 +99,7 @@ class Run:
             settle_steps=settle_steps,
             clock=WallClock(self.now) if clock else None,
             new_counter=lambda root: self.counter,
+            tracing=tracing,
         )
 
     def part(self, name: str, seconds: float, phase: FlopPhase | None = None, flops: int = 0) -> None:

@@ -144,8 +144,7 @@ class TracedRun(Run):
     """A miniature loop whose window traces; counted is step 1, settled step 2, timed steps 3 and 4."""
 
     def __init__(self, tracer: FakeTracer, schedule: TraceSchedule | None = None) -> None:
-        super().__init__(timing_steps=2, settle_steps=1)
-        self.recorder._tracing = TraceCycles([tracer], schedule or TraceSchedule())
+        super().__init__(timing_steps=2, settle_steps=1, tracing=TraceCycles([tracer], schedule or TraceSchedule()))
 
 
 def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:

@@ -1,0 +1,106 @@
+"""The FLOP counter of a window's counted steps: told which part of a step is running, it tells what to lay to which."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol, get_args
+
+from lightning_flops.records import FlopRecord, PhaseFlops, TimePhase
+
+_TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
+
+_COUNTED_PARTS = ("backward", "optimizer", "transfer", "other")
+"""Parts of a step whose work counts as it comes; a forward's counts as the root's, that of anything else not at all."""
+
+
+class Counter(Protocol):
+    """What is needed of a FLOP counter."""
+
+    def __enter__(self) -> Any:
+        """Start counting; may be entered again after it was left, and adds up."""
+
+    def __exit__(self, *exc: object) -> Any:
+        """Stop counting and take everything off torch."""
+
+    def pause(self) -> AbstractContextManager[Any]:
+        """Inside, nothing is counted."""
+
+    def in_root(self) -> AbstractContextManager[Any]:
+        """Inside, work that no module call owns is the root's own."""
+
+    def in_optimizer(self) -> AbstractContextManager[Any]:
+        """Inside, work is the optimizer's."""
+
+    def total(self) -> PhaseFlops:
+        """FLOPs by phase so far."""
+
+    def record(self) -> FlopRecord:
+        """What was counted so far."""
+
+
+class PartCounter:
+    """Counts whole steps; they add up."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._open: list[tuple[str, ExitStack]] = []
+        self._seen = PhaseFlops()
+        self._before_step = PhaseFlops()
+        self.flops = FlopRecord()
+        """What was counted until the last step ended."""
+        self.mixed: set[TimePhase] = set()
+        """Phases whose work ran, in part, while the loop was in another of them."""
+
+    def on(self) -> AbstractContextManager[Any]:
+        """Inside, what runs is counted."""
+        return self._counter
+
+    def enter(self, part: str) -> None:
+        """*part* of a step begins, inside whatever part is running."""
+        self._look()
+        scope = ExitStack()
+        if part == "forward":
+            scope.enter_context(self._counter.in_root())
+        elif part not in _COUNTED_PARTS:
+            scope.enter_context(self._counter.pause())
+        self._open.append((part, scope))
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._open:
+            self._look()
+            self._open.pop()[1].close()
+
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if none is running now, was *part* too."""
+        if not self._open:
+            self._look(outside=part)
+
+    def in_optimizer(self) -> AbstractContextManager[Any]:
+        """Inside, what is counted is the optimizer's, whatever part of the step is running."""
+        return self._counter.in_optimizer()
+
+    def step_ends(self) -> PhaseFlops:
+        """What the step that ends here has spent."""
+        self._look()
+        before, self._before_step = self._before_step, self._counter.total()
+        self.flops = self._counter.record()
+        return self._before_step - before
+
+    def give_up(self) -> None:
+        """Every part that is still open ends."""
+        while self._open:
+            self._open.pop()[1].close()
+
+    def _look(self, outside: str = "other") -> None:
+        """Notice work that ran while the loop was in another part than the one its time is looked for in."""
+        seen = self._counter.total()
+        part = self._open[-1][0] if self._open else outside
+        for phase, before, now in (
+            ("forward", self._seen.forward, seen.forward),
+            ("backward", self._seen.backward + self._seen.recompute, seen.backward + seen.recompute),
+            ("optimizer", self._seen.optimizer, seen.optimizer),
+        ):
+            if now > before and part != phase:
+                self.mixed.update(one for one in _TIME_PHASES if one in (phase, part))
+        self._seen = seen
