@@ -11,7 +11,7 @@ is looked at in two ways.
   that one, a delay that comes with every step did not.
 
 Where the traces tell nothing, only waits for data and transfers to the device are a rank's own for certain. Steps that
-differ by chance make no straggler: a delay is named if it stands out from how far the steps lie apart.
+differ by chance make no straggler: a delay is named if it stands out from how far the steps lie apart, and the ranks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ _OWN_SHARE = 0.95
 _STANDARD_ERRORS = 3.0
 """What the means over the timed steps differ by more than so many standard errors is no chance."""
 
-_STANDARD_DEVIATIONS = 2.0
-"""What a single step is longer by than so many standard deviations of the timed steps is no chance."""
+_STANDARD_DEVIATIONS = 1.0
+"""Of the timed steps: what the fastest of them leaves of a single step's delay is below this by chance."""
+
+_DEVIATION_OVER_MEDIAN = 1.4826
+"""Standard deviation of a normal distribution ÷ the median of the deviations from its middle."""
 
 _NEVER_WAITS = ("data wait", "transfer")
 """Parts in which no rank waits for another, as far as anybody can tell without a trace."""
@@ -164,8 +167,10 @@ def _timed_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
             if _is_own(summaries[index], name):
                 delays[index][name] = own_sec - others_sec
                 variances[index] += square + others_square
+    totals = {index: sum(by_part.values()) for index, by_part in delays.items()}
+    usual_sec = _usual_extreme(list(totals.values()))
     return {
-        index: _Delay(sum(by_part.values()), by_part, _STANDARD_ERRORS * math.sqrt(variances[index]))
+        index: _Delay(totals[index], by_part, chance_sec=max(usual_sec, _STANDARD_ERRORS * math.sqrt(variances[index])))
         for index, by_part in delays.items()
     }
 
@@ -192,11 +197,12 @@ def _traced_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
             ]
         )
         apart = _medians_of_others([_step(summary).deviation_sec for summary in traced])
+        usual_sec = _usual_extreme(whole)
         for place, index in enumerate(indexes):
             delays[index] = _Delay(
                 whole[place] - longer[place],
                 {_spoken(name): values[place] - others[name][place] for name, values in own.items()},
-                _STANDARD_DEVIATIONS * apart[place],
+                chance_sec=max(usual_sec, _STANDARD_DEVIATIONS * apart[place]),
             )
     return delays
 
@@ -293,6 +299,18 @@ def _spoken(name: str) -> str:
 def _delays(values: Sequence[float]) -> list[float]:
     """Each value less the median of the others."""
     return [value - others for value, others in zip(values, _medians_of_others(values), strict=True)]
+
+
+def _usual_extreme(delays: Sequence[float]) -> float:
+    """How late the latest of so many ranks is by chance, if most of them are none but chance's: normally distributed.
+
+    Outliers hardly move the median of the deviations. Of fewer than four ranks it tells nothing.
+    """
+    if len(delays) < 4:
+        return 0.0
+    middle = median(delays)
+    deviation = _DEVIATION_OVER_MEDIAN * median(abs(one - middle) for one in delays)
+    return deviation * math.sqrt(2.0 * math.log(len(delays)))
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:

@@ -206,6 +206,18 @@ def test_parts_that_differ_by_chance_name_nobody() -> None:
     assert only(find_stragglers(steady, thresholds=tight)).rank == 1
 
 
+def test_the_latest_of_many_ranks_that_lie_apart_is_not_named_for_being_that() -> None:
+    # Of 32 ranks each waits for data 1 ms longer than the one before: half of the deviations from the middle are
+    # above 8 ms. By chance one of 32 is later than the middle by 8 × 1.4826 × √(2 ln 32) = 31.2 ms.
+    def ranks(latest_ms: float) -> list[RankRecord]:
+        waits = [float(rank) for rank in range(31)] + [latest_ms]
+        return [record(rank, HEALTHY | {"data_wait": wait}, exposed=WAITING) for rank, wait in enumerate(waits)]
+
+    assert find_stragglers(ranks(31)) == ()
+    assert find_stragglers(ranks(45)) == ()
+    assert [one.rank for one in find_stragglers(ranks(60))] == [31]
+
+
 def test_waiting_for_others_is_not_taken_for_being_slow() -> None:
     # Rank 0 waits 40 ms for rank 1 in its forward, as sharded models do: its forward is the longest by far.
     waits = record(0, HEALTHY | {"forward": 70}, exposed={"forward": 40, "backward": 5})

@@ -1,0 +1,61 @@
+"""Real ranks, one of which sleeps somewhere in every step: rank 0's report names it, and where."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.ranks import RanksProfile
+from tests.ranks.launching import launch, profile_in
+from tests.ranks.scenarios_stragglers import SLOW_RANK
+
+RANKS = [2, pytest.param(4, marks=pytest.mark.slow)]
+
+
+def report_of(scenario: str, ranks: int) -> Profile:
+    """Rank 0's profile, with what the other ranks sent it."""
+    return profile_in(launch("scenarios_stragglers", ranks=ranks)(scenario)[0])
+
+
+def all_ranks(profile: Profile, ranks: int) -> RanksProfile:
+    assert profile.ranks is not None
+    assert profile.ranks.answered == ranks, profile.ranks.absences
+    return profile.ranks
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    ("scenario", "part", "module"),
+    [
+        ("slow_data", "data wait", None),
+        ("slow_forward", "forward", "layers.2"),
+        ("slow_backward", "backward", "layers.2"),
+        ("slow_optimizer", "optimizer", None),
+    ],
+)
+def test_the_rank_that_sleeps_is_named_with_the_part_and_the_module(
+    scenario: str, part: str, module: str | None, ranks: int
+) -> None:
+    profile = report_of(scenario, ranks)
+    (found,) = all_ranks(profile, ranks).stragglers
+    assert (found.rank, found.part, found.module) == (SLOW_RANK, part, module)
+    # The others wait for it in what they communicate.
+    assert found.exposed_sec is not None
+    assert found.others_exposed_sec is not None
+    assert found.others_exposed_sec > found.exposed_sec
+    (advice,) = (one for one in profile.advice if one.rule == "straggler")
+    assert f"rank {SLOW_RANK}" in advice.evidence
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_sleep_before_a_collective_shows_as_the_others_wait_for_it(ranks: int) -> None:
+    communication = all_ranks(report_of("slow_backward", ranks), ranks).communication
+    assert communication is not None
+    assert communication.wait_sec is not None
+    assert communication.wait_sec.least_rank == SLOW_RANK
+    assert communication.wait_sec.greatest_rank != SLOW_RANK
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_that_keep_pace_are_not_named(ranks: int) -> None:
+    assert all_ranks(report_of("healthy", ranks), ranks).stragglers == ()
