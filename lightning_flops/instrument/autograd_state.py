@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -74,6 +74,15 @@ _ENGINE_CODE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", Non
 _APPLY_CODE = getattr(torch.autograd.Function.apply, "__func__", torch.autograd.Function.apply).__code__
 _CALL_CODE = torch.nn.Module._call_impl.__code__
 _WRAPPED_CALL_CODE = torch.nn.Module._wrapped_call_impl.__code__
+_STEP_CODE = next(
+    (
+        constant
+        for constant in torch.optim.Optimizer.profile_hook_step.__code__.co_consts
+        if isinstance(constant, CodeType) and constant.co_name == "wrapper"
+    ),
+    None,
+)
+"""Of what calls an optimizer's hooks around its step."""
 
 
 def node_sequence(node: Any) -> int:
@@ -187,6 +196,30 @@ def called_by_engine() -> bool:
         return sys._getframe(3).f_code is _ENGINE_CODE
     except ValueError:
         return True  # the engine's own thread: nothing is further out
+
+
+def running_calls(module: torch.nn.Module) -> int:
+    """How many calls of *module* that hooks heard of are on this thread's stack."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
+            calls += 1
+        frame = frame.f_back
+    return calls
+
+
+def runs_step_of(optimizer: Any) -> bool:
+    """Whether a step of *optimizer* is on this thread's stack; also where torch does not let that be seen."""
+    if _STEP_CODE is None:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # No other frame's variables are looked at: in a user's they would be kept beyond their time.
+        if frame.f_code is _STEP_CODE and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def calling_modules() -> Iterator[torch.nn.Module]:

@@ -23,6 +23,8 @@ from lightning_flops.instrument.autograd_state import (
     current_node,
     graph_task_id,
     inside_function_forward,
+    running_calls,
+    runs_step_of,
     sequence_number,
 )
 from lightning_flops.instrument.backward_scope import BackwardScope
@@ -253,6 +255,7 @@ class FlopCounter:
             if (
                 type(name) is str
                 and name != state.books  # a wrapper and what it wraps have one name, and are called once
+                and name  # the root's calls are few, and tell what has ended without a word
                 and graph_task_id() == state.usual_task
                 and is_grad_enabled()
             ):
@@ -284,6 +287,9 @@ class FlopCounter:
                         self._enter_teacher(state, caller.name, module)
                     self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
                     return
+            if not name:
+                self._drop_ended(state, module)
+                caller = state.stack[-1]
             outermost = state.modes == 0 and len(state.stack) == 1
             running = self._enter_running(state, name, module, "module")
             if running.task == NO_GRAPH_TASK and not state.paused:
@@ -297,6 +303,30 @@ class FlopCounter:
                 state.makers.claims = True
         except Exception as error:
             self._failed("a module's forward pre-hook", error)
+
+    def _drop_ended(self, state: ThreadState, begins: nn.Module) -> None:
+        """Takes off the stack what ended without a word; *begins* is called, and not on it yet.
+
+        After an exception that is no ``Exception``, such as KeyboardInterrupt, torch calls no hooks of a module; after
+        any at all, none of an optimizer.
+        """
+        stack = state.stack
+        depth = len(stack)
+        while depth > 1:
+            kind, owner = stack[depth - 1].kind, stack[depth - 1].owner
+            if kind == "module":
+                calls = sum(running.owner is owner for running in stack[:depth]) + (owner is begins)
+                ended = running_calls(owner) < calls
+            else:
+                ended = kind == "optimizer" and owner is not None and not runs_step_of(owner)
+            if not ended:
+                break
+            depth -= 1
+        if depth < len(stack):
+            mode_pushed = any(running.mode_pushed for running in stack[depth:])
+            state.pop_to(depth)
+            if mode_pushed:
+                remove(self._mode)
 
     def _enter_teacher(self, state: ThreadState, name: str, module: nn.Module) -> None:
         """A module that is not the root's is called without grad: no backward follows, whatever runs in it.
