@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
+from lightning_flops.analysis.module_names import with_those_above
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
@@ -166,7 +167,7 @@ class FlopCounts:
         """FLOPs of each module, everything below it included, by operator; pairs that spent none are left out."""
         cells: defaultdict[str, list[OperatorCell]] = defaultdict(list)
         for cell in self.record.cells:
-            for name in _with_ancestors(cell.module):
+            for name in with_those_above(cell.module):
                 cells[name].append(cell)
         groups = {name: _flops_by(group, lambda cell: cell.operator) for name, group in cells.items()}
         return _root_first({name: group for name, group in groups.items() if group})
@@ -215,19 +216,9 @@ def _with_those_below(own: Mapping[str, _Amounts], nothing: _Amounts) -> dict[st
     """What each module has of its *own*, and what those below it have."""
     sums: dict[str, _Amounts] = {}
     for name, amounts in own.items():
-        for above in _with_ancestors(name):
+        for above in with_those_above(name):
             sums[above] = sums.get(above, nothing) + amounts
     return _root_first(sums)
-
-
-def _with_ancestors(name: str) -> Iterator[str]:
-    """Yield the module's name, then those of the modules around it, the root last."""
-    yield name
-    if name == OUTSIDE:
-        return
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
 
 
 def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:

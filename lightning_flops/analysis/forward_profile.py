@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import ModuleProfile, build_modules, parent_name
+from lightning_flops.analysis.module_names import parent_name
+from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
 from lightning_flops.analysis.rates import per_second
 from lightning_flops.records import OUTSIDE, FlopRecord, ModuleRecord, PhaseFlops, UncountedOperator
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.module_names import parent_name, short_name
 from lightning_flops.analysis.traced_step import ModuleTimes
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
 
@@ -43,7 +44,7 @@ class ModuleProfile:
     @property
     def short_name(self) -> str:
         """Last part of the name: what its parent calls it."""
-        return self.name.rpartition(".")[2]
+        return short_name(self.name)
 
 
 def build_modules(
@@ -111,11 +112,6 @@ def _in_tree_order(names: Iterable[str]) -> list[str]:
         ordered.append(name)
         waiting.extend(below for below in reversed(children.get(name, ())) if below)
     return ordered
-
-
-def parent_name(name: str) -> str:
-    """Qualified name of the module around *name*; the root is its own parent."""
-    return name.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

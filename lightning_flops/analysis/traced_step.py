@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.module_names import with_those_above
 from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.analysis.trace_tables import ModuleTable, TracedPart, TraceReport
 from lightning_flops.errors import LightningFlopsError
@@ -267,7 +268,7 @@ def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
 def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
     total: defaultdict[str, float] = defaultdict(float)
     for name, seconds in own_forward_sec.items():
-        for above in _with_those_above(name):
+        for above in with_those_above(name):
             total[above] += seconds
     return {
         name: ModuleTimes(
@@ -297,14 +298,7 @@ def _seconds_at_peak(
             peaks[cell.dtype] = peak_of(cell.dtype)
         seconds = per_second(amount=cell.flops, seconds=peaks[cell.dtype])
         side = int(cell.phase != "forward")
-        for name in _with_those_above(cell.module):
+        for name in with_those_above(cell.module):
             before = sums[name][side]
             sums[name][side] = None if before is None or seconds is None else before + seconds
     return {name: (forward, backward) for name, (forward, backward) in sums.items()}
-
-
-def _with_those_above(name: str) -> Iterator[str]:
-    yield name
-    while name:
-        name = name.rpartition(".")[0]
-        yield name

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from lightning_flops.analysis.forward_profile import ForwardModule, ForwardProfile
-from lightning_flops.analysis.module_tree import parent_name
+from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rates import per_second
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,

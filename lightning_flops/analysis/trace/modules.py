@@ -7,13 +7,13 @@ carry tells; a node inside another node, as a reentrant checkpoint runs them, is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Ints, intersect, merge, subtract
@@ -74,7 +74,7 @@ def find_frames(trace: Trace) -> Frames | None:
     if all(name is None for name in marks):
         return None
     # A container whose forward nobody calls, such as a list of blocks, has the time of what is in it.
-    modules = tuple(dict.fromkeys(one for name in ("", *marks) if name is not None for one in _with_those_above(name)))
+    modules = tuple(dict.fromkeys(one for name in ("", *marks) if name is not None for one in with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
     parts = [marked_phase(name) for name in trace.names]
     is_mark = np.array([mark is not None or part is not None for mark, part in zip(marks, parts, strict=True)])
@@ -327,14 +327,7 @@ def _calls(frames: Frames) -> Ints:
 def modules_above(modules: tuple[str, ...]) -> Ints:
     """For each module the one above it; -1 for the root."""
     numbers = {name: index for index, name in enumerate(modules)}
-    return np.array([numbers[name.rpartition(".")[0]] if name else -1 for name in modules], dtype=np.int64)
-
-
-def _with_those_above(name: str) -> Iterator[str]:
-    yield name
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
+    return np.array([numbers[parent_name(name)] if name else -1 for name in modules], dtype=np.int64)
 
 
 def _sums(owner: Ints, values: Ints, wanted: npt.NDArray[np.bool_], count: int) -> Ints:
