@@ -224,6 +224,11 @@ class RunContext:
     accumulate: int = 1
     strategy: str = ""
 
+    @property
+    def run_word(self) -> str:
+        """What the framework's users call the training that steps are numbered in."""
+        return "fit" if "lightning" in self.framework else "run"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:

@@ -520,12 +520,11 @@ class RunProfiler(ABC):
         self._take_out_if_done()
 
     def _say_what_was_not_reached(self, step: int) -> None:
+        ended = f"this {self._run_context().run_word} ended after {self._steps_done} step(s)"
         if self._profile is None:
-            logger.warning(
-                "nothing was profiled: profile_step is %d, and this fit ended after %d step(s)", step, self._steps_done
-            )
+            logger.warning("nothing was profiled: profile_step is %d, and %s", step, ended)
         elif self._config.every is None:
-            logger.warning("step %d was not profiled: this fit ended after %d step(s)", step, self._steps_done)
+            logger.warning("step %d was not profiled: %s", step, ended)
 
     def _report_throughput(self) -> None:
         if self._monitor is None:
@@ -554,7 +553,8 @@ class RunProfiler(ABC):
         self._profile = profile
         self._counted_shapes, self._counted_updates = recorder.counted_shapes, recorder.counted_updates
         if self._writes:
-            logger.info("profiled step %d of this fit in %.3f s", window.profile_step, time.perf_counter() - started)
+            taken_sec = time.perf_counter() - started
+            logger.info("profiled step %d of this %s in %.3f s", window.profile_step, profile.context.run_word, taken_sec)
         if self._ranks is None:
             self._show(profile)
         else:

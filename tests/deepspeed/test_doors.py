@@ -126,7 +126,7 @@ def test_the_builtin_profiler_can_be_kept_for_comparison(scenario: str) -> None:
 @pytest.mark.parametrize("how", ["detach", "destroy"])
 def test_a_step_that_was_never_reached_is_said_once(how: str) -> None:
     returned = returned_by(f"never_reached_{how}")
-    assert returned["logged"] == ["nothing was profiled: profile_step is 100, and this fit ended after 3 step(s)"]
+    assert returned["logged"] == ["nothing was profiled: profile_step is 100, and this run ended after 3 step(s)"]
     assert returned["left"] == []
 
 
@@ -148,7 +148,7 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
         environment=DEEPSPEED_ON_CPU,
     )
     assert printed.count("Profile Summary at step 7") == 1 and "2 of 20 steps, 5-6" in printed
-    assert printed.count("nothing was profiled: profile_step is 100, and this fit ended after 3 step(s)") == 1
+    assert printed.count("nothing was profiled: profile_step is 100, and this run ended after 3 step(s)") == 1
     profile = Profile.from_json((tmp_path / "profile.json").read_text(encoding="utf-8"))
     assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 
@@ -158,7 +158,7 @@ def test_an_engine_that_is_let_go_is_gone() -> None:
     if returned["plain alive"]:
         pytest.skip("this DeepSpeed keeps engines itself")
     assert not returned["alive"]
-    assert returned["logged"] == ["nothing was profiled: profile_step is 5, and this fit ended after 3 step(s)"]
+    assert returned["logged"] == ["nothing was profiled: profile_step is 5, and this run ended after 3 step(s)"]
 
 
 def test_a_run_can_have_several_windows() -> None:
