@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lightning_flops.analysis.trace_tables import Overlap, RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.errors import LightningFlopsError
@@ -126,18 +126,19 @@ _Key = tuple[str, str, int | None]
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
     """For each rank its collectives by name, and in sentences what could not be matched."""
     sums: list[defaultdict[str, _Sums]] = [defaultdict(_Sums) for _ in ranks]
-    together: defaultdict[_Key, list[tuple[int, CollectiveCalls]]] = defaultdict(list)
+    together: defaultdict[_Key, list[_TakingPart]] = defaultdict(list)
     unmatched, partial, groupless = _Counts(int), _Counts(int), _Counts(int)
     for index, listed in enumerate(ranks):
         for calls in listed:
             one = sums[index][calls.name]
             one.calls += calls.calls
             one.bytes = None if one.bytes is None or calls.bytes is None else one.bytes + calls.bytes
-            one.latency_ns += sum(calls.latency_ns)
+            latency_ns = sum(calls.latency_ns)
+            one.latency_ns += latency_ns
             if calls.group is None:
                 groupless[calls.name] += calls.calls
             else:
-                together[_key(calls)].append((index, calls))
+                together[_key(calls)].append(_TakingPart(index, calls, latency_ns))
     for taking_part in together.values():
         _match_one(taking_part, sums, unmatched=unmatched, partial=partial)
     tables = [tuple(sorted((_row(*item) for item in one.items()), key=_by_latency)) for one in sums]
@@ -155,6 +156,15 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
 _Counts = defaultdict[str, int]
 
 
+class _TakingPart(NamedTuple):
+    """One rank's calls among those that belong together."""
+
+    place: int
+    calls: CollectiveCalls
+    latency_ns: int
+    """Added up once: thousands of ranks have millions of calls."""
+
+
 def _key(calls: CollectiveCalls) -> _Key:
     """What calls that may belong together have in common: a send's counterpart is a receive."""
     name = calls.name if calls.channel is None else f"from {calls.channel}"
@@ -163,29 +173,30 @@ def _key(calls: CollectiveCalls) -> _Key:
 
 
 def _match_one(
-    taking_part: Sequence[tuple[int, CollectiveCalls]],
+    taking_part: Sequence[_TakingPart],
     sums: Sequence[Mapping[str, _Sums]],
     *,
     unmatched: _Counts,
     partial: _Counts,
 ) -> None:
-    if len(taking_part) < 2 or len({calls.calls for _, calls in taking_part}) > 1:
-        for _, calls in taking_part:
-            unmatched[calls.name] += calls.calls
+    if len(taking_part) < 2 or len({one.calls.calls for one in taking_part}) > 1:
+        for one in taking_part:
+            unmatched[one.calls.name] += one.calls.calls
         return
-    first = taking_part[0][1]
+    first = taking_part[0].calls
     expected = first.group_size if first.channel is None else 2
     if len(taking_part) < (expected or 0):
         partial[first.name] += first.calls
     # Of what was left out on one rank nobody knows the transfer.
-    known = min(len(calls.latency_ns) for _, calls in taking_part)
-    latencies = [one if len(one) == known else one[:known] for one in (calls.latency_ns for _, calls in taking_part)]
+    known = min(len(one.calls.latency_ns) for one in taking_part)
+    latencies = [one.calls.latency_ns for one in taking_part]
     transfer_ns = sum(map(min, *latencies))
-    for (index, calls), latency in zip(taking_part, latencies, strict=True):
-        one = sums[index][calls.name]
-        one.matched_calls += known
-        one.transfer_ns += transfer_ns
-        one.wait_ns += sum(latency) - transfer_ns
+    for place, calls, latency_ns in taking_part:
+        total = sums[place][calls.name]
+        total.matched_calls += known
+        total.transfer_ns += transfer_ns
+        cut = len(calls.latency_ns) > known
+        total.wait_ns += (sum(calls.latency_ns[:known]) if cut else latency_ns) - transfer_ns
 
 
 def _row(name: str, sums: _Sums) -> RankCollectiveRow:

@@ -54,19 +54,36 @@ def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:
     Raises:
         ProfileFormatError: not JSON, another version, or a field that is missing, unknown or of a wrong type.
     """
+    plain = _parsed(text)
+    if not isinstance(plain, dict):
+        _fail(f"the profile must be a JSON object, got {_shown(plain)}")
+    found = plain.get(version_field)
+    if type(found) is not int or found != version:
+        _fail(f"{version_field} must be {version}, the version this package reads, got {_shown(found)}")
+    return _read(cls, plain)
+
+
+def load_part(cls: type[_T], text: str) -> _T:
+    """The dataclass *cls* that ``dump`` wrote as *text*, where something else says which version that is.
+
+    Raises:
+        ProfileFormatError: not JSON, or a field that is missing, unknown or of a wrong type.
+    """
+    return _read(cls, _parsed(text))
+
+
+def _parsed(text: str) -> Any:
     try:
-        plain = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
     except ProfileFormatError:
         raise
     except json.JSONDecodeError as error:
         _fail(f"the profile is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}")
     except (ValueError, RecursionError) as error:  # a number or a nesting that Python refuses to read
         _fail(f"the profile is not valid JSON: {error}")
-    if not isinstance(plain, dict):
-        _fail(f"the profile must be a JSON object, got {_shown(plain)}")
-    found = plain.get(version_field)
-    if type(found) is not int or found != version:
-        _fail(f"{version_field} must be {version}, the version this package reads, got {_shown(found)}")
+
+
+def _read(cls: type[_T], plain: Any) -> _T:
     try:
         return cast("_T", _reader(cast("Any", cls))(plain))
     except _Misfit as misfit:

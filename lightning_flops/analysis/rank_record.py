@@ -2,15 +2,17 @@
 
 ``make_rank_record`` draws a record from a profile, ``pack`` turns it into bytes and ``unpack`` back. Packed, it is
 
-    magic, version, kind, checksum, length of the header, length of the names | header | names | numbers
+    magic, version, kind, checksum, lengths of what follows | form | module names | own | fractions | whole numbers
 
-each of the three parts compressed for itself. The header is JSON. The names are those of the modules, which most ranks
-have in common, so that a reader decodes them once. The numbers are whole nanoseconds.
+The form is the record without its numbers, as compressed JSON; that and the names most ranks have in common, so that a
+reader decodes them once. Own is JSON, too: the rank's host and the whole numbers of the form. Then come the fractions,
+8 bytes each, and times in nanoseconds, 4 bytes each where that is enough.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
 import zlib
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.collectives import CollectiveCalls
+from lightning_flops.analysis.number_templates import NumberTemplate, split_numbers
 from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
 from lightning_flops.analysis.timing import TimingProfile
 from lightning_flops.analysis.trace_tables import Overlap, TracedPart
@@ -165,7 +168,7 @@ def _nanoseconds(seconds: Iterable[float]) -> array[int]:
 # ---- bytes
 
 _MAGIC = b"LFRR"
-_PREFIX = struct.Struct("<4sHHIII")
+_PREFIX = struct.Struct("<4sHHIIIII")
 _RECORD, _ABSENCE = 1, 2
 
 _REASON_CHARS = 500
@@ -184,10 +187,9 @@ _BUDGETS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
-    """What stands in a packed record as JSON."""
+class _Form:
+    """What stands in a packed record as JSON, without its numbers."""
 
-    version: int
     summary: RankSummary
     left_out: tuple[str, ...]
     collectives: tuple[CollectiveCalls, ...]
@@ -204,10 +206,14 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Absence:
-    version: int
-    rank: int
-    reason: str
+class _Sent:
+    """A packed record, taken apart."""
+
+    form: bytes
+    names: bytes
+    own: bytes
+    fractions: bytes
+    whole: bytes
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
@@ -219,8 +225,8 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
         RankRecordError: it is too large without any of them, or a number in it is not finite.
     """
     if isinstance(answer, RankAbsence):
-        absence = _Absence(version=RECORD_VERSION, rank=answer.rank, reason=answer.reason[:_REASON_CHARS])
-        return _framed(_ABSENCE, _json(absence), b"", b"")
+        shortened = replace(answer, reason=answer.reason[:_REASON_CHARS])
+        return _framed(_ABSENCE, _Sent(form=_json(shortened), names=b"", own=b"", fractions=b"", whole=b""))
     for modules, calls in _BUDGETS:
         packed = _packed(_with_calls(_with_modules(answer, modules), calls))
         if len(packed) <= RECORD_LIMIT_BYTES:
@@ -286,61 +292,103 @@ def _with_calls(record: RankRecord, most: int) -> RankRecord:
 def _packed(record: RankRecord) -> bytes:
     latencies = (calls.latency_ns for calls in record.collectives)
     arrays = [_narrowed(numbers) for numbers in (record.own_forward_ns, record.own_backward_ns, *latencies)]
-    header = _Header(
-        version=RECORD_VERSION,
-        summary=record.summary,
+    context = record.summary.context
+    form = _Form(
+        summary=replace(record.summary, context=replace(context, host="")),
         left_out=record.left_out,
         collectives=tuple(replace(calls, latency_ns=array("q")) for calls in record.collectives),
         arrays=tuple(_Array(typecode=_typecode(numbers), length=len(numbers)) for numbers in arrays),
     )
-    numbers = zlib.compress(b"".join(map(_little_endian, arrays)))
-    return _framed(_RECORD, _json(header), _compressed_names(record.module_names), numbers)
+    # Once through JSON, so that an int that stands for a float has become one.
+    typed = dataclass_json.load_part(_Form, _text(form))
+    template, integers, fractions = split_numbers(typed)
+    return _framed(
+        _RECORD,
+        _Sent(
+            form=_json(template),
+            names=_compressed_names(record.module_names),
+            own=json.dumps([context.host, *integers], separators=(",", ":")).encode(),
+            fractions=_little_endian(array("d", fractions)),
+            whole=b"".join(map(_little_endian, arrays)),
+        ),
+    )
 
 
 def _unpacked(data: bytes) -> RankRecord | RankAbsence:
-    if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
-        raise RankRecordError("it is no record of a rank")
-    _, version, kind, checksum, header_bytes, names_bytes = _PREFIX.unpack_from(data)
-    if version != RECORD_VERSION:
-        raise RankRecordError(f"it is a record of version {version}, and this package reads version {RECORD_VERSION}")
-    body = memoryview(data)[_PREFIX.size :]
-    if zlib.crc32(body) != checksum or len(body) < header_bytes + names_bytes:
-        raise RankRecordError("it was cut or changed on its way")
-    text = zlib.decompress(body[:header_bytes]).decode()
+    kind, sent = _taken_apart(data)
     if kind == _ABSENCE:
-        absence = dataclass_json.load(_Absence, text, version_field="version", version=RECORD_VERSION)
-        return RankAbsence(rank=absence.rank, reason=absence.reason)
-    header = dataclass_json.load(_Header, text, version_field="version", version=RECORD_VERSION)
-    names = _names(bytes(body[header_bytes : header_bytes + names_bytes]))
-    arrays = _arrays(header.arrays, zlib.decompress(body[header_bytes + names_bytes :]))
-    if len(arrays) != 2 + len(header.collectives):
+        return dataclass_json.load_part(RankAbsence, zlib.decompress(sent.form).decode())
+    host, *integers = json.loads(sent.own)
+    if type(host) is not str or any(type(one) is not int for one in integers):
+        _no_numbers()
+    form = _form(sent.form).fill(integers, _fractions(sent.fractions))
+    summary = replace(form.summary, context=replace(form.summary.context, host=host))
+    names, arrays = _names(sent.names), _arrays(form.arrays, sent.whole)
+    if len(arrays) != 2 + len(form.collectives):
         _no_numbers()
     forward, backward, *latencies = arrays
     if len(forward) != len(names) or len(backward) not in (0, len(names)):
         _no_numbers()
     return RankRecord(
-        summary=header.summary,
+        summary=summary,
         module_names=names,
         own_forward_ns=forward,
         own_backward_ns=backward,
         collectives=tuple(
-            replace(calls, latency_ns=latency_ns)
-            for calls, latency_ns in zip(header.collectives, latencies, strict=True)
+            replace(calls, latency_ns=latency_ns) for calls, latency_ns in zip(form.collectives, latencies, strict=True)
         ),
-        left_out=header.left_out,
+        left_out=form.left_out,
     )
 
 
-def _framed(kind: int, header: bytes, names: bytes, numbers: bytes) -> bytes:
-    body = header + names + numbers
-    return _PREFIX.pack(_MAGIC, RECORD_VERSION, kind, zlib.crc32(body), len(header), len(names)) + body
+def _framed(kind: int, sent: _Sent) -> bytes:
+    body = b"".join((sent.form, sent.names, sent.own, sent.fractions, sent.whole))
+    lengths = (len(part) for part in (sent.form, sent.names, sent.own, sent.fractions))
+    return _PREFIX.pack(_MAGIC, RECORD_VERSION, kind, zlib.crc32(body), *lengths) + body
 
 
-def _json(header: _Header | _Absence) -> bytes:
+def _taken_apart(data: bytes) -> tuple[int, _Sent]:
+    """Kind and parts of a packed record."""
+    if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
+        raise RankRecordError("it is no record of a rank")
+    _, version, kind, checksum, *lengths = _PREFIX.unpack_from(data)
+    if version != RECORD_VERSION:
+        raise RankRecordError(f"it is a record of version {version}, and this package reads version {RECORD_VERSION}")
+    if kind not in (_RECORD, _ABSENCE) or zlib.crc32(memoryview(data)[_PREFIX.size :]) != checksum:
+        raise RankRecordError("it was cut or changed on its way")
+    parts, start = [], _PREFIX.size
+    for length in lengths:
+        parts.append(data[start : start + length])
+        start += length
+    form, names, own, fractions = parts
+    return kind, _Sent(form=form, names=names, own=own, fractions=fractions, whole=data[start:])
+
+
+def _text(value: _Form | RankAbsence) -> str:
     try:
-        return zlib.compress(dataclass_json.dump(header, indented=False).encode())
+        return dataclass_json.dump(value, indented=False)
     except ProfileFormatError as error:
         raise RankRecordError(f"the record cannot be packed: {error}") from error
+
+
+def _json(value: _Form | RankAbsence) -> bytes:
+    return zlib.compress(_text(value).encode())
+
+
+@lru_cache(maxsize=64)
+def _form(compressed: bytes) -> NumberTemplate[_Form]:
+    """The form that many ranks send alike."""
+    return NumberTemplate(dataclass_json.load_part(_Form, zlib.decompress(compressed).decode()))
+
+
+def _fractions(data: bytes) -> array[float]:
+    numbers = array("d")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    if not all(map(math.isfinite, numbers)):
+        _no_numbers()
+    return numbers
 
 
 @lru_cache(maxsize=8)
@@ -366,9 +414,9 @@ def _typecode(numbers: array[int]) -> Literal["I", "q"]:
     return "I" if numbers.typecode == "I" else "q"
 
 
-def _little_endian(numbers: array[int]) -> bytes:
+def _little_endian(numbers: array[int] | array[float]) -> bytes:
     if sys.byteorder == "big":
-        numbers = array(numbers.typecode, numbers)
+        numbers = numbers[:]
         numbers.byteswap()
     return numbers.tobytes()
 
