@@ -20,7 +20,7 @@ def _skip_strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
 
         skip = eval_frame._FrameAction.SKIP
         return eval_frame.set_code_exec_strategy, eval_frame._FrameExecStrategy(skip, skip)
-    except Exception:
+    except (ImportError, AttributeError, TypeError):
         logger.debug("this torch (%s) cannot mark code as not to be compiled", torch.__version__, exc_info=True)
         return None
 
@@ -38,7 +38,7 @@ def hide(function: Callable[..., Any]) -> bool:
     mark, strategy = _SKIP
     try:
         mark(function.__code__, strategy)
-    except Exception:
+    except (AttributeError, TypeError):  # it has no code of its own, such as a callable object
         logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
         return False
     return True

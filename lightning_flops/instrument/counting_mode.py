@@ -180,7 +180,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             traffic += (operator, books, read, written)
             if len(traffic) > _LONG_JOURNAL:
                 self._backward.post(state)
-        except Exception as error:
+        except Exception as error:  # whatever it is: the operator has run, and the user's step goes on
             self._failed("an operator", error)
         return out
 
@@ -218,7 +218,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if dtype in ARITHMETIC:
                         dtype = ARITHMETIC[dtype]
                     needs = tensor.requires_grad
-            except Exception:
+            except Exception:  # a user's formula may raise anything
                 work = None  # to be tried again where it is told
             if type(work) is int and work >= 0:
                 if self.runs_in_tf32 is not None:
@@ -283,7 +283,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 work = whole_flops(work)
             if (work if isinstance(work, int) else work.flops) < 0:
                 raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
-        except Exception as error:
+        except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
             self._formula_failed(operator.name, error)
             self._list(state, operator.name, table.module, args, out, heavy=True)
             return table.cell(operator)
@@ -332,7 +332,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not listed[2] and (heavy_hint(name, args, out) if heavy is None else heavy):
             listed[2] = 1
 
-    # Autograd functions and kernels with a formula of their own (FunctionListener)
+    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step: they
+    # catch whatever there is, and tell it.
 
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""

@@ -146,7 +146,14 @@ class FlopCounter:
         self._mode.runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
-        on_compiled = undo.enter_context(heard_kernels(self._mode.list_kernel))
+        hear_new_kernels = undo.enter_context(heard_kernels(self._mode.list_kernel))
+
+        def on_compiled() -> None:
+            try:
+                hear_new_kernels()
+            except Exception as error:
+                self._failed("code that was just compiled", error)
+
         undo.enter_context(heard_replays(self._mode.list_kernel))
         undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave, on_compiled))
         undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
@@ -226,7 +233,8 @@ class FlopCounter:
             self._backward.post(state)
         return threads
 
-    # What runs in the forward
+    # What runs in the forward. Torch calls these handlers within the user's step: they catch whatever there is and tell
+    # the ledger, which notes it in the report.
 
     def _enter_running(self, state: ThreadState, name: str, owner: Any, kind: RunningKind) -> Running:
         task = graph_task_id()

@@ -28,7 +28,7 @@ _HOOK_WARNING = ("ignore", re.compile(r"Using `torch.compile\(module\)` when the
 def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]) -> Iterator[None]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
-    Calls *on_compiled* whenever torch has compiled something.
+    Calls *on_compiled* whenever torch has compiled something. None of the three may raise: they run in the user's step.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
@@ -61,10 +61,7 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
 
     def compiled(reason: Any) -> None:
         put_up()
-        try:
-            on_compiled()
-        except Exception:
-            logger.warning("what was just compiled could not be looked at", exc_info=True)
+        on_compiled()
 
     if compiler is not None:
         compiler.register_start_callback(take_down)
@@ -103,6 +100,8 @@ def _compiler_callbacks() -> Any:
     try:
         from torch._dynamo.callback import callback_handler
     except Exception:
+        # The compiler imports much that may not fit the installation, and fail in any way; then nothing is compiled.
+        logger.debug("torch's compiler cannot be imported", exc_info=True)
         return None
     names = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
     return callback_handler if all(hasattr(callback_handler, name) for name in names) else None

@@ -225,9 +225,9 @@ def describe_modules(
 def _extra_repr(module: nn.Module) -> str:
     try:
         return str(module.extra_repr())
-    except Exception:
-        # A user's extra_repr may need what the module does not have yet.
-        return ""
+    except Exception as error:
+        # A user's method may need what the module does not have yet, and raise whatever it likes.
+        return f"extra_repr raised {type(error).__name__}"
 
 
 def _weight_sizes(module: nn.Module, flat: FlatParameters) -> tuple[int, ...]:

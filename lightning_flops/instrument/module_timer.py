@@ -133,7 +133,7 @@ class ModuleTimer:
                 self._border(None, begun)
             running.append(_Call(module, name, sys.exc_info()[1]))
             self._border(name)
-        except Exception:
+        except Exception:  # whatever it is: this runs in the user's step, and the latencies become n/a
             self._fail()
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -162,7 +162,7 @@ class ModuleTimer:
             error = sys.exc_info()[1]
             if error is not None and error is not call.error:
                 self._on_raised()
-        except Exception:
+        except Exception:  # as above
             self._fail()
 
     def _host_stamp(self) -> Any:

@@ -164,8 +164,8 @@ def _stored_bytes(tensor: torch.Tensor) -> int:
     try:
         values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
         return int(values.numel()) * int(values.element_size())
-    except Exception:
-        return 0  # an opaque layout
+    except (RuntimeError, TypeError, AttributeError):
+        return 0  # an opaque layout, or a subclass's
 
 
 def elements_of(value: Any) -> int:

@@ -84,12 +84,12 @@ def test_a_lazy_module_has_no_parameters_yet() -> None:
     assert describe_modules(nn.LazyLinear(3))[0].params == 0
 
 
-def test_a_description_that_raises_is_empty() -> None:
+def test_a_description_that_raises_says_so() -> None:
     class Rude(nn.Module):
         def extra_repr(self) -> str:
             raise AttributeError("not set up")
 
-    assert describe_modules(Rude())[0].extra_repr == ""
+    assert describe_modules(Rude())[0].extra_repr == "extra_repr raised AttributeError"
     assert describe_modules(nn.Linear(2, 3))[0].extra_repr == "in_features=2, out_features=3, bias=True"
 
 
