@@ -20,18 +20,9 @@ from lightning_flops.instrument.monitor import Monitor
 from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
+from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
 
 MakeTrainer = Callable[..., Any]
-
-
-def tensorboard_logger(root: str, folder: Path) -> Any:
-    return importlib.import_module(f"{root}.loggers").TensorBoardLogger(folder, name="run", version=0)
-
-
-def read_back(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder / "run" / "version_0"))
-    events.Reload()
-    return events
 
 
 def test_tensorboard_holds_every_scalar_on_the_runs_own_axis_and_the_whole_text(

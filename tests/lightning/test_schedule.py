@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
@@ -21,18 +19,9 @@ from lightning_flops.lightning_run import loader_iterators
 from lightning_flops.report.throughput_text import render_throughput
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
+from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
 
 MakeTrainer = Callable[..., Any]
-
-
-def tensorboard_logger(root: str, folder: Path) -> Any:
-    return importlib.import_module(f"{root}.loggers").TensorBoardLogger(folder, name="run", version=0)
-
-
-def read_back(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder / "run" / "version_0"))
-    events.Reload()
-    return events
 
 
 @pytest.fixture

@@ -1,0 +1,17 @@
+"""TensorBoard under the fits of the tests: a logger for one run, and what it has written."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def tensorboard_logger(root: str, folder: Path) -> Any:
+    return importlib.import_module(f"{root}.loggers").TensorBoardLogger(folder, name="run", version=0)
+
+
+def read_back(folder: Path) -> EventAccumulator:
+    return EventAccumulator(str(folder / "run" / "version_0")).Reload()
