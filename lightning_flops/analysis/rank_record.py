@@ -242,7 +242,7 @@ def unpack(data: bytes) -> RankRecord | RankAbsence:
     """
     try:
         return _unpacked(data)
-    except (ProfileFormatError, struct.error, zlib.error, ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError, zlib.error) as error:  # ProfileFormatError is a ValueError
         if isinstance(error, RankRecordError):
             raise
         raise RankRecordError(f"the record cannot be read: {error}") from error
@@ -318,8 +318,11 @@ def _unpacked(data: bytes) -> RankRecord | RankAbsence:
     kind, sent = _taken_apart(data)
     if kind == _ABSENCE:
         return dataclass_json.load_part(RankAbsence, zlib.decompress(sent.form).decode())
-    host, *integers = json.loads(sent.own)
-    if type(host) is not str or any(type(one) is not int for one in integers):
+    own = json.loads(sent.own)
+    if not isinstance(own, list) or [type(one) for one in own[:1]] != [str]:
+        _no_numbers()
+    host, *integers = own
+    if any(type(one) is not int for one in integers):
         _no_numbers()
     form = _form(sent.form).fill(integers, _fractions(sent.fractions))
     summary = replace(form.summary, context=replace(form.summary.context, host=host))
