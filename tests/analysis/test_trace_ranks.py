@@ -157,6 +157,19 @@ def test_operators_and_compiled_code_hide_communication(computing: str) -> None:
     assert (share.communication_us, share.computation_us, share.overlap_us) == (50, 30, 20)
 
 
+def test_a_host_scope_that_gathers_yields_what_every_rank_sends() -> None:
+    def gathered(**metadata: Any) -> int | None:
+        shape = {"Input Dims": [[256]], "Input type": ["float"]}
+        (row,) = collective_table(trace(scope("gloo:all_gather", 20, 60, **shape), **metadata)) or ()
+        return row.bytes
+
+    assert gathered(distributedInfo={"rank": 0, "world_size": 4}) == 4 * 256 * 4
+    # Of which of these two groups it is, nobody says.
+    groups = [{"ranks": [0, 1]}, {"ranks": []}]
+    assert gathered(distributedInfo={"rank": 0, "world_size": 4, "pg_config": groups}) is None
+    assert gathered() is None
+
+
 # ---- process groups, and what goes from one rank to another
 
 

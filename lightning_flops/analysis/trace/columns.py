@@ -149,6 +149,17 @@ class Trace:
         return structure.collective_rows(self)
 
     @cached_property
+    def only_group(self) -> tuple[int, ...] | None:
+        """The ranks of the only process group there is, to which all communication belongs; None if it is not known.
+
+        Groups of the same members, as frameworks make them, are one, and a group of this rank alone is none.
+        """
+        if self.groups is None:
+            return None if self.world_size is None else tuple(range(self.world_size))
+        groups = {group for group in self.groups if len(group) > 1}
+        return groups.pop() if len(groups) == 1 else None
+
+    @cached_property
     def links(self) -> structure.Links:
         """Who called and who launched whom."""
         return structure.link(self)

@@ -11,6 +11,7 @@ from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, com
 from lightning_flops.analysis.trace_tables import CollectiveRow, Overlap
 
 _NOTHING = CollectiveArguments()
+_GATHERING = ("all_gather", "gather")
 
 
 def overlap(trace: Trace) -> Overlap:
@@ -55,6 +56,17 @@ def collective_name(trace: Trace, row: int) -> str:
     return written or host_collective(name) or collective_of_kernel(name)
 
 
+def collective_bytes(trace: Trace, row: int) -> int | None:
+    """Bytes of the larger side of the collective in *row*; None if the trace does not say.
+
+    A host scope says what it sends: what it gathers from all ranks is as many times that.
+    """
+    sent = trace.collectives.get(row, _NOTHING).bytes
+    if sent is None or trace.on_device[row] or host_collective(trace.names[trace.name[row]]) not in _GATHERING:
+        return sent
+    return None if trace.only_group is None else sent * len(trace.only_group)
+
+
 def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
     """Collectives by name, the longest first; None when the trace has none."""
     rows = collective_rows_by_start(trace)
@@ -67,7 +79,7 @@ def collective_table(trace: Trace) -> tuple[CollectiveRow, ...] | None:
     latency = groups.durations(trace.duration_ns[rows], whole_ns=int(trace.duration_ns[rows].sum()))
     sizes: list[int | None] = [0] * len(texts)
     for row, key in zip(rows.tolist(), keys, strict=True):
-        size, so_far = trace.collectives.get(row, _NOTHING).bytes, sizes[key]
+        size, so_far = collective_bytes(trace, row), sizes[key]
         sizes[key] = None if size is None or so_far is None else so_far + size
     table = [
         CollectiveRow(name=texts[key], calls=calls, bytes=sizes[key], latency=latency[index])

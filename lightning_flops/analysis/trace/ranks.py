@@ -10,7 +10,12 @@ import numpy as np
 
 from lightning_flops.analysis.collectives import CollectiveCalls, RanksError, TracedRank, compare
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
-from lightning_flops.analysis.trace.communication import collective_name, collective_rows_by_start, overlap
+from lightning_flops.analysis.trace.communication import (
+    collective_bytes,
+    collective_name,
+    collective_rows_by_start,
+    overlap,
+)
 from lightning_flops.analysis.trace.names import is_point_to_point
 from lightning_flops.analysis.trace_tables import RankComparison
 
@@ -63,15 +68,15 @@ _Key = tuple[str, str | None, str | None, int | None]
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
     """The collectives of *trace*, apart by name, process group and the step in which they were started."""
-    found: dict[_Key, list[tuple[int, CollectiveArguments]]] = {}
-    rows = collective_rows_by_start(trace)
-    launch = trace.links.launch[rows]
-    started = np.where(launch >= 0, trace.start_ns[np.maximum(launch, 0)], trace.start_ns[rows])
+    found: dict[_Key, list[int]] = {}
+    every = collective_rows_by_start(trace)
+    launch = trace.links.launch[every]
+    started = np.where(launch >= 0, trace.start_ns[np.maximum(launch, 0)], trace.start_ns[every])
     steps = trace.steps
     step = np.searchsorted(steps.host_start_ns, started, side="right") - 1
     inside = (step >= 0) & (started < steps.host_end_ns[np.maximum(step, 0)])
-    default = _only_group(trace)
-    for row, index, within in zip(rows.tolist(), step.tolist(), inside.tolist(), strict=True):
+    default = _default_group(trace)
+    for row, index, within in zip(every.tolist(), step.tolist(), inside.tolist(), strict=True):
         if steps.marked and not within:
             continue
         arguments = trace.collectives.get(row, CollectiveArguments())
@@ -81,19 +86,19 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
             channel = _channel(trace, arguments)
             group = group if channel is not None else None
         number = steps.numbers[index] if steps.marked else None
-        found.setdefault((name, group, channel, number), []).append((row, arguments))
+        found.setdefault((name, group, channel, number), []).append(row)
     return tuple(
         CollectiveCalls(
             name=name,
             group=None if group is None else _short(group),
-            group_size=calls[0][1].group_size,
+            group_size=trace.collectives.get(rows[0], CollectiveArguments()).group_size,
             channel=channel,
             step=number,
-            calls=len(calls),
-            bytes=_sum([arguments.bytes for _, arguments in calls]),
-            latency_ns=array("q", trace.duration_ns[[row for row, _ in calls]].tolist()),
+            calls=len(rows),
+            bytes=_sum([collective_bytes(trace, row) for row in rows]),
+            latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )
-        for (name, group, channel, number), calls in found.items()
+        for (name, group, channel, number), rows in found.items()
     )
 
 
@@ -106,12 +111,11 @@ def _channel(trace: Trace, arguments: CollectiveArguments) -> str | None:
     return f"{source} to {destination}"
 
 
-def _only_group(trace: Trace) -> str | None:
-    """The group of calls that do not say theirs: the one there is; None if this rank is in groups that differ."""
-    groups = {group for group in trace.groups or () if len(group) > 1}
-    if trace.groups is None or not groups:
-        return ""
-    return str(list(groups.pop())) if len(groups) == 1 else None
+def _default_group(trace: Trace) -> str | None:
+    """The group of calls that do not say theirs; None if this rank is in several."""
+    if trace.only_group is not None:
+        return str(list(trace.only_group))
+    return "" if trace.groups is None else None
 
 
 def _short(group: str) -> str:

@@ -1,0 +1,126 @@
+"""Traced steps in which real ranks communicate over gloo: DDP, FSDP2 and DeepSpeed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import deepspeed
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+
+from lightning_flops import FlopsProfilerCallback
+from lightning_flops.deepspeed import attach
+
+WIDTH = 64
+LAYERS = 3
+BATCH = 8
+STEPS = 12
+PARAMS = LAYERS * (WIDTH * WIDTH + WIDTH)
+
+SETTINGS: dict[str, Any] = {"profile_step": 2, "timing_steps": 2, "record_shapes": True}
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+class Net(LightningModule):
+    """Three linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        loss: Tensor = self.layers(batch).square().mean()
+        return loss
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader([torch.ones(WIDTH) for _ in range(STEPS * BATCH * 2)], batch_size=BATCH)  # type: ignore[arg-type]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class ShardedNet(Net):
+    """The same, each layer sharded over all ranks."""
+
+    def configure_model(self) -> None:
+        for layer in self.layers:
+            assert self.device_mesh is not None
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])
+
+
+class OnCpu(ModelParallelStrategy):
+    """Lightning's strategy asks for GPUs; all that it does runs on gloo as well."""
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu", self.local_rank)
+
+
+def fit(net: LightningModule, strategy: Any) -> dict[str, Any]:
+    callback = FlopsProfilerCallback(**SETTINGS)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy=strategy,
+        max_steps=STEPS,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+    )
+    trainer.fit(net)
+    profile = callback.profile
+    return {"profile": None if profile is None else profile.to_json()}
+
+
+def ddp() -> dict[str, Any]:
+    return fit(Net(), "ddp")
+
+
+def fsdp2() -> dict[str, Any]:
+    return fit(ShardedNet(), OnCpu(data_parallel_size=int(os.environ["WORLD_SIZE"]), tensor_parallel_size=1))
+
+
+def zero(stage: int) -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = layers()
+    engine = deepspeed.initialize(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        config={
+            "train_micro_batch_size_per_gpu": BATCH,
+            "zero_optimization": {"stage": stage},
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 1000,
+            "flops_profiler": {"enabled": True, "monitor": False, **SETTINGS},
+        },
+    )[0]
+    handle = attach(engine)
+    for _ in range(STEPS):
+        loss = engine(torch.ones(BATCH, WIDTH)).square().mean()
+        engine.backward(loss)
+        engine.step()
+    handle.detach()
+    profile = handle.profile
+    engine.destroy()
+    return {"profile": None if profile is None else profile.to_json()}
+
+
+def zero_1() -> dict[str, Any]:
+    return zero(1)
+
+
+def zero_3() -> dict[str, Any]:
+    return zero(3)
+
+
+SCENARIOS = {"ddp": ddp, "fsdp2": fsdp2, "zero_1": zero_1, "zero_3": zero_3}

@@ -1,0 +1,189 @@
+"""Communication of real ranks, and of the two whose traces' answers are known, as the merged report has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.rank_communication import RanksCommunication
+from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.analysis.spreads import Spread
+from lightning_flops.analysis.stragglers import find_stragglers
+from lightning_flops.analysis.trace import analyze_trace, collective_calls, load_trace, step_parts
+from lightning_flops.analysis.traced_step import TracedStep
+from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.records import PhaseSeconds
+from tests.ranks import DEEPSPEED_ON_CPU
+from tests.ranks.launching import Launched, launch_worker, profile_in
+from tests.report import windows
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+US = 1e-6
+RANKS = 2
+
+
+# ---- two ranks whose answers are known, sent as records
+
+
+def known_profile(rank: int) -> Profile:
+    """The profile of a rank that took that trace, and whose timed steps were as long as the traced ones."""
+    trace = load_trace(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json")
+    window = windows.mlp_window()
+    steps = tuple(replace(step, seconds=PhaseSeconds(forward=9990 * US)) for step in window.timed_steps)
+    window = replace(
+        window,
+        context=replace(window.context, rank=rank, world_size=RANKS, dp_size=RANKS),
+        timed_steps=steps,
+    )
+    traced = TracedStep(
+        index=8,
+        like_counted=True,
+        files=(),
+        tables=analyze_trace(trace),
+        own_forward_sec=None,
+        parts=step_parts(trace),
+        collectives=collective_calls(trace),
+    )
+    return build_profile(window, config=ProfilerConfig(), traced=traced)
+
+
+@lru_cache(maxsize=1)
+def known_records() -> tuple[RankRecord, ...]:
+    """What each of the two packs, unpacked."""
+    records = [unpack(pack(make_rank_record(known_profile(rank)))) for rank in range(RANKS)]
+    return tuple(record for record in records if isinstance(record, RankRecord))
+
+
+def known_communication() -> RanksCommunication:
+    merged = with_ranks(known_profile(0), known_records(), waited_sec=0.0)
+    assert merged.ranks is not None
+    assert merged.ranks.communication is not None
+    return merged.ranks.communication
+
+
+def of_ranks(spread: Spread | None, unit: float = US) -> tuple[float, float]:
+    """What ranks 0 and 1 have."""
+    assert spread is not None
+    assert spread.ranks == RANKS
+    values = {spread.least_rank: spread.least, spread.greatest_rank: spread.greatest}
+    return round(values[0] / unit, 9), round(values.get(1, spread.greatest) / unit, 9)
+
+
+def test_records_say_that_half_of_one_ranks_communication_is_hidden_and_a_quarter_of_the_others() -> None:
+    found = known_communication()
+    assert of_ranks(found.overlap_ratio, 1) == (0.50, 0.25)
+    assert of_ranks(found.wall_sec) == (9990, 9990)
+    assert of_ranks(found.computation_sec) == (5000, 5500)
+    assert of_ranks(found.communication_sec) == (4000, 2000)
+    assert of_ranks(found.exposed_sec) == (2000, 1500)
+
+
+def test_records_say_that_2000_us_are_transfer_and_rank_0_waits_as_long_for_rank_1() -> None:
+    found = known_communication()
+    assert of_ranks(found.transfer_sec) == (2000, 2000)
+    assert of_ranks(found.wait_sec) == (2000, 0)
+    (collective,) = found.collectives
+    # One call a step of 1,048,576 floats of 4 bytes, in three steps of two ranks.
+    assert (collective.name, collective.calls, collective.matched_calls) == ("allreduce", 6, 6)
+    assert collective.bytes == 6 * 1_048_576 * 4
+    assert found.notes == ()
+
+
+def test_records_say_that_rank_1_is_the_straggler_by_500_us() -> None:
+    assert known_communication().computes_longest == 1
+    # 5,500 of work against 5,000; it is a twentieth of the step, below the threshold of a tenth.
+    assert find_stragglers(known_records()) == ()
+    (found,) = find_stragglers(known_records(), thresholds=AdviceThresholds(straggler=1.05, straggler_sec=0.0))
+    assert (found.rank, found.shown_by) == (1, "traced step")
+    assert round(found.late_sec / US, 9) == 500
+    assert found.exposed_sec == 1500 * US
+    assert found.others_exposed_sec == 2000 * US
+
+
+# ---- real ranks
+
+
+def live() -> Launched:
+    return launch_worker(
+        "tests.ranks.worker",
+        "tests.ranks.scenarios_communication",
+        ranks=RANKS,
+        timeout_sec=270,
+        environment=DEEPSPEED_ON_CPU,
+    )
+
+
+@pytest.fixture(scope="module")
+def launched() -> Launched:
+    return live()
+
+
+PARAMETER_BYTES = 3 * (64 * 64 + 64) * 4
+"""Three layers of 64 × 64 weights and 64 biases in float32."""
+FLAG_BYTES = 4
+"""What DeepSpeed agrees on besides gradients: one number at a time."""
+
+Row = tuple[str, int, int | None]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        # One bucket of gradients.
+        ("ddp", [("all_reduce", 1, PARAMETER_BYTES)]),
+        # Each layer gathers its weights, and scatters the sum of their gradients: on gloo that is a sum on every rank.
+        ("fsdp2", [("all_gather", 3, PARAMETER_BYTES), ("all_reduce", 3, PARAMETER_BYTES)]),
+        # All gradients, and one flag; then the updated weights.
+        ("zero_1", [("all_gather", 1, PARAMETER_BYTES), ("all_reduce", 2, PARAMETER_BYTES + FLAG_BYTES)]),
+        # Six small parameters, each gathered for itself; all gradients with a norm, and a flag.
+        ("zero_3", [("all_gather", 6, PARAMETER_BYTES), ("all_reduce", 2, PARAMETER_BYTES + 2 * FLAG_BYTES)]),
+    ],
+)
+def test_what_a_strategy_communicates_in_a_step_is_there_call_by_call_and_byte_by_byte(
+    scenario: str, expected: Sequence[Row], launched: Launched
+) -> None:
+    for returned in launched(scenario):
+        traced = profile_in(returned).traced
+        assert traced is not None
+        rows: list[Row] = [(one.name, one.calls, one.bytes) for one in traced.collectives]
+        assert sorted(row for row in rows if row[0] != "broadcast") == expected
+        assert all(len(one.latency_ns) == one.calls and one.group == "[0, 1]" for one in traced.collectives)
+
+
+@pytest.mark.parametrize("scenario", ["ddp", "fsdp2", "zero_1", "zero_3"])
+def test_all_calls_of_real_ranks_are_matched_and_nobody_waits_longer_than_its_calls_last(
+    scenario: str, launched: Launched
+) -> None:
+    profile = profile_in(launched(scenario)[0])
+    assert profile.ranks is not None
+    found = profile.ranks.communication
+    assert found is not None
+    assert found.notes == ()
+    assert all(one.matched_calls == one.calls for one in found.collectives)
+    assert found.transfer_sec is not None
+    assert found.wait_sec is not None
+    assert found.transfer_sec.least == found.transfer_sec.greatest > 0
+    assert found.wait_sec.least >= 0
+
+
+@pytest.mark.parametrize("scenario", ["ddp", "fsdp2", "zero_1", "zero_3"])
+def test_parts_of_a_traced_step_add_up_to_it_and_their_exposed_communication_to_that_of_the_step(
+    scenario: str, launched: Launched
+) -> None:
+    for returned in launched(scenario):
+        traced = profile_in(returned).traced
+        assert traced is not None
+        assert traced.tables is not None
+        share = traced.tables.overlap
+        assert share is not None
+        nanosecond = 1e-9
+        assert sum(round(part.wall_sec / nanosecond) for part in traced.parts) == round(share.wall_us * 1000)
+        exposed_ns = round((share.communication_us - share.overlap_us) * 1000)
+        assert sum(round(part.exposed_sec / nanosecond) for part in traced.parts) == exposed_ns > 0
+        assert {part.name for part in traced.parts} >= {"forward", "backward", "optimizer"}
