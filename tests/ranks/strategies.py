@@ -1,0 +1,225 @@
+"""What the scenarios of strategies train, and how: once without a profiler, and once with it. Runs on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_flops import FlopsProfilerCallback
+from tests.lightning.footprint import footprint
+from tests.lightning.nets import new_trainer
+from tests.ranks.strategies_truth import BATCH, HEADS, HIDDEN, IN, OUT, PEAK_FLOPS_PER_SEC, WIDTH
+
+WINDOW: dict[str, Any] = {
+    "profile_step": 1,
+    "timing_steps": 2,
+    "trace": False,
+    "peak_flops_per_sec": PEAK_FLOPS_PER_SEC,
+}
+STEPS = 10
+"""One before the window, one that is counted, two that settle, two that are timed and two that are traced; the report
+comes out a little later."""
+BATCHES = 4 * STEPS
+"""Four ranks may share them."""
+
+
+class Net(nn.Module):
+    """Three layers, and a norm that multiplies no matrices."""
+
+    def __init__(self, hidden: int = HIDDEN, *, tied: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(IN, hidden)
+        self.second = nn.Linear(hidden, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, OUT)
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.norm(self.second(torch.relu(self.first(inputs)))))
+        return outputs
+
+
+class Attention(nn.Module):
+    """Attention of a rank's own tokens to those of all ranks that share the sequence, which are gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.group: Any = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        queries, keys, values = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(inputs).chunk(3, -1)
+        )
+        keys, values = (all_gather_tensor_autograd(part.contiguous(), 2, self.group) for part in (keys, values))
+        with sdpa_kernel(SDPBackend.MATH):
+            outputs: Tensor = nn.functional.scaled_dot_product_attention(queries, keys, values)
+        return outputs
+
+
+class Task(pl.LightningModule):
+    """Trains *net* by SGD; *prepare* cuts it into pieces, when there are processes to share them."""
+
+    def __init__(self, net: nn.Module, prepare: Callable[[Any], None] = lambda task: None) -> None:
+        super().__init__()
+        self.net = net
+        self.losses: list[str] = []
+        self._prepare = prepare
+        self._is_prepared = False
+
+    def configure_model(self) -> None:
+        if not self._is_prepared:
+            self._prepare(self)
+        self._is_prepared = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = self.net(self.part_of(batch[0])).square().mean()
+        self.losses.append(float(loss.detach()).hex())
+        return loss
+
+    def part_of(self, inputs: Tensor) -> Tensor:
+        """What this rank has of a batch."""
+        return inputs
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.model is not None
+        # FSDP without original parameters has others than this module.
+        return torch.optim.SGD(self.trainer.model.parameters(), lr=0.1, momentum=0.9)
+
+
+class SequenceTask(Task):
+    """Ranks of the mesh's context dimension have an equal part of every sequence each."""
+
+    def part_of(self, inputs: Tensor) -> Tensor:
+        assert isinstance(self.net, Attention) and self.device_mesh is not None
+        mesh = self.device_mesh["context_parallel"]
+        self.net.group = mesh.get_group()
+        part: Tensor = inputs.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
+        return part
+
+    def on_after_backward(self) -> None:
+        for parameter in self.parameters():
+            torch.distributed.all_reduce(parameter.grad)
+
+
+class HookedDdp(DDPStrategy):
+    """DDP with a communication hook, which Lightning registers on a GPU only."""
+
+    def __init__(self, hook: Callable[..., Any], state: Any = None) -> None:
+        super().__init__()
+        self._hook = (state, hook)
+
+    def _register_ddp_hooks(self) -> None:
+        assert isinstance(self.model, nn.parallel.DistributedDataParallel)
+        self.model.register_comm_hook(*self._hook)
+
+
+class ShardedOnCpu(FSDPStrategy):
+    """Lightning's FSDP, of torch's first kind, without a GPU, which neither of the two has in mind."""
+
+    def __init__(self, *, mesh: tuple[int, int] | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._mesh = mesh
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        if self._mesh is not None:
+            self.kwargs["device_mesh"] = init_device_mesh("cpu", self._mesh, mesh_dim_names=("replicate", "shard"))
+        return FullyShardedDataParallel(
+            model,
+            device_id=self.root_device,  # torch asks for an accelerator where nobody names a device
+            sharding_strategy=self.sharding_strategy,
+            mixed_precision=self.mixed_precision_config,
+            **self.kwargs,
+        )
+
+
+class ContextParallel(ModelParallelStrategy):
+    """A ModelParallelStrategy with a mesh of its user's: ranks that see different data × ranks that share sequences."""
+
+    def __init__(self, *, data: int, context: int) -> None:
+        super().__init__(data_parallel_size=data * context, tensor_parallel_size=1)
+        self._shape = (data, context)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        names = ("data_parallel", "context_parallel")
+        assert self.lightning_module is not None
+        self._device_mesh = self.lightning_module._device_mesh = init_device_mesh(
+            "cpu", self._shape, mesh_dim_names=names
+        )
+
+
+def loader(
+    *, batch: int = BATCH, shape: Sequence[int] = (IN,), seed: int = 7, batches: int = BATCHES
+) -> DataLoader[Any]:
+    """The same batches each time; another *seed* makes others."""
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(TensorDataset(torch.randn(batches * batch, *shape, generator=generator)), batch_size=batch)
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process's number in its job, and how many there are."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def twice(
+    *,
+    strategy: Callable[[], Any],
+    task: Callable[[], Task] = lambda: Task(Net()),
+    data: Callable[[], DataLoader[Any]] = loader,
+    window: dict[str, Any] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train without the profiler and with it; what differs, and the profile of this rank."""
+    callback = FlopsProfilerCallback(**{**WINDOW, **(window or {})})
+    plain, profiled = (_train(strategy(), task(), data(), callbacks, settings) for callbacks in ([], [callback]))
+    profile = callback.profile
+    return {
+        "profile": None if profile is None else profile.to_json(),
+        "differs": [name for name in plain if plain[name] != profiled[name]],
+        "losses": profiled["losses"],
+        "files": sorted(os.listdir()),
+    }
+
+
+def _train(strategy: Any, task: Task, data: DataLoader[Any], callbacks: list[Any], settings: Any) -> dict[str, Any]:
+    trainer = new_trainer(
+        "lightning.pytorch",
+        ".",
+        *callbacks,
+        strategy=strategy,
+        devices=rank_and_size()[1],
+        max_steps=STEPS,
+        max_epochs=-1,
+        **settings,
+    )
+    trainer.fit(task, data)
+    return {
+        "losses": task.losses,
+        "weights": [_digest(parameter) for parameter in trainer.model.parameters()],
+        "random state": torch.get_rng_state().sum().item(),
+        "footprint": footprint(trainer, task),
+    }
+
+
+def _digest(parameter: Tensor) -> str:
+    """What this rank holds of *parameter*, to the last bit."""
+    local = getattr(parameter, "_local_tensor", parameter)
+    return hashlib.sha256(local.detach().contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,238 @@
+"""Lightning's strategies on two and on four ranks of gloo: FLOPs of every rank by hand, the model whole, no bit moved.
+
+What Lightning and torch keep for GPUs has a stand-in here. FSDP1 and communication hooks run in subclasses of their
+strategies. ``context_parallel`` does not run on a CPU (flash attention has no sharding strategy there, the plain one
+mixes tensors), so the ranks gather keys and values themselves, on a mesh with a dimension of that name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lightning_flops.analysis.profile import Profile
+from tests.ranks.launching import Launched, launch, profile_in
+from tests.ranks.strategies_truth import (
+    BATCH,
+    OUT,
+    PEAK_FLOPS_PER_SEC,
+    TIED_PARAMS,
+    TOKENS,
+    WIDTH,
+    Cost,
+    attention_cost,
+    net_cost,
+    net_params,
+)
+
+pytestmark = pytest.mark.timeout(280)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a scenario by hand; of each rank, or the same for all."""
+
+    costs: list[Cost]
+    params: int
+    local_params: list[int]
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+    micro_steps: int = 1
+    samples: list[int] | None = None
+    """Of one micro-step; None if every rank has the usual batch."""
+    optimizer: int = 0
+    tokens_per_sample: int | None = None
+
+
+WHOLE = net_params()
+EVENLY = [net_cost()] * 4
+
+TWO = {
+    "ddp": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2),
+    "ddp_accumulating": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2, micro_steps=3),
+    "ddp_uneven": Expected([net_cost(6), net_cost(4)], WHOLE, [WHOLE] * 2, dp=2, samples=[6, 4]),
+    "ddp_static_graph": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2),
+    "ddp_casting": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2),
+    # Gradients of three weights times a vector each; what the hook multiplies after that runs on gloo's threads.
+    "ddp_compressing": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2, optimizer=2 * (8 * 16 + 16 * 8 + 8 * 4)),
+    # Each layer is a flat parameter, cut in two (45 elements of the first into 23 and 22), and the norm another.
+    "fsdp1": Expected([net_cost(hidden=5)] * 2, net_params(hidden=5), [23 + 24 + 18 + 8, 22 + 24 + 18 + 8], dp=2),
+    "fsdp1_flat": Expected([net_cost(hidden=5)] * 2, net_params(hidden=5), [23 + 24 + 18 + 8, 22 + 24 + 18 + 8], dp=2),
+    "fsdp1_tied": Expected([net_cost(hidden=8)] * 2, TIED_PARAMS, [TIED_PARAMS // 2] * 2, dp=2),
+    "fsdp1_tied_flat": Expected([net_cost(hidden=8)] * 2, TIED_PARAMS, [TIED_PARAMS // 2] * 2, dp=2),
+    "fsdp1_whole": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2),
+    # Each parameter is cut by its rows: the first layer's five into three and two.
+    "fsdp2": Expected(
+        [net_cost(hidden=5)] * 2,
+        net_params(hidden=5),
+        [3 * 8 + 3 + (4 * 5 + 4) + 2 * 4 + (2 * 8 + 2), 2 * 8 + 2 + (4 * 5 + 4) + 2 * 4 + (2 * 8 + 2)],
+        dp=2,
+    ),
+    "fsdp2_accumulating": Expected(EVENLY[:2], WHOLE, [WHOLE // 2] * 2, dp=2, micro_steps=3),
+    "fsdp2_tied": Expected([net_cost(hidden=8)] * 2, TIED_PARAMS, [TIED_PARAMS // 2] * 2, dp=2),
+    # Half of the first two layers' work; the head is whole on both.
+    "tensors": Expected([net_cost(hidden=8)] * 2, WHOLE, [8 * 8 + 8 + 8 * 8 + 8 + 16 + 36] * 2, tp=2),
+    "tensors_uneven": Expected(
+        [net_cost(hidden=3), net_cost(hidden=2)],
+        net_params(hidden=5),
+        [3 * 8 + 3 + 8 * 3 + 8 + 16 + 36, 2 * 8 + 2 + 8 * 2 + 8 + 16 + 36],
+        tp=2,
+    ),
+    # Half of everything; the second bias and the norm are on both.
+    "sequences": Expected(
+        [net_cost(BATCH * TOKENS, hidden=8, head=2)] * 2,
+        WHOLE,
+        [8 * 8 + 8 + 8 * 8 + 8 + 16 + 2 * 8 + 2] * 2,
+        tp=2,
+        tokens_per_sample=TOKENS,
+    ),
+    "contexts": Expected(
+        [attention_cost(BATCH, tokens=TOKENS // 2, of=TOKENS)] * 2,
+        3 * WIDTH * WIDTH + 3 * WIDTH,
+        [3 * WIDTH * WIDTH + 3 * WIDTH] * 2,
+        cp=2,
+        tokens_per_sample=TOKENS,
+    ),
+}
+FOUR = {
+    "ddp": Expected(EVENLY, WHOLE, [WHOLE] * 4, dp=4),
+    # 45 elements in twelves, the last nine; 48, 36 and 16 evenly.
+    "fsdp1": Expected([net_cost(hidden=5)] * 4, net_params(hidden=5), [*[12 + 12 + 9 + 4] * 3, 9 + 12 + 9 + 4], dp=4),
+    "fsdp1_hybrid": Expected(EVENLY, WHOLE, [WHOLE // 2] * 4, dp=4),
+    # Of the first layer's five rows two, two, one and none; of eight two each, of four one each.
+    "fsdp2": Expected(
+        [net_cost(hidden=5)] * 4,
+        net_params(hidden=5),
+        [rows * 8 + rows + (2 * 5 + 2) + 2 * 2 + (8 + 1) for rows in (2, 2, 1, 0)],
+        dp=4,
+    ),
+    "fsdp2_tensors": Expected(
+        [net_cost(hidden=8)] * 4, WHOLE, [(8 * 8 + 8 + 8 * 8 + 8 + 16 + 36) // 2] * 4, dp=2, tp=2
+    ),
+    "tensors": Expected(
+        [net_cost(hidden=rows) for rows in (3, 3, 3, 1)],
+        net_params(hidden=10),
+        [rows * 8 + rows + 8 * rows + 8 + 16 + 36 for rows in (3, 3, 3, 1)],
+        tp=4,
+    ),
+    "contexts": Expected(
+        [attention_cost(BATCH, tokens=TOKENS // 2, of=TOKENS)] * 4,
+        3 * WIDTH * WIDTH + 3 * WIDTH,
+        [3 * WIDTH * WIDTH + 3 * WIDTH] * 4,
+        dp=2,
+        cp=2,
+        tokens_per_sample=TOKENS,
+    ),
+}
+CASES = [*((2, name) for name in TWO), *((4, name) for name in FOUR)]
+
+
+def launched(ranks: int) -> Launched:
+    return launch("scenarios_two_strategies" if ranks == 2 else "scenarios_four_strategies", ranks=ranks)
+
+
+def profiles(ranks: int, name: str) -> list[Profile]:
+    return [profile_in(returned) for returned in launched(ranks)(name)]
+
+
+def expected(ranks: int, name: str) -> Expected:
+    return (TWO if ranks == 2 else FOUR)[name]
+
+
+@pytest.mark.parametrize(("ranks", "name"), CASES)
+class TestEveryStrategy:
+    def test_flops_of_each_rank_are_its_share_by_hand(self, ranks: int, name: str) -> None:
+        truth = expected(ranks, name)
+        for profile, cost in zip(profiles(ranks, name), truth.costs, strict=True):
+            assert profile.flops.forward == truth.micro_steps * cost.forward
+            assert profile.flops.backward == truth.micro_steps * cost.backward
+            assert (profile.flops.recompute, profile.flops.optimizer) == (0, truth.optimizer)
+            assert profile.outside.total == truth.optimizer
+            assert not profile.uncounted and not profile.lower_bound
+
+    def test_the_whole_model_and_this_ranks_part_have_their_parameters(self, ranks: int, name: str) -> None:
+        truth = expected(ranks, name)
+        for profile, local in zip(profiles(ranks, name), truth.local_params, strict=True):
+            assert profile.params == profile.trainable_params == truth.params
+            assert profile.local_params == local
+
+    def test_ranks_are_told_apart_by_what_they_share(self, ranks: int, name: str) -> None:
+        truth = expected(ranks, name)
+        for rank, profile in enumerate(profiles(ranks, name)):
+            context = profile.context
+            assert (context.rank, context.world_size) == (rank, ranks)
+            assert (context.dp_size, context.tp_size, context.cp_size) == (truth.dp, truth.tp, truth.cp)
+            assert (context.pp_size, context.sp_size, context.ep_size) == (1, 1, 1)
+            assert truth.dp * truth.tp * truth.cp == ranks
+
+    def test_training_does_not_notice(self, ranks: int, name: str) -> None:
+        for rank, returned in enumerate(launched(ranks)(name)):
+            assert returned["differs"] == []
+            assert len(set(returned["losses"])) == len(returned["losses"]) >= 10  # no two alike: something was trained
+            assert returned["files"] == ([] if rank else ["profile.json", "profile.txt", "throughput.json"])
+
+    def test_the_job_is_all_ranks_together(self, ranks: int, name: str) -> None:
+        truth = expected(ranks, name)
+        first, *others = profiles(ranks, name)
+        assert all(other.ranks is None for other in others)
+        job = first.ranks
+        assert job is not None
+        assert (job.world_size, job.answered, job.absences) == (ranks, ranks, ())
+        forward = truth.micro_steps * sum(cost.forward for cost in truth.costs)
+        backward = truth.micro_steps * sum(cost.backward for cost in truth.costs)
+        assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (forward, backward, 0)
+        assert job.flops.optimizer == ranks * truth.optimizer
+        assert (job.params, job.trainable_params) == (truth.params, truth.params)
+        # Ranks with different data have a copy of the model each.
+        copy = job.flops_of_model
+        assert copy is not None
+        assert (truth.dp * copy.forward, truth.dp * copy.backward) == (forward, backward)
+        assert [one.model_flops for one in job.ranks] == [
+            truth.micro_steps * (cost.forward + cost.backward) for cost in truth.costs
+        ]
+
+    def test_samples_of_the_job_count_once_for_ranks_that_share_them(self, ranks: int, name: str) -> None:
+        truth = expected(ranks, name)
+        each = [truth.micro_steps * samples for samples in truth.samples or [BATCH] * ranks]
+        every = profiles(ranks, name)
+        assert [profile.samples for profile in every] == each
+        job = every[0].ranks
+        assert job is not None and job.samples == sum(each) * truth.dp / ranks
+        tokens = None if truth.tokens_per_sample is None else job.samples * truth.tokens_per_sample
+        assert job.tokens == tokens
+
+    def test_mfu_is_of_all_devices(self, ranks: int, name: str) -> None:
+        truth = expected(ranks, name)
+        every = profiles(ranks, name)
+        assert every[0].ranks is not None
+        model = truth.micro_steps * sum(cost.forward + cost.backward for cost in truth.costs)
+        seconds = [profile.timing.global_step_sec for profile in every if profile.timing is not None]
+        assert len(seconds) == ranks
+        assert every[0].ranks.rates.mfu == pytest.approx(model / (PEAK_FLOPS_PER_SEC * sum(seconds)), rel=1e-12)
+
+
+def test_a_hook_that_computes_is_named_and_one_that_casts_is_not() -> None:
+    for computes, name in ((True, "ddp_compressing"), (False, "ddp_casting")):
+        for profile in profiles(2, name):
+            assert computes == any("communication hook powerSGD_hook" in note for note in profile.notes)
+
+
+@pytest.mark.parametrize("name", ["fsdp1", "fsdp1_flat", "fsdp2", "tensors"])
+def test_modules_keep_their_names_and_have_their_parameters_in_full(name: str) -> None:
+    hidden = 16 if name == "tensors" else 5
+    for profile in profiles(2, name):
+        assert {module.name: module.params for module in profile.modules} == {
+            "": net_params(hidden=hidden),
+            "net": net_params(hidden=hidden),
+            "net.first": 8 * hidden + hidden,
+            "net.second": hidden * 8 + 8,
+            "net.norm": 2 * WIDTH,
+            "net.head": WIDTH * OUT + OUT,
+        }
+
+
+def test_parts_of_the_model_add_up_over_the_ranks_that_share_it() -> None:
+    for ranks, name in ((2, "fsdp1"), (2, "fsdp2"), (4, "fsdp1"), (4, "fsdp2")):
+        assert sum(profile.local_params or 0 for profile in profiles(ranks, name)) == net_params(hidden=5)
