@@ -350,11 +350,6 @@ class IdleTime:
     other_us: float
     """Launched in time and a longer pause, or the launch is not known."""
 
-    @property
-    def idle_us(self) -> float:
-        """All three kinds."""
-        return self.host_wait_us + self.kernel_gap_us + self.other_us
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRow:

@@ -1,4 +1,4 @@
-"""A sink that is one file: a local path, or any URL that fsspec opens."""
+"""Files that are written whole: at a local path, or at any URL that fsspec opens."""
 
 from __future__ import annotations
 
@@ -11,23 +11,6 @@ from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-
-
-class FileSink:
-    """Writes each text to one file, in place of what was there."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
-        """Local path or URL."""
-
-    def write_text(self, tag: str, text: str, *, step: int) -> bool:
-        """Replace the file's content by *text*.
-
-        Raises:
-            OSError: the file cannot be written; the message names it.
-        """
-        write_text_file(self.path, text)
-        return True
 
 
 def write_text_file(path: str | Path, text: str) -> None:

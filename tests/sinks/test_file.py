@@ -9,20 +9,17 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from lightning_flops.sinks.file import FileSink, write_text_file
-from lightning_flops.sinks.sink import TextSink
+from lightning_flops.sinks.file import write_text_file
 
 
 def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
-    sink: TextSink = FileSink(tmp_path / "report.txt")
-    assert sink.write_text("flops_profiler/profile", "1 × 2", step=3) is True
+    write_text_file(tmp_path / "report.txt", "1 × 2")
     assert (tmp_path / "report.txt").read_bytes() == "1 × 2\n".encode()
 
 
 def test_a_second_text_replaces_the_first(tmp_path: Path) -> None:
-    sink = FileSink(tmp_path / "report.txt")
-    sink.write_text("profile", "a long first report\n", step=1)
-    sink.write_text("profile", "second\n", step=2)
+    write_text_file(tmp_path / "report.txt", "a long first report\n")
+    write_text_file(tmp_path / "report.txt", "second\n")
     assert (tmp_path / "report.txt").read_text() == "second\n"
 
 

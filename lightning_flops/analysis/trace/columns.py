@@ -62,9 +62,6 @@ class MemoryEvents:
     device_type: npt.NDArray[np.int32]
     """PyTorch's number of the kind of device: 0 is the host, 1 CUDA."""
     device: npt.NDArray[np.int32]
-    allocated_bytes: Ints
-    """Total right after the event; -1 where the trace does not say."""
-    reserved_bytes: Ints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -111,15 +111,12 @@ def trace_from_columns(
     nowhere = np.full(len(kept), -1, dtype=np.int64)
     unknown = np.full(len(kept), np.nan)
     memory_count = len(columns.memory_bytes)
-    no_totals = np.full(memory_count, -1, dtype=np.int64)
     memory = MemoryEvents(
         lane=_int32(columns.memory_thread),
         time_ns=_int64(columns.memory_time_ns),
         bytes=_int64(columns.memory_bytes),
         device_type=np.zeros(memory_count, dtype=np.int32),
-        device=no_totals.astype(np.int32),
-        allocated_bytes=no_totals,
-        reserved_bytes=no_totals,
+        device=np.full(memory_count, -1, dtype=np.int32),
     )
     return Trace(
         source=source,
@@ -192,7 +189,7 @@ class _Builder:
         self.device_row, self.device, self.stream, self.bytes = array("q"), array("i"), array("q"), array("q")
         self.blocks, self.occupancy = array("d"), array("d")
         self.collectives: dict[int, CollectiveArguments] = {}
-        self.memory = tuple(array("q") for _ in range(7))
+        self.memory = tuple(array("q") for _ in range(5))
 
     def add(self, events: list[Any]) -> None:
         """Append what *events* say; an event of another tool is counted and left out."""
@@ -269,8 +266,6 @@ class _Builder:
             int(arguments["Bytes"]),
             int(arguments.get("Device Type", 0)),
             int(arguments.get("Device Id", -1)),
-            _integer(arguments.get("Total Allocated")),
-            _integer(arguments.get("Total Reserved")),
         )
         for column, value in zip(self.memory, values, strict=True):
             column.append(value)
@@ -325,15 +320,13 @@ class _Builder:
     def _memory_events(self) -> MemoryEvents | None:
         if not self.memory[0]:
             return None
-        lane, time, size, device_type, device, allocated, reserved = (_int64(column) for column in self.memory)
+        lane, time, size, device_type, device = (_int64(column) for column in self.memory)
         return MemoryEvents(
             lane=lane.astype(np.int32),
             time_ns=time,
             bytes=size,
             device_type=device_type.astype(np.int32),
             device=device.astype(np.int32),
-            allocated_bytes=allocated,
-            reserved_bytes=reserved,
         )
 
     def _why_nothing(self) -> str:
