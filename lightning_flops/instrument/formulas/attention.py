@@ -10,7 +10,7 @@ Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -71,34 +71,40 @@ def visible_entries(scores: Scores, window: Window | None) -> int:
     return max(seen, 0)
 
 
-def forward_work(
-    matrices: Iterable[Scores], head_size: int, value_size: int, window: Window | None = None, causal: bool = False
-) -> Work:
+class Call(NamedTuple):
+    """What one call of a fused kernel multiplies."""
+
+    matrices: list[Scores]
+    window: Window | None = None
+    causal: bool = False
+    """Whether it was flagged causal."""
+
+    def entries(self) -> tuple[int, int]:
+        """Entries of all its score matrices, and those of them that the window rules out."""
+        entries = skipped = 0
+        for scores in self.matrices:
+            full = scores.queries * scores.keys
+            entries += scores.heads * full
+            skipped += scores.heads * (full - visible_entries(scores, self.window))
+        return entries, skipped
+
+
+def forward_work(call: Call, head_size: int, value_size: int) -> Work:
     """Two products over each score matrix."""
-    entries = skipped = 0
-    for scores in matrices:
-        full = scores.queries * scores.keys
-        entries += scores.heads * full
-        skipped += scores.heads * (full - visible_entries(scores, window))
+    entries, skipped = call.entries()
     per_entry = 2 * (head_size + value_size)
-    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=causal)
+    return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=call.causal)
 
 
-def backward_work(
-    matrices: Iterable[Scores], head_size: int, value_size: int, window: Window | None = None, causal: bool = False
-) -> Work:
+def backward_work(call: Call, head_size: int, value_size: int) -> Work:
     """Four products over each score matrix, and the scores once more."""
-    entries = skipped = 0
-    for scores in matrices:
-        full = scores.queries * scores.keys
-        entries += scores.heads * full
-        skipped += scores.heads * (full - visible_entries(scores, window))
+    entries, skipped = call.entries()
     gradients, repeated = 4 * (head_size + value_size), 2 * head_size
     return Work(
         gradients * entries,
         recompute=repeated * entries,
         causal_skipped=(gradients + repeated) * skipped,
-        causal=causal,
+        causal=call.causal,
     )
 
 
@@ -112,6 +118,11 @@ def heads_first(query: torch.Tensor, key: torch.Tensor) -> list[Scores]:
         return [Scores(prod(heads), queries, int(key.shape[-2]))]
     pairs = zip(sizes_of(query), sizes_of(key), strict=True)
     return [Scores(prod(q[:-2]), q[-2], k[-2]) for q, k in pairs]
+
+
+def _top_left(query: torch.Tensor, key: torch.Tensor, causal: bool) -> Call:
+    """Heads before sequence; a causal mask starts at the first query and key."""
+    return Call(heads_first(query, key), _CAUSAL_TOP_LEFT if causal else None, bool(causal))
 
 
 def _head_size(tensor: torch.Tensor) -> int:
@@ -129,8 +140,7 @@ def _dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: 
 def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> int | Work:
     """A fused attention's forward, heads before sequence; its causal mask starts at the first query and key."""
     if query.is_nested or key.is_nested:
-        window = _CAUSAL_TOP_LEFT if causal else None
-        return forward_work(heads_first(query, key), _head_size(query), _head_size(value), window, bool(causal))
+        return forward_work(_top_left(query, key, causal), _head_size(query), _head_size(value))
     entries, skipped, size, value_size = _dense(query, key, value, causal)
     per_entry = 2 * (size + value_size)
     if not causal:
@@ -141,8 +151,7 @@ def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: b
 def fused_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:
     """A fused attention's backward, heads before sequence."""
     if query.is_nested or key.is_nested:
-        window = _CAUSAL_TOP_LEFT if causal else None
-        return backward_work(heads_first(query, key), _head_size(query), _head_size(value), window, bool(causal))
+        return backward_work(_top_left(query, key, causal), _head_size(query), _head_size(value))
     entries, skipped, size, value_size = _dense(query, key, value, causal)
     gradients, repeated = 4 * (size + value_size), 2 * size
     return Work(gradients * entries, repeated * entries, (gradients + repeated) * skipped, bool(causal))
@@ -150,8 +159,7 @@ def fused_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
 
 def unfused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool) -> Work:
     """Attention as separate products, called as one operator: nothing is skipped."""
-    work = forward_work(heads_first(query, key), _head_size(query), _head_size(value))
-    return Work(work.flops, causal=bool(causal))
+    return forward_work(Call(heads_first(query, key), causal=bool(causal)), _head_size(query), _head_size(value))
 
 
 def _lengths(offsets: torch.Tensor) -> list[int]:
@@ -164,7 +172,7 @@ def sequence_first(
 ) -> list[Scores]:
     """Score matrices of (batch, sequence, heads, head size) operands, or of packed ones with cumulative lengths."""
     heads = int(query.shape[-2])
-    if query_offsets is None:
+    if query_offsets is None or query_offsets.numel() == 0:  # backwards are handed empty ones where there are none
         batch = prod(query.shape[:-3])
         return [Scores(batch * heads, int(query.shape[-3]), int(key.shape[-3]))]
     queries = _lengths(query_offsets)
@@ -194,50 +202,23 @@ def _flash_window(causal: bool, left: int | None, right: int | None) -> Window |
 def flash(
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     query_offsets: torch.Tensor | None,
     key_offsets: torch.Tensor | None,
     causal: bool,
     left: int | None,
     right: int | None,
-    used: torch.Tensor | None,
-    block_table: torch.Tensor | None,
-) -> Work:
-    """``_flash_attention_forward``: sequence before heads, packed when there are offsets."""
-    if block_table is not None:
-        # Keys live in pages (pages, page size, heads, size); only the used lengths say how many there are.
-        if used is None or query_offsets is None:
-            raise Unreadable("a paged key cache without used lengths")
-        queries = _lengths(query_offsets)
-        matrices = [Scores(int(query.shape[-2]), q, k) for q, k in zip(queries, host_integers(used), strict=True)]
-    else:
-        matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
-    return forward_work(
-        matrices, int(query.shape[-1]), int(value.shape[-1]), _flash_window(causal, left, right), bool(causal)
-    )
-
-
-def flash_backward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_offsets: torch.Tensor | None,
-    key_offsets: torch.Tensor | None,
-    causal: bool,
-    left: int | None,
-    right: int | None,
-) -> Work:
-    """``_flash_attention_backward``: sequence before heads, packed when there are offsets."""
-    # The backward is handed empty offsets, not None, where the forward had none.
-    if query_offsets is not None and query_offsets.numel() == 0:
-        query_offsets = key_offsets = None
-    return backward_work(
-        sequence_first(query, key, query_offsets, key_offsets),
-        int(query.shape[-1]),
-        int(value.shape[-1]),
-        _flash_window(causal, left, right),
-        bool(causal),
-    )
+    used: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+) -> Call:
+    """Flash attention's kernels: sequence before heads, packed when there are offsets."""
+    window = _flash_window(causal, left, right)
+    if block_table is None:
+        return Call(_used_keys(sequence_first(query, key, query_offsets, key_offsets), used), window, bool(causal))
+    # Keys live in pages (pages, page size, heads, size); only the used lengths say how many there are.
+    if used is None or query_offsets is None:
+        raise Unreadable("a paged key cache without used lengths")
+    lengths = zip(_lengths(query_offsets), host_integers(used), strict=True)
+    return Call([Scores(int(query.shape[-2]), q, k) for q, k in lengths], window, bool(causal))
 
 
 def _efficient_window(mask_type: int, window: int | None) -> Window | None:
@@ -248,91 +229,32 @@ def _efficient_window(mask_type: int, window: int | None) -> Window | None:
     return Window(left, 0, bottom_right=mask_type == _BOTTOM_RIGHT)
 
 
-def efficient(
+def _efficient(
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     query_offsets: torch.Tensor | None,
     key_offsets: torch.Tensor | None,
     mask_type: int,
     used: torch.Tensor | None,
     window: int | None,
-) -> Work:
-    """``_efficient_attention_forward``: sequence before heads; packed operands have a batch of one and offsets."""
+) -> Call:
+    """The memory-efficient kernels: sequence before heads; packed operands have a batch of one and offsets."""
     matrices = _used_keys(sequence_first(query, key, query_offsets, key_offsets), used)
-    return forward_work(
-        matrices,
-        int(query.shape[-1]),
-        int(value.shape[-1]),
-        _efficient_window(mask_type, window),
-        mask_type in (_TOP_LEFT, _BOTTOM_RIGHT),
-    )
+    return Call(matrices, _efficient_window(mask_type, window), mask_type in (_TOP_LEFT, _BOTTOM_RIGHT))
 
 
-def efficient_backward(
+def _cudnn(
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     query_offsets: torch.Tensor | None,
     key_offsets: torch.Tensor | None,
-    mask_type: int,
-    window: int | None,
-) -> Work:
-    """``_efficient_attention_backward``."""
-    if query_offsets is not None and query_offsets.numel() == 0:
-        query_offsets = key_offsets = None
-    return backward_work(
-        sequence_first(query, key, query_offsets, key_offsets),
-        int(query.shape[-1]),
-        int(value.shape[-1]),
-        _efficient_window(mask_type, window),
-        mask_type in (_TOP_LEFT, _BOTTOM_RIGHT),
-    )
-
-
-def _cudnn_matrices(
-    query: torch.Tensor, key: torch.Tensor, query_offsets: torch.Tensor | None, key_offsets: torch.Tensor | None
-) -> list[Scores]:
-    """Score matrices of cuDNN's raw operators: heads before sequence, or packed (tokens, heads, size) with offsets."""
+    causal: bool,
+) -> Call:
+    """The raw operators of cuDNN: heads before sequence, or packed (tokens, heads, size) with offsets."""
     if query_offsets is None or query_offsets.numel() == 0 or query.dim() == 4:
-        return heads_first(query, key)
-    return sequence_first(query, key, query_offsets, key_offsets)
-
-
-def cudnn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_offsets: torch.Tensor | None,
-    key_offsets: torch.Tensor | None,
-    causal: bool,
-) -> Work:
-    """``_cudnn_attention_forward``."""
-    return forward_work(
-        _cudnn_matrices(query, key, query_offsets, key_offsets),
-        int(query.shape[-1]),
-        int(value.shape[-1]),
-        _CAUSAL_TOP_LEFT if causal else None,
-        bool(causal),
-    )
-
-
-def cudnn_backward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_offsets: torch.Tensor | None,
-    key_offsets: torch.Tensor | None,
-    causal: bool,
-) -> Work:
-    """``_cudnn_attention_backward``."""
-    return backward_work(
-        _cudnn_matrices(query, key, query_offsets, key_offsets),
-        int(query.shape[-1]),
-        int(value.shape[-1]),
-        _CAUSAL_TOP_LEFT if causal else None,
-        bool(causal),
-    )
+        return _top_left(query, key, causal)
+    matrices = sequence_first(query, key, query_offsets, key_offsets)
+    return Call(matrices, _CAUSAL_TOP_LEFT if causal else None, bool(causal))
 
 
 def _flex_entries(query: torch.Tensor, key: torch.Tensor, block_mask: Sequence[Any]) -> int:
@@ -418,59 +340,76 @@ def encoder_layer(
 
 
 _QKV = ("query", "key", "value")
-_FLASH = (
-    *_QKV,
-    "cum_seq_q",
-    "cum_seq_k",
-    "is_causal",
-    "window_size_left?",
-    "window_size_right?",
-    "seqused_k?",
-    "block_table?",
-)
+
+Reader = Callable[..., Call]
+"""Takes query, key and what else a kernel's operators say of a call."""
+
+
+def _rule(
+    work: Callable[[Call, int, int], Work], read: Reader, arguments: Sequence[str], operands: Sequence[str]
+) -> Rule:
+    def flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Work:
+        return work(read(query, key, *rest), int(query.shape[-1]), int(value.shape[-1]))
+
+    return Rule(flops, (*operands, *arguments), operands[0])
+
+
+def kernel_rules(
+    forward: Sequence[str],
+    backward: Sequence[str],
+    read: Reader,
+    arguments: Sequence[str],
+    operands: Sequence[str] = _QKV,
+) -> dict[str, Rule]:
+    """Rules of a fused kernel's operators, which say alike, forward and backward, what a call multiplies.
+
+    Args:
+        forward: names of the operators that run it forward.
+        backward: names of those that run it backward.
+        read: tells what a call multiplies from query, key and *arguments*.
+        arguments: schema names, as a rule has them: a backward lacks some of those that may be lacking.
+        operands: schema names of query, key and value.
+    """
+    return {
+        **dict.fromkeys(forward, _rule(forward_work, read, arguments, operands)),
+        **dict.fromkeys(backward, _rule(backward_work, read, arguments, operands)),
+    }
+
+
 _MULTI_HEAD = Rule(native_multi_head, (*_QKV, "qkv_weight", "proj_weight"), "query")
 
 
-def _fused(*, flag: str = "is_causal") -> Rule:
-    return Rule(fused, (*_QKV, flag), "query")
-
-
-def _fused_backward(*, flag: str = "is_causal") -> Rule:
-    return Rule(fused_backward, (*_QKV, flag), "query")
-
+_FLASH_WINDOW = ("window_size_left?", "window_size_right?")
+_DENSE = (
+    "flash_attention_for_cpu flash_attention efficient_attention cudnn_attention fused_attention_overrideable"
+).split()
 
 ATTENTION_RULES: dict[str, Rule] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _fused(),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _fused_backward(),
-    "aten::_scaled_dot_product_flash_attention": _fused(),
-    "aten::_scaled_dot_product_flash_attention_backward": _fused_backward(),
-    "aten::_scaled_dot_product_efficient_attention": _fused(),
-    "aten::_scaled_dot_product_efficient_attention_backward": _fused_backward(),
-    "aten::_scaled_dot_product_cudnn_attention": _fused(),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _fused_backward(),
-    "aten::_scaled_dot_product_fused_attention_overrideable": _fused(),
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _fused_backward(),
+    **{f"aten::_scaled_dot_product_{kernel}": Rule(fused, (*_QKV, "is_causal"), "query") for kernel in _DENSE},
+    **{
+        f"aten::_scaled_dot_product_{kernel}_backward": Rule(fused_backward, (*_QKV, "is_causal"), "query")
+        for kernel in _DENSE
+    },
     "aten::_scaled_dot_product_attention_math": Rule(unfused, (*_QKV, "is_causal"), "query"),
     "aten::_scaled_dot_product_attention_math_for_mps": Rule(unfused, (*_QKV, "is_causal"), "query"),
-    "aten::_flash_attention_forward": Rule(flash, _FLASH, "query"),
-    "aten::_flash_attention_forward_no_dropout_inplace": Rule(flash, _FLASH, "query"),
-    "aten::_flash_attention_backward": Rule(
-        flash_backward,
-        (*_QKV, "cum_seq_q", "cum_seq_k", "is_causal", "window_size_left?", "window_size_right?"),
-        "query",
+    **kernel_rules(
+        ("aten::_flash_attention_forward", "aten::_flash_attention_forward_no_dropout_inplace"),
+        ("aten::_flash_attention_backward",),
+        flash,
+        ("cum_seq_q", "cum_seq_k", "is_causal", *_FLASH_WINDOW, "seqused_k?", "block_table?"),
     ),
-    "aten::_efficient_attention_forward": Rule(
-        efficient,
-        (*_QKV, "cu_seqlens_q", "cu_seqlens_k", "custom_mask_type", "seqlen_k?", "window_size?"),
-        "query",
+    **kernel_rules(
+        ("aten::_efficient_attention_forward",),
+        ("aten::_efficient_attention_backward",),
+        _efficient,
+        ("cu_seqlens_q", "cu_seqlens_k", "custom_mask_type", "seqlen_k?", "window_size?"),
     ),
-    "aten::_efficient_attention_backward": Rule(
-        efficient_backward,
-        (*_QKV, "cu_seqlens_q", "cu_seqlens_k", "custom_mask_type", "window_size?"),
-        "query",
+    **kernel_rules(
+        ("aten::_cudnn_attention_forward",),
+        ("aten::_cudnn_attention_backward",),
+        _cudnn,
+        ("cum_seq_q", "cum_seq_k", "is_causal"),
     ),
-    "aten::_cudnn_attention_forward": Rule(cudnn, (*_QKV, "cum_seq_q", "cum_seq_k", "is_causal"), "query"),
-    "aten::_cudnn_attention_backward": Rule(cudnn_backward, (*_QKV, "cum_seq_q", "cum_seq_k", "is_causal"), "query"),
     "aten::_native_multi_head_attention": _MULTI_HEAD,
     "aten::_triton_multi_head_attention": _MULTI_HEAD,
     "aten::_triton_scaled_dot_attention": Rule(

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lightning_flops.instrument.formulas.attention import flash, flash_backward
-from lightning_flops.instrument.formulas.contract import RESULT, Rule, Work
+from lightning_flops.instrument.formulas.attention import Call, flash, kernel_rules
+from lightning_flops.instrument.formulas.contract import RESULT, Rule
 from lightning_flops.instrument.formulas.convolution import deformable_backward, plain
 from lightning_flops.instrument.formulas.matmul import grouped_product, linear, product
 
@@ -32,63 +32,36 @@ def scattered_product(values: torch.Tensor, weight: torch.Tensor) -> int:
     return 2 * prod(values.shape[:-1]) * weight.numel()
 
 
-def _bounds(window: Sequence[int] | None) -> tuple[int | None, int | None]:
-    return (None, None) if window is None else (window[0], window[1])
-
-
 def variable_length(
     query: torch.Tensor,
     key: torch.Tensor,
-    value: torch.Tensor,
     query_offsets: torch.Tensor,
     key_offsets: torch.Tensor | None,
     causal: bool,
     window: Sequence[int] | None,
     used: torch.Tensor | None,
     block_table: torch.Tensor | None,
-) -> Work:
+) -> Call:
     """``torch.nn.attention.varlen.varlen_attn``: packed sequences."""
-    left, right = _bounds(window)
-    return flash(query, key, value, query_offsets, key_offsets, causal, left, right, used, block_table)
+    left, right = (None, None) if window is None else window
+    return flash(query, key, query_offsets, key_offsets, causal, left, right, used, block_table)
 
 
-def variable_length_backward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor | None,
-    causal: bool,
-    window: Sequence[int] | None,
-) -> Work:
-    """Backward of ``varlen_attn``."""
-    left, right = _bounds(window)
-    return flash_backward(query, key, value, query_offsets, key_offsets, causal, left, right)
+def dense_flash(query: torch.Tensor, key: torch.Tensor, causal: bool, left: int | None, right: int | None) -> Call:
+    """The flash-attn package's: (batch, sequence, heads, size)."""
+    return flash(query, key, None, None, causal, left, right)
 
 
-def dense_flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, left: int | None, right: int | None
-) -> Work:
-    """The flash-attn package's forward: (batch, sequence, heads, size)."""
-    return flash(query, key, value, None, None, causal, left, right, None, None)
-
-
-def dense_flash_backward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, left: int | None, right: int | None
-) -> Work:
-    """The flash-attn package's backward."""
-    return flash_backward(query, key, value, None, None, causal, left, right)
-
-
-_VARLEN = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "is_causal", "window_size?")
-_FLASH = ("q", "k", "v", "causal", "window_size_left?", "window_size_right?")
-_FLASH_VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "causal", "window_size_left?", "window_size_right?")
+_FLASH_WINDOW = ("causal", "window_size_left?", "window_size_right?")
 _SAMPLING_LEFT_OUT = "the convolution's products; sampling the input at the offsets is left out"
 
 LIBRARY_RULES: dict[str, Rule] = {
-    "torch_attn::_varlen_attn": Rule(variable_length, (*_VARLEN, "seqused_k?", "block_table?"), "query"),
-    "torch_attn::_varlen_attn_out": Rule(variable_length, (*_VARLEN, "seqused_k?", "block_table?"), "query"),
-    "torch_attn::_varlen_attn_backward": Rule(variable_length_backward, _VARLEN, "query"),
+    **kernel_rules(
+        ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"),
+        ("torch_attn::_varlen_attn_backward",),
+        variable_length,
+        ("cu_seq_q", "cu_seq_k", "is_causal", "window_size?", "seqused_k?", "block_table?"),
+    ),
     "symm_mem::fused_all_gather_matmul": Rule(gathered_products, ("A", "Bs", RESULT), "A"),
     "symm_mem::fused_all_gather_scaled_matmul": Rule(gathered_products, ("A", "Bs", RESULT), "A"),
     "symm_mem::fused_matmul_reduce_scatter": Rule(scattered_product, ("A", "B"), "A"),
@@ -96,10 +69,20 @@ LIBRARY_RULES: dict[str, Rule] = {
     "symm_mem::_async_input_mm": Rule(product, ("a", "b"), "a"),
     "transformers::grouped_mm_fallback": Rule(grouped_product, ("input", "weight", "offs"), "input"),
     "transformers::grouped_mm_fallback_backward": Rule(grouped_backward, ("input", "weight", "offs"), "grad_output"),
-    "flash_attn::_flash_attn_forward": Rule(dense_flash, _FLASH, "q"),
-    "flash_attn::_flash_attn_backward": Rule(dense_flash_backward, _FLASH, "q"),
-    "flash_attn::_flash_attn_varlen_forward": Rule(flash, (*_FLASH_VARLEN, "seqused_k?", "block_table?"), "q"),
-    "flash_attn::_flash_attn_varlen_backward": Rule(flash_backward, _FLASH_VARLEN, "q"),
+    **kernel_rules(
+        ("flash_attn::_flash_attn_forward",),
+        ("flash_attn::_flash_attn_backward",),
+        dense_flash,
+        _FLASH_WINDOW,
+        ("q", "k", "v"),
+    ),
+    **kernel_rules(
+        ("flash_attn::_flash_attn_varlen_forward",),
+        ("flash_attn::_flash_attn_varlen_backward",),
+        flash,
+        ("cu_seqlens_q", "cu_seqlens_k", *_FLASH_WINDOW, "seqused_k?", "block_table?"),
+        ("q", "k", "v"),
+    ),
     "torchvision::deform_conv2d": Rule(plain, ("weight", RESULT), "input", _SAMPLING_LEFT_OUT),
     "torchvision::_deform_conv2d_backward": Rule(deformable_backward, ("grad", "weight"), "grad", _SAMPLING_LEFT_OUT),
     "bitsandbytes::int8_linear_matmul": Rule(linear, ("A", "B"), "A"),
