@@ -54,21 +54,24 @@ class RankReports:
         self._config = config
         self._show = show
         self._pending: collections.deque[tuple[Profile, Collection]] = collections.deque()
-        self._answered: set[int] = set()
+        self._awaited = config.next_profile_step(steps_done=0)
 
     @property
     def pending(self) -> bool:
         """Whether a report waits for other ranks."""
         return bool(self._pending)
 
+    def await_window(self, step: int | None) -> None:
+        """The next window is that of *step*; None: there is none. Rank 0 waits for something about it from here on."""
+        self._awaited = step
+
     def hand_over(self, profile: Profile) -> None:
         """Give *profile*, of a window that has closed on this rank, to the job's report."""
-        step = profile.profile_step
-        self._answered.add(step)
+        step, self._awaited = profile.profile_step, None
         if self._exchange.rank == 0:
             self._pending.append((profile, self._exchange.collect(step)))
             logger.info(
-                "profiled step %d; its report waits up to %g s for the %d other rank(s), while training goes on",
+                "the report of step %d waits up to %g s for the %d other rank(s); training goes on",
                 step,
                 self._exchange.timeout_sec,
                 self._exchange.world_size - 1,
@@ -82,14 +85,13 @@ class RankReports:
         self._show(profile)
 
     def say_absent(self, step: int, reason: str) -> None:
-        """Tell rank 0 that nothing comes from this rank about the window of *step*, if nothing has."""
-        if self._exchange.rank and step not in self._answered:
-            self._answered.add(step)
+        """Tell rank 0 that nothing comes from this rank about the window of *step*."""
+        if self._exchange.rank:
             self._exchange.send(step, self._absence(reason))
 
-    def say_out(self, step: int | None, reason: str) -> None:
-        """Tell rank 0 that nothing comes any more, if the window of *step* is still to come."""
-        if self._exchange.rank and step is not None and step not in self._answered:
+    def say_out(self, reason: str) -> None:
+        """Tell rank 0 that nothing comes any more, if it may wait for something."""
+        if self._exchange.rank and self._awaited is not None:
             self._exchange.send_out(self._absence(reason))
 
     def show_ready(self) -> bool:

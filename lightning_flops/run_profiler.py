@@ -223,6 +223,8 @@ class RunProfiler(ABC):
         """Have a window ready that opens before *profile_step*, or at once if that is the step that begins now."""
         assert self._device is not None
         device, self._next_step = self._device, profile_step
+        if self._ranks is not None:
+            self._ranks.await_window(profile_step)
         self._micro_batch_size = None
         self._memory = MemoryWatch(self._root, read=memory_reader(device), on_device=device.type == "cuda")
         self._recorder = Recorder(
@@ -487,7 +489,7 @@ class RunProfiler(ABC):
     @guarded
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:
         """The run ends: report what there is, or say why there is nothing."""
-        recorder, awaited = self._recorder, self._next_step
+        recorder = self._recorder
         assert recorder is not None
         if self._in_window and recorder.reached:
             if interrupted_by is not None:
@@ -495,19 +497,19 @@ class RunProfiler(ABC):
             self._report()
         elif self._next_step is not None and interrupted_by is None and self._writes:
             self._say_what_was_not_reached(self._next_step)
-        self._finish_with_ranks(awaited, interrupted_by)
+        self._finish_with_ranks(interrupted_by)
         self._report_throughput()
 
-    def _finish_with_ranks(self, awaited: int | None, interrupted_by: BaseException | None) -> None:
-        """Let no rank wait for the window of the step *awaited* if it never closed, and wait for the other ranks."""
+    def _finish_with_ranks(self, interrupted_by: BaseException | None) -> None:
+        """Let rank 0 not wait for a window that never closed, and wait there for the other ranks."""
         ranks = self._ranks
         if ranks is None:
             return
         if interrupted_by is None:
-            ranks.say_out(awaited, f"its run ended after {self._steps_done} step(s), before its window closed")
+            ranks.say_out(f"its run ended after {self._steps_done} step(s), before its window closed")
             ranks.show_all()
         else:
-            ranks.say_out(awaited, f"its training was interrupted by {type(interrupted_by).__name__}")
+            ranks.say_out(f"its training was interrupted by {type(interrupted_by).__name__}")
             # The exception has somewhere to go, and what brought it may have ended the other ranks, too.
             ranks.show_all(within_sec=_SEC_FOR_RANKS_AFTER_ERROR if isinstance(interrupted_by, Exception) else 0.0)
         ranks.leave(wait=True)
@@ -662,7 +664,7 @@ class RunProfiler(ABC):
         self._out = True
         try:
             if self._ranks is not None:
-                self._ranks.say_out(self._next_step, f"its profiler failed: {type(error).__name__}: {error}")
+                self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
                 self._ranks.show_all(within_sec=0.0)
         except Exception:
             logger.warning("a report that waited for other ranks was lost", exc_info=True)

@@ -51,6 +51,8 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     assert profile.flops_total.forward == batch_flops().forward
     assert profile.flops_total.backward == batch_flops().backward
     assert json.loads(path.read_text())["context"]["strategy"]
+    assert profile.ranks is not None
+    assert (profile.ranks.world_size, profile.ranks.answered) == (2, 2)
     timing = profile.timing
     assert timing is not None
     assert timing.timed_steps == 2

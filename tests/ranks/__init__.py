@@ -32,8 +32,17 @@ def run_ranks(
     folder: Path,
     timeout_sec: float,
     environment: Mapping[str, str] | None = None,
+    ends_with: Mapping[int, int] | None = None,
 ) -> list[str]:
     """Run ``python ARGUMENTS`` in *folder* as ranks 0 to *ranks* - 1 of one job on this machine.
+
+    Args:
+        arguments: the program and its arguments.
+        ranks: how many there are.
+        folder: where they run.
+        timeout_sec: how long they may take.
+        environment: variables beside those of this process and of a launcher.
+        ends_with: exit statuses that are not to be 0, by rank.
 
     Returns:
         What each rank printed, both streams together.
@@ -41,6 +50,7 @@ def run_ranks(
     Raises:
         AssertionError: a rank failed or was not done in time; with everything that every rank printed.
     """
+    statuses_meant = [(ends_with or {}).get(rank, 0) for rank in range(ranks)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -72,7 +82,8 @@ def run_ranks(
         late = False
         while not late and any(process.poll() is None for process in processes):
             # A rank that has failed leaves the others waiting for it.
-            if any(process.returncode for process in processes):
+            ended = zip((process.poll() for process in processes), statuses_meant, strict=True)
+            if any(status not in (None, meant) for status, meant in ended):
                 deadline = min(deadline, time.monotonic() + 5.0)
             late = time.monotonic() > deadline
             time.sleep(0.05)
@@ -82,7 +93,7 @@ def run_ranks(
     statuses = [process.returncode for process in processes]
     whole = "\n".join(f"----- rank {rank}\n{text}" for rank, text in enumerate(printed))
     assert not late or any(status > 0 for status in statuses), f"not done in {timeout_sec:.0f} s\n{whole}"
-    assert statuses == [0] * ranks, f"exit statuses {statuses}\n{whole}"
+    assert statuses == statuses_meant, f"exit statuses {statuses}\n{whole}"
     return printed
 
 

@@ -1,0 +1,276 @@
+"""Lightning on two ranks where something is not as it should be on rank 1, or on both, and training must not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from lightning.pytorch import Callback
+from torch import distributed as torch_distributed
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.utils.data import DataLoader
+
+from lightning_flops import FlopsProfilerCallback
+from tests.lightning.footprint import footprint
+from tests.lightning.nets import BATCH, Rows, loader, new_net, new_trainer
+
+ROOT = "lightning.pytorch"
+RANK = int(os.environ.get("RANK", "0"))
+BATCHES = 16
+WINDOW: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
+
+distributed: Any = torch_distributed  # which does not say what of it is public
+
+
+def train(
+    *callbacks: Any, net: Any = None, data: Any = None, around: Callable[[Any], Any] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """What a fit of all ranks is like: its losses and weights, its collectives, and what it leaves behind."""
+    net = net or new_net(ROOT)
+    settings = {"strategy": "ddp", "devices": int(os.environ["WORLD_SIZE"]), **settings}
+    run = new_trainer(ROOT, str(Path.cwd()), *callbacks, **settings)
+    torch.manual_seed(5)
+    with logged() as lines, around(run) if around is not None else contextlib.nullcontext():
+        run.fit(net, data or loader(2 * BATCHES))
+    group = distributed.group.WORLD
+    return {
+        "losses": [loss.hex() for loss in getattr(net, "losses", [])],
+        "weights": [weight.hex() for parameter in net.parameters() for weight in parameter.flatten().tolist()],
+        "random": float(torch.rand(1)).hex(),
+        "footprint": repr(footprint(run, net)),
+        "collectives": sum(pg._get_sequence_number_for_group() for pg in [group]),
+        "ours": our_keys(),
+        "logged": lines,
+        "threads": [thread.name for thread in threading.enumerate() if "lightning_flops" in thread.name],
+    }
+
+
+def profiled(*, callback: FlopsProfilerCallback | None = None, **settings: Any) -> dict[str, Any]:
+    """The same with the profiler, and its profile."""
+    callback = callback or FlopsProfilerCallback(**WINDOW)
+    before = distributed.group.WORLD._get_sequence_number_for_group()
+    result = train(callback, **settings)
+    result["collectives"] -= before
+    # A collective of the test's own: the group still works.
+    total = torch.tensor([RANK + 1])
+    distributed.all_reduce(total)
+    return {
+        **result,
+        "sum": total.item(),
+        "profile": None if callback.profile is None else callback.profile.to_json(),
+        "profiles": len(callback.profiles),
+    }
+
+
+def our_keys() -> list[str]:
+    """What of ours is in the store once every rank is here."""
+    store = distributed.distributed_c10d._get_default_store()
+    distributed.barrier()
+    deadline = time.monotonic() + 20.0
+    while ours := [key for key in store.list_keys() if "lightning_flops" in key]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    distributed.barrier()
+    return ours
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Every line that the package logs at INFO or above."""
+    lines: list[str] = []
+    ours = logging.getLogger("lightning_flops")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(f"{record.levelname} {record.getMessage()}")
+
+    handler, level = Handler(), ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level)
+
+
+def on_rank_1(target: str, error: Exception) -> Any:
+    """Replace *target* on rank 1 by what raises *error*."""
+    return mock.patch(target, side_effect=error) if RANK == 1 else contextlib.nullcontext()
+
+
+def plain() -> dict[str, Any]:
+    """Without a profiler, twice: the first fit makes the process group."""
+    train()
+    before = distributed.group.WORLD._get_sequence_number_for_group()
+    result = train()
+    result["collectives"] -= before
+    return result
+
+
+def healthy() -> dict[str, Any]:
+    return profiled()
+
+
+def every() -> dict[str, Any]:
+    """Windows one right after the other: a report may be pending when the next window opens."""
+    return profiled(callback=FlopsProfilerCallback(profile_step=[0, 6], timing_steps=2, trace=False))
+
+
+def profiler_fails() -> dict[str, Any]:
+    with on_rank_1("lightning_flops.run_profiler.build_profile", RuntimeError("broken on purpose")):
+        return profiled()
+
+
+def fails_at_start() -> dict[str, Any]:
+    with on_rank_1("lightning_flops.run_profiler.Recorder", RuntimeError("broken on purpose")):
+        return profiled()
+
+
+def cannot_pack() -> dict[str, Any]:
+    with on_rank_1("lightning_flops.rank_reports.make_rank_record", ValueError("broken on purpose")):
+        return profiled()
+
+
+def damaged() -> dict[str, Any]:
+    patch = mock.patch("lightning_flops.rank_reports.pack", return_value=b"no record") if RANK else None
+    with patch or contextlib.nullcontext():
+        return profiled()
+
+
+def cannot_merge() -> dict[str, Any]:
+    with mock.patch("lightning_flops.rank_reports.with_ranks", side_effect=ValueError("broken on purpose")):
+        return profiled()
+
+
+def no_store() -> dict[str, Any]:
+    with mock.patch("torch.distributed.distributed_c10d._get_default_store", None):
+        callback = FlopsProfilerCallback(**WINDOW)
+        with mock.patch(__name__ + ".our_keys", lambda: []):
+            return profiled(callback=callback)
+
+
+def manual_net(updates: Callable[[int], bool]) -> Any:
+    """A net that updates after those batches alone of which *updates* says so."""
+    net = new_net(ROOT)
+    net.automatic_optimization = False
+
+    def training_step(batch: Any, batch_idx: int) -> None:
+        optimizer = net.optimizers()
+        loss = nn.functional.mse_loss(net.net(batch[0]), batch[1])
+        optimizer.zero_grad()
+        net.manual_backward(loss)
+        if updates(batch_idx):
+            optimizer.step()
+
+    net.training_step = training_step
+    return net
+
+
+def silent() -> dict[str, Any]:
+    """Rank 1 sends nothing before its fit ends, because its window never closes: it never updates."""
+    callback = FlopsProfilerCallback(**WINDOW, ranks_timeout_sec=0.05)
+    return profiled(callback=callback, net=manual_net(lambda batch_idx: RANK == 0), around=slowly)
+
+
+def skips_steps() -> dict[str, Any]:
+    """Rank 1 updates after every other batch: its window closes later."""
+    return profiled(net=manual_net(lambda batch_idx: RANK == 0 or batch_idx % 2 == 1))
+
+
+class SlowBatches(Callback):
+    """Lets some time go by after every batch."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def slowly(run: Any) -> Iterator[None]:
+    run.callbacks.append(SlowBatches())
+    yield
+
+
+class Joined(Callback):
+    """Has the ranks that are out of batches answer the collectives of the others."""
+
+    def __init__(self) -> None:
+        self.join: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.join = Join([trainer.strategy.model])
+        self.join.__enter__()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.join.__exit__(None, None, None)
+
+
+def uneven(batches_of_rank_1: int) -> dict[str, Any]:
+    """Rank 1 has fewer batches, and so ends first."""
+    batches = batches_of_rank_1 if RANK else BATCHES
+    data = DataLoader(Rows(batches * BATCH), batch_size=BATCH)
+    callback = FlopsProfilerCallback(**WINDOW)
+    return profiled(callback=callback, data=data, use_distributed_sampler=False, around=joined)
+
+
+@contextlib.contextmanager
+def joined(run: Any) -> Iterator[None]:
+    run.callbacks.append(Joined())
+    # A broadcast before every batch, of which Join knows nothing.
+    run.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    yield
+
+
+def ends_before_its_window() -> dict[str, Any]:
+    return uneven(1)
+
+
+def ends_in_its_window() -> dict[str, Any]:
+    return uneven(5)
+
+
+def all_ranks() -> dict[str, Any]:
+    shared = Path("..", "shared").resolve()
+    callback = FlopsProfilerCallback(**WINDOW, all_ranks=True, output_file=shared / "flops.txt")
+    result = profiled(callback=callback, default_root_dir=str(shared / f"logs{RANK}"))
+    distributed.barrier()
+    return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
+
+
+def rank_0_alone_writes() -> dict[str, Any]:
+    shared = Path("..", "shared2").resolve()
+    result = profiled(default_root_dir=str(shared / f"logs{RANK}"))
+    distributed.barrier()
+    return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        plain,
+        healthy,
+        every,
+        profiler_fails,
+        fails_at_start,
+        cannot_pack,
+        damaged,
+        cannot_merge,
+        no_store,
+        silent,
+        skips_steps,
+        ends_before_its_window,
+        ends_in_its_window,
+        all_ranks,
+        rank_0_alone_writes,
+    )
+}
