@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.trace import analyze_trace, load_trace, module_table, trace_from_columns
 from lightning_flops.analysis.trace_tables import ModuleTable
-from lightning_flops.instrument import tracing
+from lightning_flops.instrument import raw_events
 from lightning_flops.instrument.tracing import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 
@@ -136,18 +136,18 @@ def _traced_step(loop: _Loop, readings: Readings, *, kept: bool) -> float:
     start_sec, _ = _timed(lambda: tracer.start(0))
     seconds, _ = _timed(lambda: loop.step(tracer))
     spent_on_columns: list[float] = []
-    read = tracing._columns
+    read = raw_events.columns_of
 
     def columns(events: list[Any]) -> Any:
         spent, columns = _timed(lambda: read(events))
         spent_on_columns.append(spent)
         return columns
 
-    tracing._columns = columns
+    raw_events.columns_of = columns
     try:
         stop_sec, _ = _timed(lambda: tracer.stop(SIGNATURE))
     finally:
-        tracing._columns = read
+        raw_events.columns_of = read
     record = tracer.record
     assert record is not None and record.columns is not None, tracer.lost
     found = record.columns

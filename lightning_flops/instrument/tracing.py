@@ -1,7 +1,8 @@
 """One step under torch.profiler, with marks around modules and phases, and what it recorded.
 
-What of torch is private here - the raw events, the fast marks, the question whether a profiler is on - stands in this
-file alone. The profiler of the user always wins: ours does not start beside one, and stops when one is set up.
+What of torch is private here - how a profiler is prepared, started and stopped, and the question whether one is on -
+stands in this file alone; so do the raw events and the fast marks, in theirs. The profiler of the user always wins:
+ours does not start beside one, and stops when one is set up.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import shutil
 import tempfile
-import threading
 import time
 import weakref
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
@@ -26,57 +24,17 @@ import torch.autograd.profiler as autograd_profiler
 from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
-from lightning_flops.analysis.trace_marks import METADATA_KEY, module_mark, phase_mark
+from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
+from lightning_flops.instrument import module_marks, raw_events
 from lightning_flops.instrument.module_hooks import module_hooks
-from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.records import StepSignature, TraceColumns, TracedStepRecord
+from lightning_flops.records import StepSignature, TracedStepRecord
 
 logger = logging.getLogger(__name__)
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"
 """From this level on Kineto does not announce every start and stop on stderr."""
-
-_READERS = (
-    "activity_type",
-    "device_resource_id",
-    "duration_ns",
-    "fwd_thread_id",
-    "name",
-    "nbytes",
-    "sequence_nr",
-    "start_ns",
-)
-"""What raw events are asked; a torch whose events do not answer has its trace read from a file."""
-
-_HOST_CATEGORIES = frozenset(("cpu_op", "user_annotation", "cpu_instant_event", "python_function"))
-"""Of these raw events tell all that a file does; a trace with any other is read from its file."""
-
-
-_COMMUNICATES = re.compile(r"(gloo|mpi|ucc):")
-"""Scopes in which a process group of the host communicates."""
-
-
-class _Mark:
-    """Stands for ``_RecordFunctionFast`` in a torch that has none: ten times as slow."""
-
-    def __init__(self, name: str) -> None:
-        self._scope: Any = record_function(name)
-
-    def __enter__(self) -> None:
-        self._scope.__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        self._scope.__exit__(None, None, None)
-
-
-def _mark_type() -> Callable[[str], Any]:
-    fast: Callable[[str], Any] | None = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-    return _Mark if fast is None else fast
-
-
-_new_mark = _mark_type()
 
 
 class StepTracer:
@@ -115,7 +73,7 @@ class StepTracer:
         self._undo = ExitStack()
         self._step_mark: Any = None
         self._phases: list[Any] = []
-        self._marks: _ModuleMarks | None = None
+        self._marks: module_marks.ModuleMarks | None = None
         self._use: _ProcessorUse | None = None
         self._index = self._first_index = -1
         self.record: TracedStepRecord | None = None
@@ -172,7 +130,7 @@ class StepTracer:
     def enter(self, part: str) -> None:
         """*part* of the step begins; work of a forward that no module call owns is the root's."""
         if self._recording:
-            mark = _new_mark(phase_mark(part))
+            mark = module_marks.new_mark(phase_mark(part))
             mark.__enter__()
             self._phases.append(mark)
 
@@ -228,7 +186,7 @@ class StepTracer:
     # ---- inside
 
     def _put_up(self) -> None:
-        marks = _ModuleMarks(self._root)
+        marks = module_marks.ModuleMarks(self._root)
         with ExitStack() as undo:
             patches = Patches()
             undo.callback(patches.undo)
@@ -297,7 +255,7 @@ class StepTracer:
 
     def _read(self, profiler: Any, signature: StepSignature, metadata: Mapping[str, Any]) -> TracedStepRecord:
         events = profiler.profiler.kineto_results.events()
-        columns = _columns(events)
+        columns = raw_events.columns_of(events)
         path = self._export(profiler) if self._keep_file or columns is None else None
         return TracedStepRecord(
             index=self._first_index,
@@ -316,46 +274,6 @@ class StepTracer:
         path = f"{self._folder}/step{self._first_index}.pt.trace.json"
         profiler.export_chrome_trace(path)
         return path
-
-
-class _ModuleMarks:
-    """Marks every module's forward, on every thread, those that a backward repeats too."""
-
-    def __init__(self, root: nn.Module) -> None:
-        self._names = ModuleNames(root)
-        self._texts: dict[str, str] = {}
-        self._local = threading.local()
-
-    def enter(self, module: nn.Module, args: Any) -> None:
-        # These two run for every module of the step: they call little.
-        try:
-            try:
-                stack = self._local.stack
-            except AttributeError:
-                stack = self._local.stack = []
-            name = self._names.name_for(module, stack[-1][1] if stack else "")
-            if name is None:
-                return
-            text = self._texts.get(name)
-            if text is None:
-                text = self._texts[name] = module_mark(name)
-            mark = _new_mark(text)
-            mark.__enter__()
-            stack.append((module, name, mark))
-        except Exception:
-            logger.debug("a module could not be marked", exc_info=True)
-
-    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        try:
-            stack = self._local.stack
-            for depth in range(len(stack) - 1, -1, -1):
-                if stack[depth][0] is module:
-                    # What stands above it was left without a word, by an error that skips hooks.
-                    while len(stack) > depth:
-                        stack.pop()[2].__exit__(None, None, None)
-                    return
-        except Exception:
-            logger.debug("a module's mark could not be closed", exc_info=True)
 
 
 def _other_profiler() -> str | None:
@@ -383,51 +301,6 @@ def _silent_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_LOG_LEVEL, None)
-
-
-def _columns(events: list[Any]) -> TraceColumns | None:
-    """The events as columns; None if a device took part, or this torch's events do not tell enough."""
-    if not events or not all(hasattr(events[0], name) for name in _READERS):
-        return None
-    categories: dict[str, int] = {}
-    category = array("i", [categories.setdefault(event.activity_type(), len(categories)) for event in events])
-    if not categories.keys() <= _HOST_CATEGORIES:
-        return None
-    names: dict[str, int] = {}
-    threads: dict[int, int] = {}
-    name = array("i", [names.setdefault(event.name(), len(names)) for event in events])
-    thread = array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in events])
-    start_ns = array("q", [event.start_ns() for event in events])
-    sequence = array("q", [event.sequence_nr() for event in events])
-    memory = [place for place, one in enumerate(name) if one == names["[memory]"]] if "[memory]" in names else []
-    return TraceColumns(
-        names=tuple(names),
-        categories=tuple(categories),
-        threads=tuple(threads),
-        name=name,
-        category=category,
-        thread=thread,
-        start_ns=start_ns,
-        duration_ns=array("q", [event.duration_ns() for event in events]),
-        sequence=sequence,
-        forward_thread=array(
-            "q",
-            # Only a node has both; most operators have neither.
-            [event.fwd_thread_id() if one >= 0 else -1 for event, one in zip(events, sequence, strict=True)],
-        ),
-        memory_thread=array("i", [thread[place] for place in memory]),
-        memory_time_ns=array("q", [start_ns[place] for place in memory]),
-        memory_bytes=array("q", [events[place].nbytes() for place in memory]),
-        inputs=_inputs(events, names),
-    )
-
-
-def _inputs(events: list[Any], names: Mapping[str, int]) -> dict[int, tuple[list[Any], list[Any]]]:
-    """Shapes and dtypes of what each scope such as ``gloo:all_reduce`` sends, by its place, if shapes were recorded."""
-    if not any(_COMMUNICATES.match(name) for name in names):
-        return {}
-    scopes = ((place, event) for place, event in enumerate(events) if _COMMUNICATES.match(event.name()))
-    return {place: (event.shapes(), event.dtypes()) for place, event in scopes if event.shapes()}
 
 
 def _place_in_run(profiler: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.trace import analyze_trace, load_trace, module_table, trace_from_columns
 from lightning_flops.analysis.trace_tables import ModuleRow, ModuleTable
+from lightning_flops.instrument import module_marks
 from lightning_flops.instrument.tracing import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.sinks.trace_file import keep_trace
@@ -380,14 +380,14 @@ def test_a_device_that_leaves_no_events_is_said_and_the_hosts_are_kept() -> None
 
 def test_without_fast_marks_the_slow_ones_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast = traced(Net())
-    monkeypatch.setattr("lightning_flops.instrument.tracing._new_mark", sys.modules[StepTracer.__module__]._Mark)
+    monkeypatch.setattr("lightning_flops.instrument.module_marks.new_mark", module_marks._Mark)
     _, slow = traced(Net())
     found = [{name: row.calls for name, row in rows(table_of(record)).items()} for record in (fast, slow)]
     assert found[0] == found[1]
 
 
 def test_events_that_do_not_tell_enough_are_read_from_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_flops.instrument.tracing._READERS", ("name", "no_such_reader"))
+    monkeypatch.setattr("lightning_flops.instrument.raw_events._READERS", ("name", "no_such_reader"))
     tracer, record = traced(Net())
     assert record.columns is None
     assert record.path is not None

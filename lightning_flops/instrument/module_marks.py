@@ -1,0 +1,81 @@
+"""Marks that torch.profiler writes into a trace: one around every forward of a module, and one for any name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from lightning_flops.analysis.trace_marks import module_mark
+from lightning_flops.instrument.module_scope import ModuleNames
+
+logger = logging.getLogger(__name__)
+
+
+class _Mark:
+    """Stands for ``_RecordFunctionFast`` in a torch that has none: ten times as slow."""
+
+    def __init__(self, name: str) -> None:
+        self._scope: Any = record_function(name)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._scope.__exit__(None, None, None)
+
+
+def _mark_type() -> Callable[[str], Any]:
+    fast: Callable[[str], Any] | None = getattr(torch._C._profiler, "_RecordFunctionFast", None)
+    return _Mark if fast is None else fast
+
+
+new_mark = _mark_type()
+"""Makes a mark of this name, to be entered and left."""
+
+
+class ModuleMarks:
+    """Marks every module's forward, on every thread, those that a backward repeats too."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._names = ModuleNames(root)
+        self._texts: dict[str, str] = {}
+        self._local = threading.local()
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """A forward begins."""
+        # These two run for every module of the step: they call little.
+        try:
+            try:
+                stack = self._local.stack
+            except AttributeError:
+                stack = self._local.stack = []
+            name = self._names.name_for(module, stack[-1][1] if stack else "")
+            if name is None:
+                return
+            text = self._texts.get(name)
+            if text is None:
+                text = self._texts[name] = module_mark(name)
+            mark = new_mark(text)
+            mark.__enter__()
+            stack.append((module, name, mark))
+        except Exception:
+            logger.debug("a module could not be marked", exc_info=True)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """A forward ends."""
+        try:
+            stack = self._local.stack
+            for depth in range(len(stack) - 1, -1, -1):
+                if stack[depth][0] is module:
+                    # What stands above it was left without a word, by an error that skips hooks.
+                    while len(stack) > depth:
+                        stack.pop()[2].__exit__(None, None, None)
+                    return
+        except Exception:
+            logger.debug("a module's mark could not be closed", exc_info=True)

@@ -1,0 +1,73 @@
+"""The raw events of torch.profiler as columns, without the file that it would write of them."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_flops.records import TraceColumns
+
+_READERS = (
+    "activity_type",
+    "device_resource_id",
+    "duration_ns",
+    "fwd_thread_id",
+    "name",
+    "nbytes",
+    "sequence_nr",
+    "start_ns",
+)
+"""What raw events are asked; a torch whose events do not answer has its trace read from a file."""
+
+_HOST_CATEGORIES = frozenset(("cpu_op", "user_annotation", "cpu_instant_event", "python_function"))
+"""Of these raw events tell all that a file does; a trace with any other is read from its file."""
+
+_COMMUNICATES = re.compile(r"(gloo|mpi|ucc):")
+"""Scopes in which a process group of the host communicates."""
+
+
+def columns_of(events: list[Any]) -> TraceColumns | None:
+    """The events as columns; None if a device took part, or this torch's events do not tell enough."""
+    if not events or not all(hasattr(events[0], name) for name in _READERS):
+        return None
+    categories: dict[str, int] = {}
+    category = array("i", [categories.setdefault(event.activity_type(), len(categories)) for event in events])
+    if not categories.keys() <= _HOST_CATEGORIES:
+        return None
+    names: dict[str, int] = {}
+    threads: dict[int, int] = {}
+    name = array("i", [names.setdefault(event.name(), len(names)) for event in events])
+    thread = array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in events])
+    start_ns = array("q", [event.start_ns() for event in events])
+    sequence = array("q", [event.sequence_nr() for event in events])
+    memory = [place for place, one in enumerate(name) if one == names["[memory]"]] if "[memory]" in names else []
+    return TraceColumns(
+        names=tuple(names),
+        categories=tuple(categories),
+        threads=tuple(threads),
+        name=name,
+        category=category,
+        thread=thread,
+        start_ns=start_ns,
+        duration_ns=array("q", [event.duration_ns() for event in events]),
+        sequence=sequence,
+        forward_thread=array(
+            "q",
+            # Only a node has both; most operators have neither.
+            [event.fwd_thread_id() if one >= 0 else -1 for event, one in zip(events, sequence, strict=True)],
+        ),
+        memory_thread=array("i", [thread[place] for place in memory]),
+        memory_time_ns=array("q", [start_ns[place] for place in memory]),
+        memory_bytes=array("q", [events[place].nbytes() for place in memory]),
+        inputs=_inputs(events, names),
+    )
+
+
+def _inputs(events: list[Any], names: Mapping[str, int]) -> dict[int, tuple[list[Any], list[Any]]]:
+    """Shapes and dtypes of what each scope such as ``gloo:all_reduce`` sends, by its place, if shapes were recorded."""
+    if not any(_COMMUNICATES.match(name) for name in names):
+        return {}
+    scopes = ((place, event) for place, event in enumerate(events) if _COMMUNICATES.match(event.name()))
+    return {place: (event.shapes(), event.dtypes()) for place, event in scopes if event.shapes()}
