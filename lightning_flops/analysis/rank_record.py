@@ -81,13 +81,10 @@ class RankSummary:
     timing: TimingProfile | None
     """None if no step was timed."""
     peak_memory_bytes: int | None
-    peak_memory_kind: Literal["allocated", "resident"] | None
-    """By tensors on the device, or by the whole process on the host."""
     traced_step: int | None
     """Index of the step that was traced; None if none was."""
     traced_steps: int
     """How many steps the trace holds; 0 without one."""
-    traced_like_counted: bool
     traced_parts: tuple[TracedPart, ...]
     """Where the time of the traced step went; empty without a trace."""
     overlap: Overlap | None
@@ -143,10 +140,8 @@ def make_rank_record(profile: Profile) -> RankRecord:
             lower_bound=profile.lower_bound,
             timing=profile.timing,
             peak_memory_bytes=None if memory is None else memory.run_peak_bytes,
-            peak_memory_kind=None if memory is None else memory.kind,
             traced_step=None if traced is None else traced.index,
             traced_steps=0 if traced is None or traced.tables is None else len(traced.tables.step_times.steps),
-            traced_like_counted=traced is not None and traced.like_counted,
             traced_parts=() if traced is None else traced.parts,
             overlap=None if traced is None or traced.tables is None else traced.tables.overlap,
             modules_clock=times[0].clock if times else None,

@@ -37,7 +37,7 @@ def ranks_lines(profile: Profile) -> list[str]:
         "",
         *_flops_lines(ranks),
         "",
-        *_spread_lines(ranks),
+        *_spread_lines(profile, ranks),
         *_stage_lines(ranks),
         *_communication_lines(ranks.communication),
         *_left_out_lines(ranks),
@@ -46,18 +46,20 @@ def ranks_lines(profile: Profile) -> list[str]:
 
 def whose(ranks: RanksProfile) -> str:
     """Which ranks a figure is of: " (3 of 4 ranks)"; nothing where all answered."""
-    return "" if ranks.answered == ranks.world_size else f" ({ranks.answered} of {ranks.world_size} ranks)"
+    return f" ({_number_of(ranks)} ranks)" if ranks.absences else ""
+
+
+def _number_of(ranks: RanksProfile) -> str:
+    return f"{plain(ranks.answered)} of {plain(ranks.world_size)}"
 
 
 def _who_lines(context: RunContext, ranks: RanksProfile) -> list[str]:
     lines = []
     waited = f"Rank {context.rank} waited {duration(ranks.waited_sec)} for the others' records after its own window."
     if not ranks.absences:
-        lines += paragraph(f"All {ranks.world_size} ranks answered. {waited}")
+        lines += paragraph(f"All {plain(ranks.world_size)} ranks answered. {waited}")
     else:
-        lines += paragraph(
-            f"{ranks.answered} OF {ranks.world_size} RANKS ANSWERED, and every figure here is of those. {waited}"
-        )
+        lines += paragraph(f"{_number_of(ranks).upper()} RANKS ANSWERED, and every figure here is of those. {waited}")
         by_reason: defaultdict[str, list[int]] = defaultdict(list)
         for absence in ranks.absences:
             by_reason[absence.reason].append(absence.rank)
@@ -102,7 +104,9 @@ def _rate_lines(ranks: RanksProfile) -> list[str]:
     ]
     shown = ranks.devices[:_DEVICES_SHOWN]
     lines += [
-        line(f"    {one.device_name or 'unknown device'}", f"{one.ranks} x {si(one.peak_flops_per_sec, 'FLOPS')}")
+        line(
+            f"    {one.device_name or 'unknown device'}", f"{plain(one.ranks)} x {si(one.peak_flops_per_sec, 'FLOPS')}"
+        )
         for one in shown
     ]
     if more := len(ranks.devices) - len(shown):
@@ -128,7 +132,7 @@ def _flops_lines(ranks: RanksProfile) -> list[str]:
         ("model flops = fwd + bwd", "model"),
         ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
     ]
-    mark = f"all {ranks.world_size} ranks" if not ranks.absences else f"{ranks.answered} of {ranks.world_size} ranks"
+    mark = f"{_number_of(ranks)} ranks" if ranks.absences else f"all {plain(ranks.world_size)} ranks"
     least = "at least, " if ranks.lower_bound else ""
     cells = [
         [
@@ -142,7 +146,7 @@ def _flops_lines(ranks: RanksProfile) -> list[str]:
     return table(["flops of a global step", f"{least}{mark}", "exact", "of model"], cells)
 
 
-def _spread_lines(ranks: RanksProfile) -> list[str]:
+def _spread_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
     """Each figure of a rank over the ranks."""
     median_sec = 0.0 if ranks.global_step is None else ranks.global_step.seconds.median
     unit, seconds = _seconds_in(median_sec)
@@ -153,8 +157,8 @@ def _spread_lines(ranks: RanksProfile) -> list[str]:
     if ranks.local_params is not None:
         rows.append(_spread_row("params on the rank", ranks.local_params, si, of=ranks.answered))
     if ranks.peak_memory_bytes is not None:
-        memory = ranks.peak_memory_bytes
-        rows.append(_spread_row("peak memory", memory, lambda value: si(value, "B"), of=ranks.answered))
+        memory, kind = ranks.peak_memory_bytes, "" if profile.memory is None else f" ({profile.memory.kind})"
+        rows.append(_spread_row(f"peak memory{kind}", memory, lambda value: si(value, "B"), of=ranks.answered))
     lines = _spread_table("of each rank, a global step", rows)
     return lines if ranks.global_step is not None else [*lines, "No rank timed a step."]
 
@@ -168,7 +172,7 @@ def _seconds_in(scale_sec: float) -> tuple[str, Callable[[float], str]]:
 def _spread_row(label: str, spread: Spread, text: Callable[[float], str], *, of: int) -> list[str]:
     differ = spread.least < spread.greatest
     return [
-        label if spread.ranks == of else f"{label} ({spread.ranks} ranks)",
+        label if spread.ranks == of else f"{label} ({plain(spread.ranks)} ranks)",
         text(spread.least),
         f"rank {spread.least_rank}" if differ else "",
         text(spread.median),
@@ -231,7 +235,9 @@ def _communication_lines(communication: RanksCommunication | None) -> list[str]:
         )
         if spread is not None
     ]
-    lines = ["", *_spread_table(f"of the traced step of {communication.ranks} ranks", rows)]
+    lines = ["", *_spread_table(f"of the traced step of {plain(communication.ranks)} ranks", rows)]
+    if communication.computes_longest is not None:
+        lines.append(f"Rank {communication.computes_longest} computes longest.")
     shown = communication.collectives[:_COLLECTIVES_SHOWN]
     cells = [
         [

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.job_rates import name_ranks
+from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
+from lightning_flops.analysis.ranks import RanksProfile, with_ranks
+from lightning_flops.analysis.spreads import Spread
+from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.records import PhaseSeconds
+from lightning_flops.report.scalars import profile_scalars
+from tests.report import jobs, windows
+
+Answers = list[RankRecord | RankAbsence]
+
+
+def merged(profile: Profile, answers: Answers) -> RanksProfile:
+    ranks = with_ranks(profile, answers, waited_sec=0.25).ranks
+    assert ranks is not None
+    return ranks
+
+
+def part(ranks: RanksProfile, name: str) -> Spread:
+    return next(one.seconds for one in ranks.parts if one.name == name)
+
+
+# ---- sums, spreads, copies of the model
+
+
+def test_flops_of_the_job_are_those_of_its_ranks_added_up() -> None:
+    ranks = merged(*jobs.job(jobs.uneven()))
+    # Rank 0 spends 600 + 800 M, rank 1 half of that.
+    assert (ranks.flops.forward, ranks.flops.backward) == (900_000_000, 1_200_000_000)
+    assert (ranks.flops.model, ranks.flops.hardware) == (2_100_000_000, 2_100_000_000)
+
+
+def test_copies_of_the_model_are_averaged_over_those_that_see_different_data() -> None:
+    ranks = merged(*jobs.job(jobs.uneven()))
+    assert ranks.flops_of_model is not None
+    assert (ranks.flops_of_model.forward, ranks.flops_of_model.model) == (450_000_000, 1_050_000_000)
+
+
+def test_tensor_parallel_ranks_make_up_one_copy() -> None:
+    # 8 ranks, dp 4, tp 2, each half of every product: 700 M model FLOPs; two ranks are one copy, 1.4 G.
+    base = windows.parallel_window()
+    ranks = merged(*jobs.job([replace(base, context=replace(base.context, rank=rank)) for rank in range(8)]))
+    assert ranks.flops.model == 8 * 700_000_000
+    assert ranks.flops_of_model is not None
+    assert ranks.flops_of_model.model == 1_400_000_000
+    assert ranks.samples == 400  # 100 on each of 4 ranks that see different data
+    assert ranks.rates.samples_per_sec == pytest.approx(20_000, rel=1e-12)
+    assert ranks.params == 3_002_500
+
+
+def test_stages_of_a_pipeline_add_up_to_the_model() -> None:
+    ranks = merged(*jobs.job(jobs.pipeline()))
+    # Stage 0 spends 2.8 G on each of two ranks, stage 1 1.4 G; a copy is one rank of each.
+    assert [(one.stage, one.answered, one.flops.model) for one in ranks.stages] == [
+        (0, 2, 2_800_000_000),
+        (1, 2, 1_400_000_000),
+    ]
+    assert ranks.flops.model == 8_400_000_000
+    assert ranks.flops_of_model is not None
+    assert ranks.flops_of_model.model == 4_200_000_000
+    assert ranks.params == 2 * 3_002_500
+    assert ranks.samples == 200  # the stages see the same 100 samples of each copy
+    assert ranks.rates.samples_per_sec == pytest.approx(10_000, rel=1e-12)
+
+
+def test_model_without_one_of_its_stages_is_not_known() -> None:
+    profile, answers = jobs.job(jobs.pipeline())
+    ranks = merged(profile, answers[:2])
+    assert ranks.flops_of_model is None
+    assert (ranks.params, ranks.trainable_params) == (None, None)
+    assert ranks.flops.model == 5_600_000_000
+    assert [one.stage for one in ranks.stages] == [0]
+
+
+def test_stage_of_which_one_rank_is_missing_stands_by_the_other() -> None:
+    profile, answers = jobs.job(jobs.pipeline())
+    ranks = merged(profile, [answers[0], answers[2], answers[3]])
+    assert ranks.flops_of_model is not None
+    assert ranks.flops_of_model.model == 4_200_000_000
+    assert ranks.params == 2 * 3_002_500
+    assert ranks.samples == 200  # stage 1 answered in full
+
+
+def test_mean_of_copies_is_the_nearest_whole_flop() -> None:
+    first, second = jobs.uneven()
+    odd = replace(
+        second,
+        flops=replace(second.flops, cells=(replace(second.flops.cells[0], flops=1), *second.flops.cells[1:])),
+    )
+    ranks = merged(*jobs.job([first, odd]))
+    # Forward: 600 M and 100 M + 1, so half of 700,000,001.
+    assert ranks.flops_of_model is not None
+    assert ranks.flops_of_model.forward == 350_000_001
+
+
+def test_spread_names_the_ranks_at_its_ends() -> None:
+    ranks = merged(*jobs.job(jobs.uneven()))
+    assert part(ranks, "backward") == Spread(
+        ranks=2, least=0.008, least_rank=0, median=0.0095, greatest=0.011, greatest_rank=1
+    )
+    assert ranks.model_flops == Spread(
+        ranks=2,
+        least=700_000_000,
+        least_rank=1,
+        median=1_050_000_000,
+        greatest=1_400_000_000,
+        greatest_rank=0,
+    )
+    assert ranks.global_step is not None
+    assert ranks.global_step.seconds.median == 0.02
+
+
+def test_parts_stand_in_the_order_of_a_step_whoever_has_them() -> None:
+    first, second = jobs.uneven()
+    ranks = merged(*jobs.job([first, replace(second, mixed_phases=("forward", "backward"))]))
+    assert [(one.name, one.seconds.ranks) for one in ranks.parts] == [
+        ("data wait", 2),
+        ("transfer", 2),
+        ("forward", 1),
+        ("forward + backward", 1),
+        ("backward", 1),
+        ("optimizer", 2),
+        ("other", 2),
+    ]
+
+
+def test_rank_that_never_waited_for_another_stage_has_a_bubble_of_zero() -> None:
+    ranks = jobs.pipeline()
+    ranks[3] = jobs.in_seconds(ranks[3], PhaseSeconds(forward=0.006, backward=0.012, optimizer=0.002))
+    bubble = part(merged(*jobs.job(ranks)), "bubble")
+    assert (bubble.ranks, bubble.least, bubble.least_rank) == (4, 0.0, 3)
+
+
+# ---- rates
+
+
+def test_mfu_of_equal_devices_is_the_mean_of_the_ranks() -> None:
+    profile, answers = jobs.job(jobs.uneven())
+    ranks = merged(profile, answers)
+    # 1.4 G and 0.7 G over 700 GFLOP/s x 20 ms: 10% and 5%.
+    assert ranks.rates.mfu == pytest.approx(0.075, rel=1e-12)
+    assert ranks.rates.hfu == pytest.approx(0.075, rel=1e-12)
+    assert ranks.peak_flops_per_sec == 1.4e12
+
+
+def test_mfu_of_different_devices_is_over_the_sum_of_their_peaks() -> None:
+    ranks = merged(*jobs.job(jobs.mixed_devices(), config=ProfilerConfig()))
+    a100 = 3984e9 / (3744e9 / 312e12 + 240e9 / 19.5e12)
+    h100 = 3984e9 / (3744e9 / 989.4e12 + 240e9 / 66.9e12)
+    assert [(one.device_name, one.ranks) for one in ranks.devices] == [
+        ("NVIDIA A100-SXM4-80GB", 2),
+        ("NVIDIA H100 80GB HBM3", 2),
+    ]
+    assert [one.peak_flops_per_sec for one in ranks.devices] == pytest.approx([a100, h100], rel=1e-12)
+    assert ranks.peak_flops_per_sec == pytest.approx(2 * a100 + 2 * h100, rel=1e-12)
+    assert ranks.rates.mfu == pytest.approx(4 * 3984e9 / ((2 * a100 + 2 * h100) * 0.1), rel=1e-12)
+
+
+def test_slower_rank_weighs_with_its_own_time() -> None:
+    # Rank 1 takes 40 ms for the same FLOPs: 2 x 1.4 G over 700 GFLOP/s x (20 + 40) ms.
+    first, _ = jobs.uneven()
+    second = replace(first, context=replace(first.context, rank=1))
+    slow = jobs.in_seconds(second, PhaseSeconds(forward=0.02, backward=0.02))
+    ranks = merged(*jobs.job([first, slow]))
+    assert ranks.rates.mfu == pytest.approx(2.8e9 / (700e9 * 0.06), rel=1e-12)
+    assert ranks.rates.samples_per_sec == pytest.approx(100 / 0.02 + 100 / 0.04, rel=1e-12)
+
+
+def test_one_unknown_peak_leaves_the_utilization_of_the_job_unknown() -> None:
+    ranks = jobs.mixed_devices()
+    ranks[3] = replace(ranks[3], context=replace(ranks[3].context, device_name="Abacus"))
+    job = merged(*jobs.job(ranks, config=ProfilerConfig()))
+    assert (job.rates.mfu, job.rates.hfu, job.peak_flops_per_sec) == (None, None, None)
+    assert job.unavailable["mfu"] == (
+        "no dense peak is known for bfloat16, float32 on Abacus (rank 3); set peak_flops_per_sec"
+    )
+
+
+def test_dtype_that_only_another_rank_uses_counts_with_this_devices_peak() -> None:
+    # Stage 0 multiplies in bfloat16, stage 1 in float32: 2.8 G and 1.4 G a rank, over 312 and 19.5 TFLOP/s.
+    ranks = []
+    for window in jobs.pipeline():
+        dtype = "bfloat16" if window.context.pp_rank == 0 else "float32"
+        cells = tuple(replace(one, dtype=dtype) for one in window.flops.cells)
+        context = replace(window.context, device_name="NVIDIA A100-SXM4-80GB")
+        ranks.append(replace(window, context=context, flops=replace(window.flops, cells=cells)))
+    job = merged(*jobs.job(ranks, config=ProfilerConfig()))
+    # All 8.4 G take a device 5.6 G / 312 T + 2.8 G / 19.5 T; four of them have 20 ms.
+    assert job.rates.mfu == pytest.approx((5.6e9 / 312e12 + 2.8e9 / 19.5e12) / (4 * 0.02), rel=1e-12)
+
+
+def test_what_is_not_known_of_one_rank_is_named_with_it() -> None:
+    first, second = jobs.uneven()
+    unknown = replace(second, timed_steps=tuple(replace(one, samples=None) for one in second.timed_steps))
+    ranks = merged(*jobs.job([first, unknown]))
+    assert (ranks.samples, ranks.rates.samples_per_sec) == (None, None)
+    assert ranks.unavailable["samples_per_sec"] == "the batch size is not known; set batch_size (rank 1)"
+    assert ranks.unavailable["tokens_per_sec"] == "how to count tokens was not said; set tokens_per_sample"
+
+
+def test_rank_that_timed_no_step_leaves_rates_unknown_and_times_to_the_others() -> None:
+    first, second = jobs.uneven()
+    ranks = merged(*jobs.job([first, replace(second, timed_steps=())]))
+    assert ranks.rates.mfu is None
+    assert ranks.unavailable["mfu"] == "rank 1 timed no step"
+    assert ranks.unavailable["samples_per_sec"] == "rank 1 timed no step"
+    assert part(ranks, "forward").ranks == 1
+    assert ranks.flops.model == 2_100_000_000
+
+
+def test_lower_bound_of_one_rank_is_one_of_the_job() -> None:
+    first, second = jobs.uneven()
+    heavy = windows.lower_bound_window().flops.uncounted
+    assert not merged(*jobs.job([first, second])).lower_bound
+    assert merged(*jobs.job([first, replace(second, flops=replace(second.flops, uncounted=heavy))])).lower_bound
+
+
+# ---- who answered
+
+
+def test_figures_are_those_of_the_ranks_that_answered() -> None:
+    ranks = merged(*jobs.missing())
+    assert (ranks.answered, ranks.world_size) == (2, 4)
+    assert ranks.absences == (
+        RankAbsence(rank=1, reason="no record came within 30 s"),
+        RankAbsence(rank=3, reason="its profiler failed: RuntimeError: no more memory"),
+    )
+    assert ranks.flops.model == 2 * 1_400_000_000
+    assert ranks.flops_of_model is not None
+    assert ranks.flops_of_model.model == 1_400_000_000
+    assert ranks.samples == 200
+    assert [one.rank for one in ranks.ranks] == [0, 2]
+    assert ranks.waited_sec == 0.25
+
+
+def test_rank_of_which_nothing_is_said_is_absent() -> None:
+    profile, answers = jobs.job(jobs.slow_loader())
+    assert merged(profile, answers[:3]).absences == (RankAbsence(rank=3, reason="nothing came from it"),)
+
+
+def test_record_of_another_window_or_job_is_an_absence() -> None:
+    profile, answers = jobs.job(jobs.slow_loader())
+    assert isinstance(answers[1], RankRecord) and isinstance(answers[2], RankRecord)
+    other_step = replace(answers[1], summary=replace(answers[1].summary, profile_step=9))
+    summary = answers[2].summary
+    other_job = replace(answers[2], summary=replace(summary, context=replace(summary.context, world_size=8)))
+    ranks = merged(profile, [answers[0], other_step, other_job, answers[3]])
+    assert [one.reason for one in ranks.absences] == ["its record is of step 9", "its record is of a job of 8 ranks"]
+
+
+def test_rank_that_is_none_of_the_job_is_passed_over() -> None:
+    profile, answers = jobs.job(jobs.uneven())
+    ranks = merged(profile, [*answers, RankAbsence(rank=7, reason="no such rank")])
+    assert (ranks.answered, ranks.absences) == (2, ())
+
+
+def test_profile_stays_as_it_is_without_any_record() -> None:
+    profile, _ = jobs.job(jobs.uneven())
+    assert with_ranks(profile, [RankAbsence(rank=0, reason="it failed")], waited_sec=1.0) == profile
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=25, deadline=None)
+def test_order_of_the_answers_changes_nothing(draw: random.Random) -> None:
+    profile, answers = SHUFFLED
+    other = list(answers)
+    draw.shuffle(other)
+    assert with_ranks(profile, other, waited_sec=0.25) == with_ranks(profile, answers, waited_sec=0.25)
+
+
+SHUFFLED = jobs.thousands(24)
+
+
+def test_merged_profile_comes_back_from_json() -> None:
+    for profile, answers in (jobs.job(jobs.pipeline()), jobs.missing(), jobs.thousands(24)):
+        whole = with_ranks(profile, answers, waited_sec=0.25)
+        assert Profile.from_json(whole.to_json()) == whole
+
+
+# ---- communication and stragglers
+
+
+def test_wait_of_each_rank_is_what_its_calls_took_longer_than_the_shortest() -> None:
+    ranks = merged(*jobs.thousands(24))
+    # Rank 22 is late: its calls take 2 + 3 ms, those of the others 2 + 11.
+    communication = ranks.communication
+    assert communication is not None
+    assert communication.ranks == 22  # 7 and 17 sent nothing
+    assert communication.transfer_sec is not None and communication.wait_sec is not None
+    assert (communication.transfer_sec.least, communication.transfer_sec.greatest) == (0.005, 0.005)
+    assert (communication.wait_sec.least, communication.wait_sec.least_rank) == (0.0, 22)
+    assert (communication.wait_sec.median, communication.wait_sec.greatest) == (0.008, 0.008)
+    assert (communication.exposed_sec.least, communication.exposed_sec.median) == (0.0015, 0.0115)
+    (collective,) = communication.collectives
+    assert (collective.name, collective.calls, collective.bytes) == ("allreduce", 44, 22 * 12_000_000)
+
+
+def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> None:
+    profile, answers = jobs.job(jobs.slow_loader())
+    whole = with_ranks(profile, answers, waited_sec=0.0)
+    assert whole.ranks is not None
+    assert [(one.rank, one.part) for one in whole.ranks.stragglers] == [(2, "data wait")]
+    assert [one.rule for one in whole.advice] == ["straggler", "mfu"]
+    assert whole.advice[0].stake == pytest.approx(8 / 24, rel=1e-12)
+    assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].evidence
+    assert whole.advice[1].evidence == "MFU is 8.33%."  # 4 x 1.4 G over 4 x 700 GFLOP/s x 24 ms: the job's
+    assert whole.advice[1].action == "Begin with the first of the above, straggler."
+
+
+def test_threshold_of_stragglers_is_a_setting() -> None:
+    profile, answers = jobs.job(jobs.slow_loader())
+    patient = with_ranks(profile, answers, waited_sec=0.0, thresholds=AdviceThresholds(straggler=1.5))
+    assert patient.ranks is not None
+    assert patient.ranks.stragglers == ()
+    assert [one.rule for one in patient.advice] == ["mfu"]
+
+
+def test_advice_on_the_reporting_rank_stays() -> None:
+    first, second = jobs.uneven()
+    waiting = PhaseSeconds(data_wait=0.004, forward=0.006, backward=0.008, optimizer=0.002)
+    profile, answers = jobs.job([jobs.in_seconds(first, waiting), jobs.in_seconds(second, waiting)])
+    assert [one.rule for one in profile.advice] == ["data_wait", "mfu"]
+    assert [one.rule for one in with_ranks(profile, answers, waited_sec=0.0).advice] == ["data_wait", "mfu"]
+
+
+# ---- what becomes the job's
+
+
+def test_scalars_are_the_jobs_where_the_ranks_are_known() -> None:
+    profile, answers = jobs.job(jobs.uneven())
+    alone, whole = profile_scalars(profile), profile_scalars(with_ranks(profile, answers, waited_sec=0.0))
+    changed = {tag for tag in alone if alone[tag] != whole[tag]}
+    assert changed == {f"flops_profiler/{tag}" for tag in ("mfu", "hfu", "samples_per_sec", "iter_samples_per_sec")}
+    assert (alone["flops_profiler/mfu"], alone["flops_profiler/samples_per_sec"]) == pytest.approx(
+        (0.1, 10_000), rel=1e-12
+    )
+    assert (whole["flops_profiler/mfu"], whole["flops_profiler/samples_per_sec"]) == pytest.approx(
+        (0.075, 7_500), rel=1e-12
+    )
+
+
+def test_parameters_of_a_pipeline_are_the_whole_models_in_the_scalars() -> None:
+    profile, answers = jobs.job(jobs.pipeline())
+    whole = with_ranks(profile, answers, waited_sec=0.0)
+    assert profile_scalars(profile)["flops_profiler/params"] == 3_002_500
+    assert profile_scalars(whole)["flops_profiler/params"] == 6_005_000
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([3], "rank 3"),
+        ([1, 0], "ranks 0-1"),
+        ([0, 1, 2, 5], "ranks 0-2 and 5"),
+        ([0, 2, 4, 6], "ranks 0, 2, 4 and 6"),
+        (range(0, 100, 2), "ranks 0, 2, 4, 6 and 46 more"),
+        (range(4096), "ranks 0-4095"),
+    ],
+)
+def test_ranks_are_named_in_few_words(ranks: list[int], words: str) -> None:
+    assert name_ranks(ranks) == words
+
+
+def test_single_rank_of_a_job_of_one_merges_to_itself() -> None:
+    profile = build_profile(windows.mlp_window(), config=jobs.CONFIG)
+    ranks = merged(profile, [jobs.sent(profile)])
+    assert (ranks.answered, ranks.flops, ranks.flops_of_model) == (1, profile.flops, profile.flops)
+    assert ranks.rates.mfu == pytest.approx(0.1, rel=1e-12)

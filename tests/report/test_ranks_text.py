@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.rank_record import RankAbsence
+from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.report.ranks_text import ranks_lines
+from lightning_flops.report.text import render_text
+from tests.golden_files import golden
+from tests.report import jobs
+
+
+def _merged(name: str) -> Profile:
+    if name == "mixed_devices":
+        profile, answers = jobs.job(jobs.mixed_devices(), config=ProfilerConfig(detailed=False))
+    elif name in ("missing", "thousands"):
+        profile, answers = getattr(jobs, name)()
+    else:
+        profile, answers = jobs.job(getattr(jobs, name)())
+    return with_ranks(profile, answers, waited_sec=0.012)
+
+
+CASES = {name: _merged(name) for name in ("uneven", "slow_loader", "mixed_devices", "pipeline", "missing", "thousands")}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_section_of_all_ranks_is_the_file_people_read(name: str) -> None:
+    golden(f"text/ranks_{name}.txt", "\n".join(ranks_lines(CASES[name])) + "\n")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_section_fits_120_columns(name: str) -> None:
+    assert [line for line in ranks_lines(CASES[name]) if len(line) > 120] == []
+
+
+def test_whole_report_of_a_pipeline_is_the_file_people_read() -> None:
+    golden("text/pipeline.txt", render_text(CASES["pipeline"]))
+
+
+def test_report_of_one_rank_alone_has_no_section_of_all() -> None:
+    profile, _ = jobs.job(jobs.uneven())
+    assert ranks_lines(profile) == []
+    assert "All ranks" not in render_text(profile)
+
+
+def test_report_of_thousands_of_ranks_is_as_long_as_that_of_four() -> None:
+    few = ranks_lines(with_ranks(*jobs.thousands(18), waited_sec=0.0))
+    assert len(ranks_lines(CASES["thousands"])) == len(few)
+
+
+def test_any_number_of_reasons_devices_and_stages_stays_short() -> None:
+    def lines(ranks: int) -> list[str]:
+        """Half of the ranks are absent, each for a reason of its own, and all others have a device of their own."""
+        window = jobs.pipeline()[0]
+        windows = [
+            replace(
+                window,
+                context=replace(
+                    window.context,
+                    rank=rank,
+                    world_size=ranks,
+                    dp_size=1,
+                    pp_size=ranks,
+                    pp_rank=rank,
+                    device_name=f"device {rank}",
+                ),
+            )
+            for rank in range(ranks)
+        ]
+        profile, answers = jobs.job(windows)
+        return ranks_lines(
+            with_ranks(
+                profile,
+                [
+                    answer if rank % 2 == 0 else RankAbsence(rank=rank, reason=f"reason {rank}")
+                    for rank, answer in enumerate(answers)
+                ],
+                waited_sec=0.0,
+            )
+        )
+
+    long, longer = lines(40), lines(80)
+    assert len(long) == len(longer)
+    assert "- Ranks 7, 9, 11, 13 and 13 more: for other reasons." in long
+    assert "    16 more kinds of devices:                                           16 of them" in long
+    assert "12 more stages spend less time in forward and backward." in long
+
+
+def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
+    lines = ranks_lines(CASES["missing"])
+    figures = [line for line in lines if line.startswith(("MFU", "HFU", "samples", "tokens", "  peak"))]
+    assert len(figures) == 7
+    assert all(line.endswith(("(2 of 4 ranks)", "n/a")) for line in figures)
+    assert any("2 of 4 ranks" in line and "of model" in line for line in lines)
+    summary = render_text(CASES["missing"])
+    assert "params of model = params per GPU * mp_size:                             3 M (2 of 4 ranks)" in summary
