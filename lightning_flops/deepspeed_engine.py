@@ -555,8 +555,8 @@ class EngineProfiler(RunProfiler):
     def _x_axis(self) -> int:
         return int(self._engine.global_steps)
 
-    def _reading_is_due(self, step: int) -> bool:
-        return step % int(self._engine.steps_per_print() or _STEPS_BETWEEN_READINGS) == 0
+    def _reading_is_due(self) -> bool:
+        return self._x_axis() % int(self._engine.steps_per_print() or _STEPS_BETWEEN_READINGS) == 0
 
 
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

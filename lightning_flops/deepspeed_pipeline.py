@@ -177,12 +177,15 @@ class PipelineProfiler(EngineProfiler):
         self._batch, self._shapes = batch, shapes
         self._batch_ends(batch, updates=int(ends_step), ends_step=ends_step)
 
-    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, slowed: bool) -> None:
-        """Tell *monitor* of a whole step as of one batch: a pipeline's micro-batches overlap."""
+    def _batches_to_spare(self) -> int:
+        return 0  # a pipeline's micro-batches overlap, and are looked at together
+
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, alike: bool) -> None:
+        """Tell *monitor* of a whole step as of one batch."""
         known = self._samples_of_step is not None and samples is not None
         self._samples_of_step = (self._samples_of_step or 0) + (samples or 0) if known else None
         if ends_step:
-            super()._watch(monitor, samples=self._samples_of_step, ends_step=True, slowed=slowed)
+            super()._watch(monitor, samples=self._samples_of_step, ends_step=True, alike=alike)
             self._samples_of_step = 0
 
     def _meter_without_batches(self) -> BatchMeter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -137,7 +138,7 @@ class FitProfiler(RunProfiler):
             progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
         else:
             progress = epoch_loop.manual_optimization.optim_step_progress.total
-        return lambda: int(progress.completed)
+        return functools.partial(getattr, progress, "completed")
 
     # ---- taps of the loop
 
@@ -361,10 +362,13 @@ class FitProfiler(RunProfiler):
     def _x_axis(self) -> int:
         return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)
 
-    def _reading_is_due(self, step: int) -> bool:
+    def _reading_is_due(self) -> bool:
         # Lightning's own rule for its own metrics (logger_connector.should_update_logs), without its detours.
-        every = int(getattr(self._trainer, "log_every_n_steps", 0))
-        return bool(every) and ((step + 1) % every == 0 or self._trainer.should_stop)
+        trainer = self._trainer
+        every = getattr(trainer, "log_every_n_steps", 0)
+        return bool(every) and (
+            (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0 or trainer.should_stop
+        )
 
     # ---- out of the way
 

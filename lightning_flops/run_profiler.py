@@ -27,7 +27,7 @@ from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.forward_timer import ForwardTimer
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
-from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.instrument.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.phase_timer import Mark
 from lightning_flops.instrument.rank_exchange import NoExchangeError, RankExchange, next_run_number
@@ -108,7 +108,8 @@ class RunProfiler(ABC):
         self._whole_run = Patches()
         self._window = Patches()
         self._output: RunOutput | None = None
-        self._monitor = Monitor() if config.monitor else None
+        self._monitor = Monitor(describe=self._describe_passed) if config.monitor else None
+        self._spare_batches = 0
         self._recorder: Recorder | None = None
         self._next_step: int | None = None
         self._in_window = False
@@ -154,8 +155,8 @@ class RunProfiler(ABC):
         """The run's own step, by which its loggers order what they get."""
 
     @abstractmethod
-    def _reading_is_due(self, step: int) -> bool:
-        """Whether the run logs its own metrics at *step*."""
+    def _reading_is_due(self) -> bool:
+        """Whether the run logs its own metrics at its present step."""
 
     def _optimizers(self) -> Iterable[Any] | None:
         """The optimizers that update the model; None if not known."""
@@ -411,27 +412,69 @@ class RunProfiler(ABC):
             ends_step: a global step ends with it.
         """
         started, self._batch = self._batch, None
-        self._step_updates += updates
         if batch is not started:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         elif batch is None:
             return  # the loader yielded None: no batch, no start, nothing ran
-        shapes = self._shapes
+        if self._spare_batches:
+            self._batch_passes(updates, ends_step)
+            return
+        shapes, monitor = self._shapes, self._monitor
         samples = self._meter.samples(batch, shapes)
         slowed = self._in_window and self._tell_recorder(batch, samples=samples, ends_step=ends_step)
-        self._step_shapes.append(shapes)
-        if self._monitor is not None:
-            self._watch(self._monitor, samples=samples, ends_step=ends_step, slowed=slowed)
+        alike = self._book_batch(shapes, updates, ends_step)
+        if monitor is not None:
+            if slowed:
+                monitor.restart()  # counting and tracing cost time, so what went by until here is no throughput
+            else:
+                self._watch(monitor, samples=samples, ends_step=ends_step, alike=alike)
         if ends_step:
-            self._steps_done += 1
-            self._step_shapes.clear()
-            self._step_updates = 0
             if self._ranks is not None and self._ranks.pending and not self._in_window:
                 self._show_ready_reports()
             if self._steps_done == self._next_step:
                 self._open_window()
         if self._in_window and not self._in_batch_scope:
             self._after_batch()
+        self._spare_batches = self._batches_to_spare()
+
+    def _batch_passes(self, updates: int, ends_step: bool) -> None:
+        """All of ``_batch_ends`` while nobody but the monitor is there: the rest of the run, and so as short as can be.
+
+        What the batch was is found out when the monitor is read, or when another one may need it.
+        """
+        monitor = self._monitor
+        assert monitor is not None
+        waiting = monitor.passed(self._shapes, updates, ends_step)
+        if ends_step and self._reading_is_due():
+            self._write_reading(monitor)
+        elif waiting < self._spare_batches:
+            return
+        monitor.add_up()
+        self._spare_batches = self._batches_to_spare()
+
+    def _batches_to_spare(self) -> int:
+        """How many of the next batches nobody but the monitor will ask for, and the monitor for their shapes only."""
+        reports_wait = self._ranks is not None and self._ranks.pending
+        if self._monitor is None or self._in_window or reports_wait or self._meter.asks_for_batches:
+            return 0
+        if self._next_step is None:
+            return LONGEST_LOG
+        return max(0, min(LONGEST_LOG, self._next_step - self._steps_done - 1))
+
+    def _describe_passed(self, shapes: Shapes, updates: int, ends_step: bool) -> tuple[int | None, bool]:
+        return self._meter.samples(None, shapes), self._book_batch(shapes, updates, ends_step)
+
+    def _book_batch(self, shapes: Shapes, updates: int, ends_step: bool) -> bool:
+        """Book a batch to the running step; whether the step, if it ends, was like the counted one."""
+        self._step_shapes.append(shapes)
+        self._step_updates += updates
+        if not ends_step:
+            return True
+        alike = tuple(self._step_shapes) == self._counted_shapes and self._step_updates == self._counted_updates
+        self._steps_done += 1
+        self._step_shapes.clear()
+        self._step_updates = 0
+        return alike
 
     def _tell_recorder(self, batch: Any, *, samples: int | None, ends_step: bool) -> bool:
         """Tell the open window of *batch*; whether it ran slower than it does without a profiler."""
@@ -462,19 +505,13 @@ class RunProfiler(ABC):
         if self._next_step is None and self._monitor is None and not waits:
             self.take_out()
 
-    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, slowed: bool) -> None:
-        if slowed:
-            monitor.restart()  # counting and tracing cost time, so what went by until here is no throughput
-            return
-        alike = not ends_step or (
-            tuple(self._step_shapes) == self._counted_shapes and self._step_updates == self._counted_updates
-        )
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, alike: bool) -> None:
+        """Tell *monitor* of a batch; read it if the run logs its own metrics now."""
         monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
-        if not ends_step:
-            return
-        step = self._x_axis()
-        if not self._reading_is_due(step):
-            return
+        if ends_step and self._reading_is_due():
+            self._write_reading(monitor)
+
+    def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
         if reading.steps and self._writes:
             assert self._output is not None
@@ -483,7 +520,7 @@ class RunProfiler(ABC):
                 reading,
                 dp_size=self._dp_size,
                 model_flops_peak_sec=None if profile is None else profile.model_flops_peak_sec,
-                step=step,
+                step=self._x_axis(),
             )
 
     @guarded
@@ -491,6 +528,8 @@ class RunProfiler(ABC):
         """The run ends: report what there is, or say why there is nothing."""
         recorder = self._recorder
         assert recorder is not None
+        if self._monitor is not None:
+            self._monitor.add_up()
         if self._in_window and recorder.reached:
             if interrupted_by is not None:
                 recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")

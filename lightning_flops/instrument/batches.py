@@ -15,7 +15,10 @@ _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described d
 
 def tensor_shapes(batch: Any) -> Shapes:
     """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into."""
-    if type(batch) in (list, tuple):  # by far the most common batch, looked at once a step: the short way
+    # By far the most common batches, looked at once a step: the short way.
+    if type(batch) is torch.Tensor:
+        return (tuple(batch.shape),)
+    if type(batch) in (list, tuple):
         shapes = tuple([tuple(item.shape) for item in batch if isinstance(item, torch.Tensor)])
         if len(shapes) == len(batch):
             return shapes
@@ -60,6 +63,11 @@ class BatchMeter:
         self._note = note
         self._declared = declared
         self._last: tuple[Shapes, int | None] | None = None
+
+    @property
+    def asks_for_batches(self) -> bool:
+        """``samples`` needs the batch itself."""
+        return callable(self._batch_size)
 
     def samples(self, batch: Any, shapes: Shapes) -> int | None:
         """Samples in *batch*, whose tensors have these *shapes*; None if that is not known."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple
 
+from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import BatchTotals, Extremes
 
 
@@ -26,6 +28,11 @@ class MonitorReading:
     """Every step had the batch shapes of the step whose FLOPs are known."""
 
 
+Describe = Callable[[Shapes, int, bool], tuple[int | None, bool]]
+"""From a batch's shapes, its optimizer attempts and whether it ended a step: its samples, and whether the step that it
+ended was like the counted one."""
+
+
 class _Clocks(NamedTuple):
     """What the monitor's clocks showed at one moment; all but the first only ever grow while the run trains."""
 
@@ -35,32 +42,43 @@ class _Clocks(NamedTuple):
     fetches: int
 
 
-_Batch = tuple[float, float, float, int, int | None, bool, bool]
-"""The clocks when a batch ended, its samples, whether it ended a step, and whether that was like the counted one."""
+class _Event(Enum):
+    """What an entry of the log tells of; what follows in it."""
 
-_LONGEST_LOG = 1000
-"""Batches that wait to be added up at most: a few hundred kilobytes."""
+    FETCH = "fetch"  # when it began and ended
+    BATCH = "batch"  # when it ended, its samples, whether it ended a step, and whether that was like the counted one
+    PASSED = "passed"  # when it ended, its shapes, its optimizer attempts, and whether it ended a step
+    EXCLUDE = "exclude"  # when, the reason
+    INCLUDE = "include"  # when, the reason
+
+
+_FETCH, _BATCH, _PASSED, _EXCLUDE, _INCLUDE = _Event
+
+LONGEST_LOG = 1000
+"""Entries that wait to be gone through at most: a few hundred kilobytes."""
 
 
 class Monitor:
     """Adds up batches, samples and data wait until it is read, and over the whole run.
 
     It is called at every batch from inside training loops whose steps may take less than a millisecond, and there code
-    that ran a step ago is in no cache any more: so a batch only leaves a stamp, and the stamps are added up together.
+    that ran a step ago is in no cache any more: so a batch only leaves a line in a log, which is gone through later.
 
     Args:
         now: the host's clock, in seconds.
+        describe: tells of a batch that ``passed`` what ``batch`` is told at once; it is asked for each in order.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe | None = None) -> None:
         self._now = now
+        self._describe = describe
         self._reasons: set[str] = set()
         self._excluded_sec = 0.0
         self._wait_sec = 0.0
         self._fetches = 0
         self._excluded_since = 0.0  # means something while there is a reason only
         self._fetch_since: float | None = None
-        self._log: list[_Batch] = []
+        self._log: list[tuple[Any, ...]] = []
         self._cost = _Spread()
         self._wait = _Spread()
         self._rate = _Spread()
@@ -75,7 +93,7 @@ class Monitor:
 
     def restart(self) -> None:
         """Forget what went by since the last batch and the last reading: the next of each begin here."""
-        self._add_up()
+        self.add_up()
         now = self._now()
         self._cut_exclusion(now)
         self._begin_reading(now)
@@ -89,40 +107,42 @@ class Monitor:
         """The data loader has delivered."""
         since = self._fetch_since
         if since is not None:
+            self._log.append((_FETCH, since, self._now()))
             self._fetch_since = None
-            self._fetches += 1
-            if not self._reasons:
-                self._wait_sec += self._now() - since
 
     def exclude(self, reason: str) -> None:
         """From here until ``include`` with the same *reason* the run does something else than training."""
-        if not self._reasons:
-            self._excluded_since = self._now()
-        self._reasons.add(reason)
+        self._log.append((_EXCLUDE, self._now(), reason))
 
     def include(self, reason: str) -> None:
         """*reason* is over; the run trains again unless there is another one."""
-        if reason in self._reasons:
-            self._reasons.remove(reason)
-            if not self._reasons:
-                self._excluded_sec += self._now() - self._excluded_since
+        self._log.append((_INCLUDE, self._now(), reason))
 
     def batch(self, *, samples: int | None, ends_step: bool, counted_signature: bool) -> None:
         """A batch went through the loop."""
-        now = self._now()
-        if self._reasons:
-            self._cut_exclusion(now)
-        self._log.append(
-            (now, self._excluded_sec, self._wait_sec, self._fetches, samples, ends_step, counted_signature)
-        )
-        if len(self._log) > _LONGEST_LOG:
-            self._add_up()
+        self._log.append((_BATCH, self._now(), samples, ends_step, counted_signature))
+        if len(self._log) > LONGEST_LOG:
+            self.add_up()
+
+    def passed(self, shapes: Shapes, updates: int, ends_step: bool) -> int:
+        """A batch went through the loop, and what else there is to know of it is asked for later.
+
+        Args:
+            shapes: shapes of its tensors.
+            updates: optimizer attempts that belong to it.
+            ends_step: a step ended with it.
+
+        Returns:
+            No fewer than the batches of which nothing has been asked yet.
+        """
+        self._log.append((_PASSED, self._now(), shapes, updates, ends_step))
+        return len(self._log)
 
     # ---- what it comes to
 
     def read(self) -> MonitorReading:
         """What went by since the last reading; the next one begins here."""
-        self._add_up()
+        self.add_up()
         now = self._now()
         self._cut_exclusion(now)
         start = self._read_from
@@ -139,7 +159,7 @@ class Monitor:
 
     def totals(self) -> BatchTotals:
         """All batches of the run but those that ``restart`` made forget."""
-        self._add_up()
+        self.add_up()
         return BatchTotals(
             batches=self._cost.number,
             seconds=self._cost.record(),
@@ -148,22 +168,50 @@ class Monitor:
             samples_per_sec=None if self._total_samples is None else self._rate.record(),
         )
 
-    def _add_up(self) -> None:
-        for at, excluded_sec, wait_sec, fetches, samples, ends_step, counted_signature in self._log:
-            before, now = self._before, _Clocks(at, excluded_sec, wait_sec, fetches)
-            seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
-            self._cost.add(seconds)
-            if now.fetches != before.fetches:
-                self._wait.add(now.wait_sec - before.wait_sec)
-            if samples is not None and seconds > 0:
-                self._rate.add(samples / seconds)
-            self._total_samples = _sum(self._total_samples, samples)
-            self._samples = _sum(self._samples, samples)
-            self._batches += 1
-            self._steps += ends_step
-            self._counted_signature &= counted_signature
-            self._before = now
-        self._log.clear()
+    def add_up(self) -> None:
+        """Go through the log: after this every batch has been asked for."""
+        log, self._log = self._log, []
+        for event, at, *rest in log:
+            if event is _FETCH:
+                (end,) = rest
+                self._fetches += 1
+                if not self._reasons:
+                    self._wait_sec += end - at
+            elif event is _PASSED:
+                assert self._describe is not None
+                shapes, updates, ends_step = rest
+                samples, counted_signature = self._describe(shapes, updates, ends_step)
+                self._add_batch(at, samples, ends_step, counted_signature)
+            elif event is _BATCH:
+                self._add_batch(at, *rest)
+            else:
+                self._exclude_or_include(event, at, *rest)
+
+    def _add_batch(self, at: float, samples: int | None, ends_step: bool, counted_signature: bool) -> None:
+        self._cut_exclusion(at)
+        before, now = self._before, self._clocks(at)
+        seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
+        self._cost.add(seconds)
+        if now.fetches != before.fetches:
+            self._wait.add(now.wait_sec - before.wait_sec)
+        if samples is not None and seconds > 0:
+            self._rate.add(samples / seconds)
+        self._total_samples = _sum(self._total_samples, samples)
+        self._samples = _sum(self._samples, samples)
+        self._batches += 1
+        self._steps += ends_step
+        self._counted_signature &= counted_signature
+        self._before = now
+
+    def _exclude_or_include(self, event: _Event, at: float, reason: str) -> None:
+        if event is _EXCLUDE:
+            if not self._reasons:
+                self._excluded_since = at
+            self._reasons.add(reason)
+        elif reason in self._reasons:
+            self._reasons.remove(reason)
+            if not self._reasons:
+                self._excluded_sec += at - self._excluded_since
 
     def _begin_reading(self, now: float) -> None:
         self._read_from = self._clocks(now)

@@ -97,3 +97,31 @@ def test_one_step_of_other_shapes_spoils_the_signature_of_its_reading_only() -> 
     assert not monitor.read().counted_signature
     one_batch(monitor, now, wait=0.0, work=1.0)
     assert monitor.read().counted_signature
+
+
+def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
+    asked: list[object] = []
+
+    def describe(shapes: object, updates: int, ends_step: bool) -> tuple[int | None, bool]:
+        asked.append(shapes)
+        return {((8, 4),): 8, ((2, 4),): 2}.get(shapes), updates == 1  # type: ignore[call-overload]
+
+    now = FakeNow()
+    monitor = Monitor(now, describe=describe)
+    monitor.fetch_begins()
+    now.sleep(0.25)
+    monitor.fetch_ends()
+    now.sleep(0.75)
+    assert monitor.passed(((8, 4),), 0, False) == 2  # a fetch and a batch
+    monitor.exclude("validation")
+    now.sleep(60.0)
+    monitor.include("validation")
+    now.sleep(1.0)
+    assert monitor.passed(((2, 4),), 1, True) == 5
+    assert asked == []
+    assert monitor.read() == MonitorReading(
+        seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, counted_signature=False
+    )
+    assert asked == [((8, 4),), ((2, 4),)]
+    monitor.add_up()
+    assert len(asked) == 2

@@ -27,7 +27,7 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.run_profiler.Monitor", lambda: Monitor(now))
+    monkeypatch.setattr("lightning_flops.run_profiler.Monitor", lambda **given: Monitor(now, **given))
     return now
 
 
@@ -238,3 +238,31 @@ def test_the_queue_of_a_fits_loader_is_seen(root: str, trainer: MakeTrainer) -> 
     net.training_step = training_step
     run.fit(net, loader(3, num_workers=1))
     assert workers == [1, 1, 1]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_whose_batches_are_looked_at_later_comes_to_the_same(
+    root: str, trainer: MakeTrainer, monitor_now: FakeNow, tmp_path: Path, accumulate: int
+) -> None:
+    def run(name: str, batch_size: Any) -> tuple[FlopsProfilerCallback, Any]:
+        callback = FlopsProfilerCallback(
+            profile_step=[1, 17], timing_steps=2, trace=False, batch_size=batch_size, peak_flops_per_sec=1e12
+        )
+        settings = {"accumulate_grad_batches": accumulate, "log_every_n_steps": 4, "max_epochs": 2}
+        log = tensorboard_logger(root, tmp_path / name)
+        net = new_net(root, now=monitor_now, validates=True)
+        data = loader(12 * accumulate, extra=2, on_fetch=lambda: monitor_now.sleep(0.5))
+        trainer(callback, logger=log, **settings).fit(net, data, loader(1))
+        return callback, read_back(tmp_path / name)
+
+    later, later_events = run("later", None)
+    # A function has to be asked about every batch while it is there.
+    at_once, at_once_events = run("at_once", lambda batch: len(batch[0]))
+    assert [profile.counted_steps for profile in later.profiles] == [(1,), (17,)]
+    assert [profile.counted_steps for profile in at_once.profiles] == [(1,), (17,)]
+    assert later.throughput is not None
+    assert later.throughput == at_once.throughput
+    for tag in ("samples_per_sec", "batches_per_sec", "data_wait_ratio", "mfu"):
+        values = [(event.step, event.value) for event in later_events.Scalars(f"flops_monitor/{tag}")]
+        assert len(values) > 1
+        assert values == [(event.step, event.value) for event in at_once_events.Scalars(f"flops_monitor/{tag}")]
