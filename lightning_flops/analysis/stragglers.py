@@ -7,8 +7,8 @@ is looked at in two ways.
 - Over all timed steps, in the parts in which the rank exposed no communication in the traced step: a longer wait for
   data is then its own. This rests on many steps, and sees nothing of the parts in which ranks wait for each other.
 - In the traced step, whole: its communication says how long the rank waited, in every part. This rests on one step, so
-  it counts as far as the fastest of the timed steps leaves room for it: a hiccup of the traced step made it longer than
-  that one, a delay that comes with every step did not.
+  it counts as far as every timed step of the others leaves room for such a wait: for a hiccup of the traced step, or
+  where now this rank is the last and now that one, some of them were too fast.
 
 Where the traces tell nothing, only waits for data and transfers to the device are a rank's own for certain. Steps that
 differ by chance make no straggler: a delay is named if it stands out from how far the steps lie apart, and the ranks.
@@ -40,11 +40,11 @@ _TYPICAL_RANKS = 31
 _OWN_SHARE = 0.95
 """A part of which at least this share is no exposed communication is the rank's own."""
 
-_STANDARD_ERRORS = 3.0
+_STANDARD_ERRORS = 4.0
 """What the means over the timed steps differ by more than so many standard errors is no chance."""
 
-_STANDARD_DEVIATIONS = 1.0
-"""Of the timed steps: what the fastest of them leaves of a single step's delay is below this by chance."""
+_STANDARD_DEVIATIONS = 2.0
+"""Of the timed steps: what they all leave of a single step's delay is below this by chance."""
 
 _DEVIATION_OVER_MEDIAN = 1.4826
 """Standard deviation of a normal distribution ÷ the median of the deviations from its middle."""
@@ -176,7 +176,7 @@ def _timed_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
 
 
 def _traced_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
-    """Of each rank, by its index, in the traced step, as far as the fastest timed step confirms it."""
+    """Of each rank, by its index, in the traced step, as far as every timed step leaves room for it."""
     by_step: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, summary in enumerate(summaries):
         if summary.traced_parts:
@@ -190,6 +190,8 @@ def _traced_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
         own = {name: [_own_sec(summary, name) for summary in traced] for name in names}
         others = {name: _medians_of_others(values) for name, values in own.items()}
         whole = _delays([sum(values) for values in zip(*own.values(), strict=True)])
+        room = _rooms(traced)
+        # By what the traced step was longer than the others' fastest step came with this one step alone.
         longer = _medians_of_others(
             [
                 max(0.0, sum(part.wall_sec for part in summary.traced_parts) - _step(summary).minimum_sec)
@@ -200,21 +202,42 @@ def _traced_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
         usual_sec = _usual_extreme(whole)
         for place, index in enumerate(indexes):
             delays[index] = _Delay(
-                whole[place] - longer[place],
+                min(whole[place] - longer[place], room[place]),
                 {_spoken(name): values[place] - others[name][place] for name, values in own.items()},
                 chance_sec=max(usual_sec, _STANDARD_DEVIATIONS * apart[place]),
             )
     return delays
 
 
+def _rooms(traced: Sequence[RankSummary]) -> list[float]:
+    """For each rank, how long the others may have waited for it in every one of their timed steps.
+
+    What they took for a part at least, without the work of that part and without as much communication as the rank
+    itself exposed there: it came last, so that was no waiting.
+    """
+    rooms = [0.0] * len(traced)
+    for name in {part.name: None for summary in traced for part in _parts(summary)}:
+        least = [min((part.minimum_sec for part in _parts(one) if part.name == name), default=0.0) for one in traced]
+        mine = [_of_traced_parts(summary, name) for summary in traced]
+        free = [least_sec - own_sec for least_sec, (own_sec, _) in zip(least, mine, strict=True)]
+        for place, free_sec in enumerate(_medians_of_others(free)):
+            rooms[place] += max(0.0, free_sec - mine[place][1])
+    return rooms
+
+
+def _of_traced_parts(summary: RankSummary, part: str) -> tuple[float, float]:
+    """Own time and exposed communication in the traced step of *part*; parts that are not told apart stand together."""
+    mine = [one for one in summary.traced_parts if _spoken(one.name) in part.split(" + ")]
+    exposed_sec = sum(one.exposed_sec for one in mine)
+    return sum(one.wall_sec for one in mine) - exposed_sec, exposed_sec
+
+
 def _is_own(summary: RankSummary, part: str) -> bool:
     """Whether the rank waits for no other in *part*, by its traced step."""
     if not summary.traced_parts:
         return part in _NEVER_WAITS
-    # Parts that cannot be told apart stand together.
-    mine = [one for one in summary.traced_parts if _spoken(one.name) in part.split(" + ")]
-    wall_sec = sum(one.wall_sec for one in mine)
-    return sum(one.exposed_sec for one in mine) <= (1.0 - _OWN_SHARE) * wall_sec
+    own_sec, exposed_sec = _of_traced_parts(summary, part)
+    return exposed_sec <= (1.0 - _OWN_SHARE) * (own_sec + exposed_sec)
 
 
 def _usual_sec(part: PartTiming, steps: int) -> float:

@@ -181,6 +181,15 @@ def test_a_hiccup_of_the_traced_step_names_nobody() -> None:
     assert find_stragglers([record(0, HEALTHY, exposed={"backward": 55}, traced=waited), mine]) == ()
 
 
+def test_ranks_that_come_late_by_turns_are_not_named_for_the_turn_that_was_traced() -> None:
+    # One step rank 0 is 30 ms late, the next one rank 1; the other one waits for it in its backward. The traced step
+    # was rank 1's turn. All steps take 130 ms, yet in every second one rank 0 did not wait.
+    late, waits = HEALTHY | {"forward": 60.0}, HEALTHY | {"backward": 90.0}
+    first = record(0, [late, waits] * (TIMED // 2), exposed={"backward": 35}, traced=waits)
+    second = record(1, [waits, late] * (TIMED // 2), exposed=WAITING, traced=late)
+    assert find_stragglers([first, second]) == ()
+
+
 def test_one_long_wait_of_twenty_names_nobody() -> None:
     steps: list[dict[str, float]] = [HEALTHY] * (TIMED - 1) + [HEALTHY | {"data_wait": 900.0}]
     assert find_stragglers([healthy(0), record(1, steps, exposed=WAITING)]) == ()
