@@ -2,11 +2,11 @@
 
 ``make_rank_record`` draws a record from a profile, ``pack`` turns it into bytes and ``unpack`` back. Packed, it is
 
-    magic, version, kind, checksum, lengths of what follows | form | module names | own | fractions | whole numbers
+    magic, version, kind, checksum, lengths of what follows | form | own | fractions | times
 
-The form is the record without its numbers, as compressed JSON; that and the names most ranks have in common, so that a
-reader decodes them once. Own is JSON, too: the rank's host and the whole numbers of the form. Then come the fractions,
-8 bytes each, and times in nanoseconds, 4 bytes each where that is enough.
+The form is the record without its numbers, as compressed JSON. Most ranks have it in common, so that a reader decodes
+it once. Own is JSON, too: the rank's host, its whole numbers, and how many times there are. The fractions take 8 bytes
+each, and the times, in nanoseconds, 4 where that is enough.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from lightning_flops.analysis import dataclass_json
-from lightning_flops.analysis.collectives import CollectiveCalls
-from lightning_flops.analysis.number_templates import NumberTemplate, split_numbers
+from lightning_flops.analysis.collectives import CollectiveCalls, Integers
 from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
+from lightning_flops.analysis.templates import Numbers, Template
 from lightning_flops.analysis.timing import TimingProfile
 from lightning_flops.analysis.trace_tables import Overlap, TracedPart
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
@@ -102,9 +102,9 @@ class RankRecord:
     summary: RankSummary
     module_names: tuple[str, ...] = ()
     """Modules with times, in tree order."""
-    own_forward_ns: array[int]
+    own_forward_ns: Integers
     """Of each of them in the traced step, without the modules below it."""
-    own_backward_ns: array[int]
+    own_backward_ns: Integers
     """Likewise; empty if backwards were not timed."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """Of the traced steps, call by call."""
@@ -163,7 +163,7 @@ def _nanoseconds(seconds: Iterable[float]) -> array[int]:
 # ---- bytes
 
 _MAGIC = b"LFRR"
-_PREFIX = struct.Struct("<4sHHIIIII")
+_PREFIX = struct.Struct("<4sHHIIII")
 _RECORD, _ABSENCE = 1, 2
 
 _REASON_CHARS = 500
@@ -180,35 +180,8 @@ _BUDGETS = (
 )
 """Most modules and most collective calls of a packed record; the first pair with which it fits is taken."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """What stands in a packed record as JSON, without its numbers."""
-
-    summary: RankSummary
-    left_out: tuple[str, ...]
-    collectives: tuple[CollectiveCalls, ...]
-    """Without their latencies, which are arrays."""
-    arrays: tuple[_Array, ...]
-    """Of the modules' forwards and backwards, then the latencies of each of *collectives*."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Array:
-    typecode: Literal["I", "q"]
-    """Of the numbers on their way: 4 bytes each where that is enough, else 8."""
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sent:
-    """A packed record, taken apart."""
-
-    form: bytes
-    names: bytes
-    own: bytes
-    fractions: bytes
-    whole: bytes
+_OPEN_TEXTS = ("host",)
+"""Fields whose texts most ranks do not have in common."""
 
 
 def pack(answer: RankRecord | RankAbsence) -> bytes:
@@ -221,7 +194,7 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
     """
     if isinstance(answer, RankAbsence):
         shortened = replace(answer, reason=answer.reason[:_REASON_CHARS])
-        return _framed(_ABSENCE, _Sent(form=_json(shortened), names=b"", own=b"", fractions=b"", whole=b""))
+        return _framed(_ABSENCE, _Sent(form=_compressed(shortened)))
     for modules, calls in _BUDGETS:
         packed = _packed(_with_calls(_with_modules(answer, modules), calls))
         if len(packed) <= RECORD_LIMIT_BYTES:
@@ -285,26 +258,20 @@ def _with_calls(record: RankRecord, most: int) -> RankRecord:
 
 
 def _packed(record: RankRecord) -> bytes:
-    latencies = (calls.latency_ns for calls in record.collectives)
-    arrays = [_narrowed(numbers) for numbers in (record.own_forward_ns, record.own_backward_ns, *latencies)]
-    context = record.summary.context
-    form = _Form(
-        summary=replace(record.summary, context=replace(context, host="")),
-        left_out=record.left_out,
-        collectives=tuple(replace(calls, latency_ns=array("q")) for calls in record.collectives),
-        arrays=tuple(_Array(typecode=_typecode(numbers), length=len(numbers)) for numbers in arrays),
-    )
     # Once through JSON, so that an int that stands for a float has become one.
-    typed = dataclass_json.load_part(_Form, _text(form))
-    template, integers, fractions = split_numbers(typed)
+    typed = dataclass_json.load_part(RankRecord, _json(record))
+    template = Template(typed, open_texts=_OPEN_TEXTS)
+    numbers = template.split(typed)
+    arrays = [_narrowed(one) for one in numbers.arrays]
+    shapes = [[one.typecode, len(one)] for one in arrays]
+    own = json.dumps([list(numbers.texts), list(numbers.integers), shapes], separators=(",", ":"))
     return _framed(
         _RECORD,
         _Sent(
-            form=_json(template),
-            names=_compressed_names(record.module_names),
-            own=json.dumps([context.host, *integers], separators=(",", ":")).encode(),
-            fractions=_little_endian(array("d", fractions)),
-            whole=b"".join(map(_little_endian, arrays)),
+            form=_compressed(template.empty()),
+            own=own.encode(),
+            fractions=_little_endian(array("d", numbers.floats)),
+            times=b"".join(map(_little_endian, arrays)),
         ),
     )
 
@@ -314,35 +281,40 @@ def _unpacked(data: bytes) -> RankRecord | RankAbsence:
     if kind == _ABSENCE:
         return dataclass_json.load_part(RankAbsence, zlib.decompress(sent.form).decode())
     own = json.loads(sent.own)
-    if not isinstance(own, list) or [type(one) for one in own[:1]] != [str]:
-        _no_numbers()
-    host, *integers = own
-    if any(type(one) is not int for one in integers):
-        _no_numbers()
-    form = _form(sent.form).fill(integers, _fractions(sent.fractions))
-    summary = replace(form.summary, context=replace(form.summary.context, host=host))
-    names, arrays = _names(sent.names), _arrays(form.arrays, sent.whole)
-    if len(arrays) != 2 + len(form.collectives):
-        _no_numbers()
-    forward, backward, *latencies = arrays
-    if len(forward) != len(names) or len(backward) not in (0, len(names)):
-        _no_numbers()
-    return RankRecord(
-        summary=summary,
-        module_names=names,
-        own_forward_ns=forward,
-        own_backward_ns=backward,
-        collectives=tuple(
-            replace(calls, latency_ns=latency_ns) for calls, latency_ns in zip(form.collectives, latencies, strict=True)
-        ),
-        left_out=form.left_out,
+    if not isinstance(own, list) or len(own) != 3 or any(not isinstance(part, list) for part in own):
+        _not_as_written()
+    texts, integers, shapes = own
+    if not set(map(type, texts)) <= {str} or not set(map(type, integers)) <= {int}:
+        _not_as_written()
+    numbers = Numbers(
+        integers=integers, floats=_fractions(sent.fractions), arrays=_times(shapes, sent.times), texts=texts
     )
+    record = _template(sent.form).fill(numbers)
+    modules = len(record.module_names)
+    if len(record.own_forward_ns) != modules or len(record.own_backward_ns) not in (0, modules):
+        _not_as_written()
+    return record
+
+
+@lru_cache(maxsize=64)
+def _template(form: bytes) -> Template[RankRecord]:
+    """Of the form that many ranks send alike."""
+    empty = dataclass_json.load_part(RankRecord, zlib.decompress(form).decode())
+    return Template(empty, open_texts=_OPEN_TEXTS)
+
+
+class _Sent(NamedTuple):
+    """A packed record, taken apart."""
+
+    form: bytes
+    own: bytes = b""
+    fractions: bytes = b""
+    times: bytes = b""
 
 
 def _framed(kind: int, sent: _Sent) -> bytes:
-    body = b"".join((sent.form, sent.names, sent.own, sent.fractions, sent.whole))
-    lengths = (len(part) for part in (sent.form, sent.names, sent.own, sent.fractions))
-    return _PREFIX.pack(_MAGIC, RECORD_VERSION, kind, zlib.crc32(body), *lengths) + body
+    body = b"".join(sent)
+    return _PREFIX.pack(_MAGIC, RECORD_VERSION, kind, zlib.crc32(body), *map(len, sent[:-1])) + body
 
 
 def _taken_apart(data: bytes) -> tuple[int, _Sent]:
@@ -358,25 +330,19 @@ def _taken_apart(data: bytes) -> tuple[int, _Sent]:
     for length in lengths:
         parts.append(data[start : start + length])
         start += length
-    form, names, own, fractions = parts
-    return kind, _Sent(form=form, names=names, own=own, fractions=fractions, whole=data[start:])
+    form, own, fractions = parts
+    return kind, _Sent(form=form, own=own, fractions=fractions, times=data[start:])
 
 
-def _text(value: _Form | RankAbsence) -> str:
+def _json(value: RankRecord | RankAbsence) -> str:
     try:
         return dataclass_json.dump(value, indented=False)
     except ProfileFormatError as error:
         raise RankRecordError(f"the record cannot be packed: {error}") from error
 
 
-def _json(value: _Form | RankAbsence) -> bytes:
-    return zlib.compress(_text(value).encode())
-
-
-@lru_cache(maxsize=64)
-def _form(compressed: bytes) -> NumberTemplate[_Form]:
-    """The form that many ranks send alike."""
-    return NumberTemplate(dataclass_json.load_part(_Form, zlib.decompress(compressed).decode()))
+def _compressed(value: RankRecord | RankAbsence) -> bytes:
+    return zlib.compress(_json(value).encode())
 
 
 def _fractions(data: bytes) -> array[float]:
@@ -385,31 +351,13 @@ def _fractions(data: bytes) -> array[float]:
     if sys.byteorder == "big":
         numbers.byteswap()
     if not all(map(math.isfinite, numbers)):
-        _no_numbers()
+        _not_as_written()
     return numbers
-
-
-@lru_cache(maxsize=8)
-def _compressed_names(names: tuple[str, ...]) -> bytes:
-    return zlib.compress(json.dumps(names, separators=(",", ":")).encode())
-
-
-@lru_cache(maxsize=64)
-def _names(compressed: bytes) -> tuple[str, ...]:
-    """Module names of a block that many ranks send alike."""
-    names = json.loads(zlib.decompress(compressed))
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise RankRecordError("its modules' names cannot be read")
-    return tuple(names)
 
 
 def _narrowed(numbers: array[int]) -> array[int]:
     fits = not numbers or (min(numbers) >= 0 and max(numbers) < 2**32)
     return array("I", numbers) if fits else numbers
-
-
-def _typecode(numbers: array[int]) -> Literal["I", "q"]:
-    return "I" if numbers.typecode == "I" else "q"
 
 
 def _little_endian(numbers: array[int] | array[float]) -> bytes:
@@ -419,22 +367,23 @@ def _little_endian(numbers: array[int] | array[float]) -> bytes:
     return numbers.tobytes()
 
 
-def _arrays(shapes: Iterable[_Array], data: bytes) -> list[array[int]]:
+def _times(shapes: Iterable[Any], data: bytes) -> list[array[int]]:
     found, start = [], 0
     for shape in shapes:
-        numbers = array(shape.typecode)
-        end = start + shape.length * numbers.itemsize
-        if end > len(data):
-            _no_numbers()
+        typecode, length = shape if isinstance(shape, list) and len(shape) == 2 else _not_as_written()
+        if typecode not in ("I", "q") or type(length) is not int or not 0 <= length <= len(data):
+            _not_as_written()
+        numbers = array(typecode)
+        end = start + length * numbers.itemsize
         numbers.frombytes(data[start:end])
         if sys.byteorder == "big":
             numbers.byteswap()
         found.append(numbers)
         start = end
     if start != len(data):
-        _no_numbers()
+        _not_as_written()
     return found
 
 
-def _no_numbers() -> NoReturn:
-    raise RankRecordError("its numbers are not those that it should hold")
+def _not_as_written() -> NoReturn:
+    raise RankRecordError("its parts do not go together")

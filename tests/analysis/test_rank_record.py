@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.collectives import CollectiveCalls
-from lightning_flops.analysis.number_templates import NumberTemplate, split_numbers
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import (
     RECORD_LIMIT_BYTES,
@@ -23,6 +22,7 @@ from lightning_flops.analysis.rank_record import (
     pack,
     unpack,
 )
+from lightning_flops.analysis.templates import Numbers, Template
 from lightning_flops.analysis.timing import PartTiming
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, WindowRecord
@@ -223,10 +223,10 @@ def test_nothing_but_a_record_error_comes_of_any_bytes(noise: bytes, after_the_m
 @settings(max_examples=200, deadline=None)
 def test_body_that_its_checksum_vouches_for_and_nobody_wrote_is_a_record_error(place: int, noise: bytes) -> None:
     packed = pack(RECORD)
-    body = bytearray(packed[28:])
+    body = bytearray(packed[24:])
     start = place % len(body)
     body[start : start + len(noise)] = noise
-    forged = packed[:8] + zlib.crc32(bytes(body)).to_bytes(4, "little") + packed[12:28] + bytes(body)
+    forged = packed[:8] + zlib.crc32(bytes(body)).to_bytes(4, "little") + packed[12:24] + bytes(body)
     try:
         arrived = unpack(forged)
     except RankRecordError:
@@ -234,16 +234,18 @@ def test_body_that_its_checksum_vouches_for_and_nobody_wrote_is_a_record_error(p
     assert isinstance(arrived, RankRecord)  # noise within the numbers is other numbers
 
 
-@pytest.mark.parametrize("own", [b"7", b'"host"', b"[]", b"[7, 7]", b'["host", 1.5]', b"[" * 30_000, b"\xff", b"{}"])
+NOT_OWN = (b"7", b"[]", b"[7,7,7]", b"[[7],[],[]]", b'[["host"],[1.5],[]]', b'[["host"],[],[["d",1]]]', b"{}", b"\xff")
+
+
+@pytest.mark.parametrize("own", [*NOT_OWN, b"[" * 30_000])
 def test_own_part_that_nobody_wrote_is_a_record_error(own: bytes) -> None:
     packed = pack(RECORD)
-    lengths = [int.from_bytes(packed[at : at + 4], "little") for at in (12, 16, 20, 24)]
-    start = 28 + lengths[0] + lengths[1]
-    body = packed[28:start] + own + packed[start + lengths[2] :]
+    form, before, fractions = (int.from_bytes(packed[at : at + 4], "little") for at in (12, 16, 20))
+    body = packed[24 : 24 + form] + own + packed[24 + form + before :]
     head = packed[:8] + zlib.crc32(body).to_bytes(4, "little")
-    lengths[2] = len(own)
+    lengths = b"".join(length.to_bytes(4, "little") for length in (form, len(own), fractions))
     with pytest.raises(RankRecordError):
-        unpack(head + b"".join(length.to_bytes(4, "little") for length in lengths) + body)
+        unpack(head + lengths + body)
 
 
 def test_record_of_a_thousand_modules_and_three_thousand_calls_fits_whole() -> None:
@@ -304,17 +306,29 @@ def _noise(chars: int) -> str:
 
 
 def test_numbers_leave_and_come_back_in_their_order() -> None:
-    value = (PhaseFlops(forward=1, backward=2), {"a": 0.5, "b": 3}, "text", None, True, (4, (1.5, 5)))
-    empty, integers, floats = split_numbers(value)
-    assert empty == (PhaseFlops(), {"a": 0.0, "b": 0}, "text", None, True, (0, (0.0, 0)))
-    assert (sorted(integers), sorted(floats)) == ([0, 0, 1, 2, 3, 4, 5], [0.5, 1.5])
-    assert NumberTemplate(empty).fill(integers, floats) == value
+    numbers = array("q", [6, 7])
+    value = (PhaseFlops(forward=1, backward=2), {"a": 0.5, "b": 3}, "text", None, True, (4, (1.5, 5)), numbers)
+    template = Template(value)
+    assert template.empty() == (PhaseFlops(), {"a": 0.0, "b": 0}, "text", None, True, (0, (0.0, 0)), array("q"))
+    left = template.split(value)
+    assert (sorted(left.integers), sorted(left.floats)) == ([0, 0, 1, 2, 3, 4, 5], [0.5, 1.5])
+    assert (left.arrays, left.texts) == ([numbers], [])
+    assert Template(template.empty()).fill(left) == value
+
+
+def test_texts_of_some_fields_can_be_left_open() -> None:
+    template = Template(WINDOW.context, open_texts=("host",))
+    assert template.empty().host == ""
+    assert template.empty().device_name == WINDOW.context.device_name
+    left = template.split(replace(WINDOW.context, host="node7"))
+    assert left.texts == ["node7"]
+    assert template.fill(left).host == "node7"
 
 
 @pytest.mark.parametrize(("integers", "floats"), [([1], [1.0]), ([1, 2, 3], [1.0]), ([1, 2], []), ([1, 2], [1.0, 2.0])])
 def test_more_or_fewer_numbers_than_places_are_refused(integers: list[int], floats: list[float]) -> None:
-    with pytest.raises(ValueError, match="numbers than places"):
-        NumberTemplate((1, (2, 1.0))).fill(integers, floats)
+    with pytest.raises(ValueError, match="not as many numbers as places"):
+        Template((1, (2, 1.0))).fill(Numbers(integers=integers, floats=floats, arrays=[], texts=[]))
 
 
 def test_names_that_ranks_have_in_common_are_one_object() -> None:
@@ -327,7 +341,7 @@ def test_json_of_the_form_has_no_number_but_zero() -> None:
     """What ranks differ in does not stand in what they have in common, or thousands of ranks are read one by one."""
     packed = pack(RECORD)
     length = int.from_bytes(packed[12:16], "little")
-    form = json.loads(zlib.decompress(packed[28 : 28 + length]))
+    form = json.loads(zlib.decompress(packed[24 : 24 + length]))
 
     def numbers(part: object) -> set[float]:
         if isinstance(part, dict):
