@@ -6,6 +6,7 @@ Rank 0 trains on while it waits: ``show_ready`` looks, at a border between batch
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,16 +21,21 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.instrument.rank_exchange import Collection, RankExchange
+from lightning_flops.instrument.rank_exchange import Collection, RankExchange, next_run_number
+from lightning_flops.run_output import RankOutput, RunFiles
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.run_output import LoggedOutput, RunOutput
 
 logger = logging.getLogger(__name__)
 
 _ABSENCES_LOGGED = 8
 """Most absent ranks that a line of the log names."""
+
+_SEC_AFTER_ERROR = 2.0
+"""How long a report may wait for the other ranks when training has raised."""
 
 _SEC_TO_LEAVE = 2.0
 """How long a rank whose run is over waits at most until the store has what it sent."""
@@ -112,6 +118,16 @@ class RankReports:
                 collection.wait_until_ready()
             self._show_next()
 
+    def finish(self, *, steps_done: int, interrupted_by: BaseException | None) -> None:
+        """The run is over: let rank 0 not wait for a window that never closed, and wait there for the other ranks."""
+        if interrupted_by is None:
+            self.say_out(f"its run ended after {steps_done} step(s), before its window closed")
+            self.show_all()
+        else:
+            self.say_out(f"its training was interrupted by {type(interrupted_by).__name__}")
+            # The exception has somewhere to go, and what brought it may have ended the other ranks, too.
+            self.show_all(within_sec=_SEC_AFTER_ERROR if isinstance(interrupted_by, Exception) else 0.0)
+
     def _show_next(self) -> None:
         self._show(self._merged(*self._pending.popleft()))
 
@@ -150,6 +166,32 @@ class RankReports:
 
     def _absence(self, reason: str) -> bytes:
         return pack(RankAbsence(rank=self._exchange.rank, reason=reason))
+
+
+def join_ranks(*, rank: int, world_size: int, config: ProfilerConfig, show: Callable[[Profile], None]) -> RankReports:
+    """The part of *rank* in the reports of the run that begins now.
+
+    Raises:
+        NoExchangeError: the ranks cannot tell each other anything.
+    """
+    exchange = RankExchange(
+        rank=rank, world_size=world_size, run_number=next_run_number(), timeout_sec=config.ranks_timeout_sec
+    )
+    return RankReports(exchange, config=config, show=show)
+
+
+def output_of_rank(
+    rank: int, output: LoggedOutput, *, ranks: RankReports | None, config: ProfilerConfig
+) -> RunOutput | None:
+    """Where *rank* writes: rank 0 to *output*, the others nothing, or files of their own if all ranks shall."""
+    if rank == 0:
+        if config.all_ranks and ranks is not None:
+            ranks.tell_folder(output.files.folder() or "")
+        return output
+    if not config.all_ranks:
+        return None
+    folder = output.files.folder if ranks is None else functools.cache(ranks.folder)
+    return RankOutput(RunFiles(output_file=config.output_file, folder=folder, rank=rank))
 
 
 def _read(packed: bytes, rank: int) -> RankRecord | RankAbsence:

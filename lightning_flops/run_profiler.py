@@ -19,9 +19,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.throughput import build_throughput
-from lightning_flops.analysis.traced_step import NEEDS_NUMPY, TracedStep, build_traced_step, can_read_traces
+from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.clocks import clock_for
 from lightning_flops.instrument.flop_counter import FlopCounter
@@ -30,14 +29,13 @@ from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.phase_timer import Mark
-from lightning_flops.instrument.rank_exchange import NoExchangeError, RankExchange, next_run_number
+from lightning_flops.instrument.rank_exchange import NoExchangeError
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.trace_cycles import TraceCycles, Tracer
 from lightning_flops.instrument.tracing import StepTracer
-from lightning_flops.rank_reports import RankReports
-from lightning_flops.run_output import RankOutput, RunFiles
-from lightning_flops.sinks.trace_file import keep_trace
+from lightning_flops.rank_reports import RankReports, join_ranks, output_of_rank
+from lightning_flops.window_profile import profile_of_window
 
 if TYPE_CHECKING:
     import torch
@@ -47,13 +45,10 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.loader_queue import Feed
-    from lightning_flops.records import MemoryRecord, RunContext, RunFacts, WindowRecord
+    from lightning_flops.records import MemoryRecord, RunContext, RunFacts
     from lightning_flops.run_output import LoggedOutput, RunOutput
 
 logger = logging.getLogger(__name__)
-
-_SEC_FOR_RANKS_AFTER_ERROR = 2.0
-"""How long a report may wait for the other ranks when training has raised."""
 
 S = TypeVar("S", bound="RunProfiler")
 P = ParamSpec("P")
@@ -188,7 +183,7 @@ class RunProfiler(ABC):
             output: where rank 0 shows reports.
             dp_size: ranks that see different data.
         """
-        self._output = self._output_of_rank(output)
+        self._output = output_of_rank(self._rank, output, ranks=self._ranks, config=self._config)
         self._device = device
         self._settle_steps = settle_steps
         self._dp_size = dp_size
@@ -197,28 +192,10 @@ class RunProfiler(ABC):
 
     def _join_ranks(self, world_size: int) -> RankReports | None:
         try:
-            exchange = RankExchange(
-                rank=self._rank,
-                world_size=world_size,
-                run_number=next_run_number(),
-                timeout_sec=self._config.ranks_timeout_sec,
-            )
+            return join_ranks(rank=self._rank, world_size=world_size, config=self._config, show=self._show)
         except NoExchangeError as error:
             self._note(f"This report is of rank {self._rank} alone: the ranks could not exchange anything: {error}.")
             return None
-        return RankReports(exchange, config=self._config, show=self._show)
-
-    def _output_of_rank(self, output: LoggedOutput) -> RunOutput | None:
-        """Where this rank writes: rank 0 to *output*, the others nothing, or else files of their own."""
-        ranks, all_ranks = self._ranks, self._config.all_ranks
-        if self._writes:
-            if all_ranks and ranks is not None:
-                ranks.tell_folder(output.files.folder() or "")
-            return output
-        if not all_ranks:
-            return None
-        folder = functools.cache(ranks.folder) if ranks is not None else output.files.folder
-        return RankOutput(RunFiles(output_file=self._config.output_file, folder=folder, rank=self._rank))
 
     def _await_window(self, profile_step: int | None) -> None:
         """Have a window ready that opens before *profile_step*, or at once if that is the step that begins now."""
@@ -536,22 +513,11 @@ class RunProfiler(ABC):
             self._report()
         elif self._next_step is not None and interrupted_by is None and self._writes:
             self._say_what_was_not_reached(self._next_step)
-        self._finish_with_ranks(interrupted_by)
+        if self._ranks is not None:
+            self._ranks.finish(steps_done=self._steps_done, interrupted_by=interrupted_by)
         self._report_throughput()
-
-    def _finish_with_ranks(self, interrupted_by: BaseException | None) -> None:
-        """Let rank 0 not wait for a window that never closed, and wait there for the other ranks."""
-        ranks = self._ranks
-        if ranks is None:
-            return
-        if interrupted_by is None:
-            ranks.say_out(f"its run ended after {self._steps_done} step(s), before its window closed")
-            ranks.show_all()
-        else:
-            ranks.say_out(f"its training was interrupted by {type(interrupted_by).__name__}")
-            # The exception has somewhere to go, and what brought it may have ended the other ranks, too.
-            ranks.show_all(within_sec=_SEC_FOR_RANKS_AFTER_ERROR if isinstance(interrupted_by, Exception) else 0.0)
-        ranks.leave(wait=True)
+        if self._ranks is not None:
+            self._ranks.leave(wait=True)
 
     @guarded
     def _show_ready_reports(self) -> None:
@@ -588,14 +554,16 @@ class RunProfiler(ABC):
             if self._writes:
                 logger.warning("nothing was profiled: training ended while the first step was being counted")
             return
-        window = replace(window, facts=self._run_facts(), memory=self._memory_record())
-        window, traced = self._traced_step(window)
-        profile = build_profile(window, config=self._config, traced=traced)
+        profile = profile_of_window(
+            window, config=self._config, facts=self._run_facts, memory=self._memory_record, warns=self._writes
+        )
         self._profile = profile
         self._counted_shapes, self._counted_updates = recorder.counted_shapes, recorder.counted_updates
         if self._writes:
             taken_sec = time.perf_counter() - started
-            logger.info("profiled step %d of this %s in %.3f s", window.profile_step, profile.context.run_word, taken_sec)
+            logger.info(
+                "profiled step %d of this %s in %.3f s", window.profile_step, profile.context.run_word, taken_sec
+            )
         if self._ranks is None:
             self._show(profile)
         else:
@@ -624,46 +592,13 @@ class RunProfiler(ABC):
                 self._ranks.say_absent(step, "it passed this step over: another window was still open")
 
     def _memory_record(self) -> MemoryRecord | None:
-        try:
-            return None if self._memory is None else self._memory.record(optimizers=self._optimizers())
-        except Exception as error:  # it asks objects of the user's; the report does without
-            logger.warning("what the memory is for could not be read: %s: %s", type(error).__name__, error)
-            return None
+        return None if self._memory is None else self._memory.record(optimizers=self._optimizers())
 
-    def _traced_step(self, window: WindowRecord) -> tuple[WindowRecord, TracedStep | None]:
-        """The window's traced step, analysed and its trace kept; the window with notes on what of it failed."""
-        folder, notes = self._config.trace_dir, list(window.notes)
-        files: dict[int, str] = {}
-        for record in window.traces:
-            if folder is None or record.path is None:
-                continue
-            try:
-                files[record.index] = keep_trace(record.path, folder, rank=window.context.rank, step=record.index)
-            except OSError as error:
-                notes.append(f"The trace was not kept: {error}.")
-        traced = None
-        try:
-            traced = build_traced_step(window, files=files)
-        except Exception as error:  # a report without the traced step is still a report
-            logger.debug("the traced step could not be analysed", exc_info=True)
-            notes.append(f"The traced step could not be analysed: {error}.")
-        for note in notes[len(window.notes) :]:
-            if self._writes:
-                logger.warning(note)
-        return replace(window, notes=tuple(notes)), traced
-
-    def _run_facts(self) -> RunFacts | None:
-        try:
-            assert self._device is not None
-            return gather_run_facts(
-                self._root,
-                device=self._device,
-                optimizers=self._optimizers(),
-                loader_workers=self._loader_workers(),
-            )
-        except Exception as error:  # it asks objects of the user's; the report does without
-            logger.warning("how the run is set up could not be read: %s: %s", type(error).__name__, error)
-            return None
+    def _run_facts(self) -> RunFacts:
+        assert self._device is not None
+        return gather_run_facts(
+            self._root, device=self._device, optimizers=self._optimizers(), loader_workers=self._loader_workers()
+        )
 
     def _note(self, sentence: str) -> None:
         """Put *sentence* into this window's report and those of later ones and, once, into the log."""

@@ -87,7 +87,7 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
         "lightning_flops.lightning_fit.settle_steps",
         "lightning_flops.run_profiler.tensor_shapes",
         "lightning_flops.run_profiler.FlopCounter",
-        "lightning_flops.run_profiler.build_profile",
+        "lightning_flops.window_profile.build_profile",
         "lightning_flops.run_output.render_text",
         "lightning_flops.instrument.recorder.Recorder.enter",
         "lightning_flops.instrument.recorder.Recorder.leave",

@@ -46,7 +46,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         kept.append(window)
         return build_profile(window, **kwargs)
 
-    monkeypatch.setattr("lightning_flops.run_profiler.build_profile", keep)
+    monkeypatch.setattr("lightning_flops.window_profile.build_profile", keep)
     return kept
 
 

@@ -128,7 +128,7 @@ def every() -> dict[str, Any]:
 
 
 def profiler_fails() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.run_profiler.build_profile", RuntimeError("broken on purpose")):
+    with on_rank_1("lightning_flops.window_profile.build_profile", RuntimeError("broken on purpose")):
         return profiled()
 
 
