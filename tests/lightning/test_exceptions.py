@@ -1,0 +1,197 @@
+"""An exception anywhere in a step, whatever the profiler does then: it arrives as it is, and nothing of ours stays."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_flops import FlopsProfilerCallback
+from tests.left_on_torch import torch_state
+from tests.lightning.footprint import footprint
+from tests.lightning.nets import BATCH, ROOTS, Rows, batch_flops, new_trainer, trunk
+
+ROOT = ROOTS[0]
+SETTINGS = {"profile_step": 1, "timing_steps": 2}
+DOING = {"counted": 1, "timed": 4, "traced": 7}
+"""Step 1 is counted, 2 and 3 settle, 4 and 5 are timed, 6 warms up for 7, which is traced."""
+BATCHES = 9
+
+PARTS = (
+    "loader",
+    "transfer",
+    "batch start",
+    "step",
+    "layer",
+    "loss",
+    "backward",
+    "before update",
+    "update",
+    "zero grad",
+    "batch end",
+)
+ONLY_AUTOMATIC = ("zero grad",)
+"""Hooks that manual optimization does not call."""
+
+
+class Tripwire:
+    """Raises *error* when the run is in *part* of batch *at*; once only."""
+
+    def __init__(self, part: str | None = None, at: int = -1, error: BaseException | None = None) -> None:
+        self.part, self.at, self.error = part, at, error
+        self.batch = -1
+
+    def __call__(self, part: str) -> None:
+        if (part, self.batch) == (self.part, self.at) and self.error is not None:
+            self.part = None
+            raise self.error
+
+
+def net_with(wire: Tripwire, *, manual: bool) -> Any:
+    """A net of two layers that tells *wire* where it is."""
+    base: Any = importlib.import_module(ROOT).LightningModule
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = trunk()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.layers[0](x)
+            wire("layer")
+            result: torch.Tensor = self.layers[1](hidden)
+            return result
+
+    class Sgd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            wire("update")
+            return loss
+
+    class Net(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Layers()
+            self.automatic_optimization = not manual
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            wire("transfer")
+            return batch
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            wire("batch start")
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            wire("before update")
+
+        def optimizer_zero_grad(self, *args: Any) -> None:
+            wire("zero grad")
+            super().optimizer_zero_grad(*args)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            wire("batch end")
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+            x, y = batch
+            wire("step")
+            loss = nn.functional.mse_loss(self.net(x), y)
+            wire("loss")
+            loss.register_hook(lambda grad: wire("backward"))
+            if not manual:
+                return loss
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            return None
+
+        def configure_optimizers(self) -> Any:
+            return Sgd(self.parameters(), lr=0.01)
+
+    torch.manual_seed(3)
+    return Net()
+
+
+def batches(wire: Tripwire) -> DataLoader[Any]:
+    """The data, which counts the batches for *wire*."""
+    rows = iter(range(BATCHES * BATCH))
+
+    def fetched() -> None:
+        row = next(rows)
+        wire.batch = row // BATCH
+        if row % BATCH == 0:
+            wire("loader")
+
+    return DataLoader(Rows(BATCHES * BATCH, on_fetch=fetched), batch_size=BATCH)
+
+
+def fit(
+    folder: Path, wire: Tripwire, *callbacks: Any, manual: bool
+) -> tuple[BaseException | None, dict[str, Any], dict[str, Any]]:
+    """Train until *wire* raises; what came out of the Trainer, and what is left on it, the net and torch."""
+    net = net_with(wire, manual=manual)
+    run = new_trainer(ROOT, folder, *callbacks)
+    raised: BaseException | None = None
+    before = torch_state()
+    try:
+        run.fit(net, batches(wire))
+    except BaseException as error:
+        raised = error
+    left = {name: value for name, value in torch_state().items() if value != before[name]}
+    return raised, footprint(run, net), left
+
+
+def what_came_out(raised: BaseException | None, error: BaseException) -> tuple[type[BaseException], bool, bool]:
+    """Its type, and whether it is *error* itself or comes of it: Lightning turns an interrupt into an exit."""
+    assert raised is not None
+    return type(raised), raised is error, raised.__context__ is error
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """What happens without the profiler, found out once."""
+    folder = tmp_path_factory.mktemp("without")
+
+    @functools.cache
+    def found(part: str, kind: type[BaseException], manual: bool) -> Any:
+        error = kind("the user's own")
+        raised, marks, left = fit(folder, Tripwire(part, 4, error), manual=manual)
+        assert left == {}
+        return what_came_out(raised, error), marks
+
+    yield found
+    found.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("doing", DOING)
+@pytest.mark.parametrize(
+    ("part", "manual"),
+    [(part, manual) for part in PARTS for manual in (False, True) if not (manual and part in ONLY_AUTOMATIC)],
+)
+def test_an_exception_in_any_part_of_a_step_arrives_and_leaves_nothing(
+    part: str, doing: str, kind: type[BaseException], manual: bool, without: Callable[..., Any], tmp_path: Path
+) -> None:
+    expected, marks = without(part, kind, manual)
+    error = kind("the user's own")
+    callback = FlopsProfilerCallback(**SETTINGS)  # type: ignore[arg-type]
+    raised, found_marks, left = fit(tmp_path, Tripwire(part, DOING[doing], error), callback, manual=manual)
+    assert what_came_out(raised, error) == expected
+    assert left == {}
+    assert found_marks == marks
+    # The net hears of a batch's end after its callbacks: the step is whole then.
+    assert (callback.profile is not None) == (doing != "counted" or part == "batch end")
+    again, _, left = fit(tmp_path, Tripwire(), callback, manual=manual)
+    assert again is None and left == {}
+    assert callback.profile is not None
+    assert callback.profile.flops.forward == batch_flops().forward
+    assert callback.profile.flops.backward == batch_flops().backward
+    assert len(callback.profile.timed_steps) == 2
+    assert callback.profile.traced is not None
