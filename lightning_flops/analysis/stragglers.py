@@ -34,6 +34,9 @@ _NS_PER_SEC = 1e9
 _MAIN_SHARE = 0.5
 """A part, or a module, is named if it has at least this share of what a rank is late by."""
 
+_MANY_RANKS = 8
+"""From so many on the ranks' own spread says how late the latest of them usually is."""
+
 _TYPICAL_RANKS = 31
 """Most ranks that a straggler's modules are held against."""
 
@@ -327,9 +330,10 @@ def _delays(values: Sequence[float]) -> list[float]:
 def _usual_extreme(delays: Sequence[float]) -> float:
     """How late the latest of so many ranks is by chance, if most of them are none but chance's: normally distributed.
 
-    Outliers hardly move the median of the deviations. Of fewer than four ranks it tells nothing.
+    Outliers hardly move the median of the deviations. Of a few ranks it tells nothing, and there it is rare that in
+    every step somebody is late.
     """
-    if len(delays) < 4:
+    if len(delays) < _MANY_RANKS:
         return 0.0
     middle = median(delays)
     deviation = _DEVIATION_OVER_MEDIAN * median(abs(one - middle) for one in delays)

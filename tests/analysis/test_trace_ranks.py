@@ -159,7 +159,7 @@ def test_operators_and_compiled_code_hide_communication(computing: str) -> None:
 
 def test_a_host_scope_that_gathers_yields_what_every_rank_sends() -> None:
     def gathered(**metadata: Any) -> int | None:
-        shape = {"Input Dims": [[256]], "Input type": ["float"]}
+        shape: dict[str, Any] = {"Input Dims": [[256]], "Input type": ["float"]}
         (row,) = collective_table(trace(scope("gloo:all_gather", 20, 60, **shape), **metadata)) or ()
         return row.bytes
 
