@@ -252,20 +252,9 @@ def test_excluded_time_is_listed_and_in_no_part() -> None:
     assert timing.excluded_sec == {"validation": 1.5}
 
 
-@pytest.mark.parametrize(
-    "window",
-    [
-        windows.mlp_window(),
-        windows.transformer_window(),
-        windows.untimed_window(),
-        windows.lower_bound_window(),
-        windows.parallel_window(),
-        windows.variable_window(),
-        windows.unknown_window(),
-    ],
-)
-def test_json_reads_back_to_an_equal_profile(window: WindowRecord) -> None:
-    profile = build_profile(window, config=CONFIG)
+@pytest.mark.parametrize("name", windows.WINDOWS)
+def test_json_reads_back_to_an_equal_profile(name: str) -> None:
+    profile = build_profile(windows.WINDOWS[name](), config=CONFIG)
     assert Profile.from_json(profile.to_json()) == profile
 
 

@@ -25,7 +25,7 @@ from lightning_flops.analysis.rank_record import (
 from lightning_flops.analysis.templates import Numbers, Template
 from lightning_flops.analysis.timing import PartTiming
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.records import PhaseFlops, WindowRecord
+from lightning_flops.records import PhaseFlops
 from tests.report import windows
 from tests.report.traced_windows import clocked, mlp_traced
 
@@ -77,20 +77,9 @@ def test_forwards_that_a_clock_timed_go_without_backwards() -> None:
     assert unpack(pack(record)) == record
 
 
-@pytest.mark.parametrize(
-    "window",
-    [
-        windows.mlp_window(),
-        windows.transformer_window(),
-        windows.untimed_window(),
-        windows.lower_bound_window(),
-        windows.variable_window(),
-        windows.unknown_window(),
-        windows.stage_window(),
-    ],
-)
-def test_record_of_any_window_arrives_as_it_was(window: WindowRecord) -> None:
-    record = make_rank_record(build_profile(window, config=ProfilerConfig()))
+@pytest.mark.parametrize("name", windows.WINDOWS)
+def test_record_of_any_window_arrives_as_it_was(name: str) -> None:
+    record = make_rank_record(build_profile(windows.WINDOWS[name](), config=ProfilerConfig()))
     assert unpack(pack(record)) == record
 
 

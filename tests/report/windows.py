@@ -490,3 +490,16 @@ def unknown_window() -> WindowRecord:
         timed_steps=(),
         timing_steps=20,
     )
+
+
+WINDOWS = {
+    "mlp": mlp_window,
+    "transformer": transformer_window,
+    "untimed": untimed_window,
+    "lower_bound": lower_bound_window,
+    "parallel": parallel_window,
+    "stage": stage_window,
+    "variable": variable_window,
+    "unknown": unknown_window,
+}
+"""Every window of a run, by its name."""
