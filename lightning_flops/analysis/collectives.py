@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.trace_tables import Overlap, RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.errors import LightningFlopsError
 
@@ -24,6 +25,7 @@ else:
     Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
 
 _NS_PER_US = 1000
+_COUNTS_NAMED = 4
 
 
 class RanksError(LightningFlopsError, ValueError):
@@ -75,9 +77,11 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     tables, notes = _match([one.collectives for one in listed])
     per_step = [one.overlap.computation_us / one.steps for one in listed]
     middle = median(per_step)
-    counts = ", ".join(f"{one.steps} of rank {one.rank}" for one in listed)
     if len({one.steps for one in listed}) > 1:
-        notes = (f"The traces hold different numbers of steps ({counts}): only what is per step compares.", *notes)
+        notes = (
+            f"The traces hold different numbers of steps ({_steps_in_words(listed)}): only what is per step compares.",
+            *notes,
+        )
     rows = tuple(
         RankRow(
             rank=one.rank,
@@ -94,6 +98,14 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     longest = max(per_step)
     alone = len(listed) > 1 and per_step.count(longest) == 1
     return RankComparison(ranks=rows, straggler=listed[per_step.index(longest)].rank if alone else None, notes=notes)
+
+
+def _steps_in_words(traced: Iterable[TracedRank]) -> str:
+    by_steps: defaultdict[int, list[int]] = defaultdict(list)
+    for one in traced:
+        by_steps[one.steps].append(one.rank)
+    words = [f"{steps} of {name_ranks(ranks)}" for steps, ranks in by_steps.items()]
+    return ", ".join(words[:_COUNTS_NAMED]) + (" …" if len(words) > _COUNTS_NAMED else "")
 
 
 def _refuse_doubles(traced: Sequence[TracedRank]) -> None:

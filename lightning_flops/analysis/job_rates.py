@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankSummary
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
 from lightning_flops.records import RunContext
@@ -14,9 +15,6 @@ from lightning_flops.records import RunContext
 _Number = TypeVar("_Number", int, float)
 
 _Figure = Callable[[RankSummary], float | None]
-
-_RUNS_NAMED = 4
-"""Runs of ranks that a list names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +43,6 @@ class JobRates:
     """Likewise of tokens, over global_step_sec."""
     tokens_per_sec_per_device: float | None
     """tokens_per_sec / ranks that answered."""
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """*ranks* in words, however many there are: "rank 3", "ranks 0-2 and 5", "ranks 0, 2, 4, 6 and 20 more"."""
-    ordered = sorted(ranks)
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_RUNS_NAMED]]
-    if more := sum(map(len, runs[_RUNS_NAMED:])):
-        shown.append(f"{more} more")
-    words = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-    return f"rank{'' if len(ordered) == 1 else 's'} {words}"
 
 
 def global_step_sec(summary: RankSummary) -> float | None:

@@ -22,12 +22,12 @@ from lightning_flops.analysis.job_rates import (
     device_groups,
     flops_by_dtype,
     global_step_sec,
-    name_ranks,
     of_different_data,
     ranks_of_one_copy,
     sum_of_known,
 )
 from lightning_flops.analysis.rank_communication import RanksCommunication, compare_communication
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
 from lightning_flops.analysis.spreads import Spread, spread_over
 from lightning_flops.analysis.step_flops import StepFlops

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from lightning_flops.analysis.job_rates import name_ranks
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rank_communication import RanksCommunication
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.ranks import RanksPart, RanksProfile, StageProfile
 from lightning_flops.analysis.spreads import Spread
 from lightning_flops.analysis.straggler_words import straggler_evidence

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.job_rates import name_ranks
 from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.ranks import RanksProfile, with_ranks
 from lightning_flops.analysis.spreads import Spread
