@@ -227,10 +227,11 @@ def ours(model: Model, now: Callable[[], float]) -> Pairs:
 def paired(planned: Sequence[bool], *, reported: dict[int, Phases], truth: Sequence[Phases]) -> Pairs:
     """Groups of three steps as pairs; a group whose marked step was not reported is left out."""
     pairs = Pairs()
+    generator = random.Random(1)  # which of the two plain steps is beside the marked one: not always the earlier
     for group in range(0, len(planned) - 2, 3):
         marked = next(step for step in range(group, group + 3) if planned[step])
-        plain = [step for step in range(group, group + 3) if not planned[step]]
-        if marked in reported and plain[1] < len(truth):
+        plain = generator.sample([step for step in range(group, group + 3) if not planned[step]], k=2)
+        if marked in reported and max(plain) < len(truth):
             pairs.reported.append(reported[marked])
             pairs.plain.append(truth[plain[0]])
             pairs.plain_again.append(truth[plain[1]])

@@ -413,6 +413,8 @@ class RunProfiler(ABC):
         if self._in_window and not self._in_batch_scope:
             self._after_batch()
         self._spare_batches = self._batches_to_spare()
+        if ends_step and self._recorder is not None and (timer := self._recorder.timer) is not None:
+            timer.go_on()
 
     def _batch_passes(self, updates: int, ends_step: bool) -> None:
         """All of ``_batch_ends`` while nobody but the monitor is there: the rest of the run, and so as short as can be.

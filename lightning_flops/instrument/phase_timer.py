@@ -106,6 +106,11 @@ class PhaseTimer:
         """Time is the step's again."""
         self._happens(_RESUME)
 
+    def go_on(self) -> None:
+        """The step begins here: what ran since the last one ended was the profiler's own, and belongs to neither."""
+        if not self._events:
+            self._stamps = [self._stamp()]
+
     def cut(self) -> StepMarks:
         """End this step and start the next at the same stamp."""
         end = self._stamp()

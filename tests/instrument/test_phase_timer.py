@@ -142,3 +142,19 @@ def test_a_part_that_is_open_when_its_step_ends_goes_on_in_the_next() -> None:
     assert timer.read(second).excluded_sec == {"validation": 2.0}
     assert timer.read(second).seconds == PhaseSeconds(forward=4.0)
     assert (first.entered, second.entered) == (("validation",), ("forward",))
+
+
+def test_what_the_profiler_does_between_two_steps_is_in_neither() -> None:
+    now, timer = started()
+    now.sleep(1.0)
+    first = timer.cut()
+    now.sleep(64.0)
+    timer.go_on()
+    now.sleep(2.0)
+    timer.enter(Mark("forward"))
+    now.sleep(4.0)
+    timer.go_on()  # too late: the step has begun
+    timer.leave()
+    second = timer.cut()
+    assert timer.read(first).seconds == PhaseSeconds(other=1.0)
+    assert timer.read(second).seconds == PhaseSeconds(forward=4.0, other=2.0)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.analysis.profile import build_profile
+from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BATCH, Rows, SlowSGD, Stream, loader, new_gan, new_net
@@ -156,6 +157,23 @@ def test_gradients_are_dropped_in_the_optimizers_time_in_manual_optimization_too
         )
     for wrapped in (False, True):
         assert not any("zero_grad" in vars(optimizer) for optimizer in net.optimizers(use_pl_optimizer=wrapped))
+
+
+def test_what_the_profiler_does_at_the_end_of_a_step_is_in_no_step(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_batch = Recorder.end_batch
+
+    def slow_end_batch(self: Recorder, **kwargs: Any) -> None:
+        end_batch(self, **kwargs)
+        now.sleep(1000.0)
+
+    monkeypatch.setattr(Recorder, "end_batch", slow_end_batch)
+    trainer(profiler()).fit(new_net(root, now=now), loader(8))
+    (window,) = windows
+    assert len(window.timed_steps) == 2
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(forward=FORWARD, backward=BACKWARD, optimizer=OPTIMIZER)
 
 
 def test_with_accumulation_each_phase_is_that_of_all_micro_steps(
