@@ -474,7 +474,7 @@ class TraceReport:
     overview: tuple[OverviewRow, ...]
     model_summary: ModelSummary
     overlap: Overlap | None
-    """None when the trace has no collectives."""
+    """None when the trace has no collectives, or is of a run of one rank."""
     collectives: tuple[CollectiveRow, ...] | None
     kernel_summary: KernelSummary | None
     kernels: tuple[KernelRow, ...] | None

@@ -151,11 +151,10 @@ def _read(record: TracedStepRecord, context: RunContext, *, source: str) -> _Rea
     tables = replace(analyze_trace(trace), rank=context.rank, source=source)
     if context.device_type != "cpu" and tables.modules is not None and tables.modules.clock == "host":
         tables = replace(tables, modules=None)  # the host only launches the device's work: its time is not the modules'
-    return _Read(
-        tables=tables,
-        parts=step_parts(trace),
-        collectives=collective_calls(trace) if context.world_size > 1 else (),
-    )
+    if context.world_size == 1:
+        # Some frameworks run their collectives all the same: a rank alone has nobody to wait for.
+        return _Read(tables=replace(tables, overlap=None), parts=step_parts(trace), collectives=())
+    return _Read(tables=tables, parts=step_parts(trace), collectives=collective_calls(trace))
 
 
 def module_times(

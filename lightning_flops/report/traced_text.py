@@ -50,7 +50,7 @@ def traced_lines(profile: Profile) -> list[str]:
     if tables is None:
         return [*lines, *_module_lines(profile)]
     lines += _step_lines(tables, profile)
-    lines += _device_lines(tables, world_size=profile.context.world_size)
+    lines += _device_lines(tables)
     if tables.modules is not None:
         lines += ["", *_phase_lines(tables.modules), *_module_lines(profile)]
     lines += _operator_lines(tables)
@@ -76,7 +76,7 @@ def _parts(step: StepTime) -> str:
     return ", ".join(f"{name} {percent(ratio(part=value, whole=step.wall_us))}" for name, value in known if value)
 
 
-def _device_lines(tables: TraceReport, *, world_size: int) -> list[str]:
+def _device_lines(tables: TraceReport) -> list[str]:
     lines = []
     for device in tables.device_metrics or ():
         occupancy = None if device.occupancy_percent is None else device.occupancy_percent / 100
@@ -96,8 +96,7 @@ def _device_lines(tables: TraceReport, *, world_size: int) -> list[str]:
                     ", ".join(duration(time_us * _US) for time_us in kinds),
                 )
             )
-    # Alone, a rank has nobody to communicate with, though some frameworks run collectives all the same.
-    if tables.overlap is not None and world_size > 1:
+    if tables.overlap is not None:
         exposed_us = (tables.overlap.communication_us - tables.overlap.overlap_us) / len(tables.step_times.steps)
         share = percent(tables.overlap.overlap_ratio)
         lines.append(line("communication not hidden", f"{duration(exposed_us * _US)} ({share} is hidden)"))

@@ -11,7 +11,8 @@ from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.traced_step import ModuleTimes, build_traced_step, mean_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import TraceColumns, TracedStepRecord
+from lightning_flops.records import TraceColumns, TracedStepRecord, WindowRecord
+from lightning_flops.report.traced_text import traced_lines
 from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
 
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
@@ -139,6 +140,50 @@ def test_what_the_host_spent_on_launching_is_no_modules_time() -> None:
     # What a clock at the borders said stands in for it.
     fc1 = times_of(build_profile(window, config=PEAK, traced=on_device), "fc1")
     assert (fc1.clock, fc1.forward_sec, fc1.backward_sec) == ("borders", 0.002, None)
+
+
+def communicating(world_size: int) -> WindowRecord:
+    """A window whose traced step sends 4 floats, of 30 ns, from one of two places of a process group."""
+    columns = TraceColumns(
+        names=("gloo:all_reduce", "aten::mm"),
+        categories=("user_annotation", "cpu_op"),
+        threads=(1, 2),
+        name=array("i", [0, 1]),
+        category=array("i", [0, 1]),
+        thread=array("i", [1, 0]),
+        start_ns=array("q", [10, 0]),
+        duration_ns=array("q", [30, 20]),
+        sequence=array("q", [-1, -1]),
+        forward_thread=array("q", [-1, -1]),
+        memory_thread=array("i"),
+        memory_time_ns=array("q"),
+        memory_bytes=array("q"),
+        inputs={0: ([[4]], ["float"])},
+    )
+    place = {"rank": 1, "world_size": world_size, "pg_config": [{"ranks": list(range(world_size))}]}
+    one = replace(record(8, "counted"), columns=columns, metadata={"distributedInfo": place})
+    window = clocked()[0]
+    return replace(window, context=replace(window.context, rank=1, world_size=world_size), traces=(one,))
+
+
+def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed() -> None:
+    traced = build_traced_step(communicating(2), files={})
+    assert traced is not None
+    (calls,) = traced.collectives
+    assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, 16)
+    assert calls.latency_ns == array("q", [30])
+    # From 0 to 40: the product hides the first 10 of the 30.
+    assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]
+
+
+def test_the_report_of_a_rank_alone_does_not_speak_of_communication() -> None:
+    for world_size, lines in ((1, 0), (2, 1)):
+        window = communicating(world_size)
+        traced = build_traced_step(window, files={})
+        assert traced is not None and traced.tables is not None
+        assert (traced.tables.overlap is None, len(traced.collectives)) == (world_size == 1, lines)
+        text = "\n".join(traced_lines(build_profile(window, config=PEAK, traced=traced)))
+        assert text.count("communication not hidden") == lines
 
 
 def test_a_record_without_events_is_an_error_in_words() -> None:
