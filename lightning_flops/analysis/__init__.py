@@ -1,1 +1,1 @@
-"""Pure functions over records: sums, rates and trees; standard library only."""
+"""Pure functions over records: sums, rates and trees; standard library only, but for ``trace``, which needs numpy."""

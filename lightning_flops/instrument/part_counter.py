@@ -1,4 +1,4 @@
-"""The FLOP counter of a window's counted steps: told which part of a step is running, it tells what to lay to which."""
+"""Counts the steps of a window part by part: what belongs to a part, and which parts cannot be told apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recorder of a report can ask of a sink."""
+"""What whoever hands out a report can ask of a sink."""
 
 from __future__ import annotations
 
