@@ -216,7 +216,7 @@ def timed() -> dict[str, Any]:
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with (
         _replaced(run_profiler, "clock_for", lambda original: lambda device: WallClock(now)),
-        _replaced(run_profiler, "Monitor", lambda monitor: lambda: monitor(now)),
+        _replaced(run_profiler, "Monitor", lambda monitor: lambda **given: monitor(now, **given)),
         _replaced(p2p, "send", lambda send: _slow(send, now, SEND_SEC)),
         _replaced(p2p, "recv", lambda receive: _slow(receive, now, RECEIVE_SEC)),
         _replaced(PipelineEngine, "_aggregate_total_loss", lambda share: _slow(share, now, LOSS_SEC)),
