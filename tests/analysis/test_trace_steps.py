@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import StepTime, model_summary, overlap, overview, step_times
+from lightning_flops.analysis.trace_marks import phase_mark
 from lightning_flops.analysis.trace_tables import PhaseRow
 from tests.analysis.trace_events import (
     Event,
@@ -193,6 +194,34 @@ def test_an_optimizer_step_that_runs_the_closure_is_only_what_the_closure_leaves
     assert phase(summary.optimizer) == (1, 30, 3, "scopes")
     assert phase(summary.forward) == (1, 30, 7, "scopes")
     assert summary.others.host_us == 20
+
+
+def test_what_marks_tell_apart_inside_an_optimizers_step_is_not_the_optimizers() -> None:
+    loaded = trace(
+        step(1, 0, 100),
+        scope(phase_mark("optimizer"), 10, 80),
+        scope("Optimizer.step#SGD.step", 12, 76),
+        scope(phase_mark("other"), 14, 56),  # the closure, with a trainer's hooks in it: 14-70
+        scope(phase_mark("forward"), 20, 10),
+        launch(1, 25),
+        kernel(1, 26, 7),
+        launch(2, 32),
+        kernel(2, 33, 11),  # of a hook
+        scope(phase_mark("optimizer"), 35, 5),  # dropping the gradients
+        launch(3, 36),
+        kernel(3, 50, 13),
+        scope(phase_mark("backward"), 45, 20),
+        launch(4, 80),
+        kernel(4, 81, 3),
+    )
+    summary = model_summary(loaded)
+    # 10-14, 35-40 and 70-90; what is before and after the optimizer's scope, and the rest of the closure, is others'.
+    assert phase(summary.optimizer) == (1, 4 + 5 + 20, 13 + 3, "scopes")
+    assert phase(summary.forward) == (1, 10, 7, "scopes")
+    assert phase(summary.backward) == (1, 20, 0, "scopes")
+    assert (summary.others.host_us, summary.others.device_us) == (100 - 29 - 10 - 20, 11)
+    rows = {row.kind: row.time_us for row in overview(loaded) if row.side == "host"}
+    assert rows["optimizer"] == 29
 
 
 def test_phases_without_scopes_are_told_by_operators() -> None:

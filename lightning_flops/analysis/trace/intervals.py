@@ -31,12 +31,16 @@ class Intervals:
         return list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))
 
 
+NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+"""No moment at all."""
+
+
 def merge(starts: Ints, ends: Ints) -> Intervals:
     """Every moment that at least one of the given intervals covers; they may overlap, be empty and be unordered."""
     some = ends > starts
     starts, ends = starts[some], ends[some]
     if not len(starts):
-        return Intervals(_NONE, _NONE)
+        return NOTHING
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     reached = np.maximum.accumulate(ends[order])
@@ -51,7 +55,7 @@ def merge(starts: Ints, ends: Ints) -> Intervals:
 def union(*parts: Intervals) -> Intervals:
     """Every moment that at least one of *parts* covers."""
     if not parts:
-        return Intervals(_NONE, _NONE)
+        return NOTHING
     return merge(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
 
 
@@ -95,9 +99,6 @@ def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, 
     level = np.clip(np.round(running, 9), 0.0, limit)[:-1]
     inside = covered_within(spans, moments[:-1], moments[1:])
     return float((level * inside).sum())
-
-
-_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 def _where_both(left: Intervals, right: Intervals, *, right_weight: int, wanted: int) -> Intervals:

@@ -8,7 +8,7 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import communication_and_computation
-from lightning_flops.analysis.trace.intervals import Ints, covered_within, subtract
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, covered_within, merge, subtract
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace_marks import marked_phase
 from lightning_flops.analysis.trace_tables import TracedPart
@@ -41,6 +41,19 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
         TracedPart(name=name, wall_sec=total / count / _NS_PER_SEC, exposed_sec=exposed_ns[name] / count / _NS_PER_SEC)
         for name, total in wall_ns.items()
     )
+
+
+def moments_of(trace: Trace, part: str) -> Intervals | None:
+    """Moments of the steps whose innermost mark is that of *part*; None if no part is marked."""
+    starts, ends = [], []
+    marked = False
+    for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
+        names, cuts = _segments(trace, first, last)
+        marked |= len(names) > 1
+        mine = np.flatnonzero([name == part for name in names])
+        starts.append(cuts[mine])
+        ends.append(cuts[mine + 1])
+    return merge(np.concatenate(starts), np.concatenate(ends)) if marked else None
 
 
 def _segments(trace: Trace, first: int, last: int) -> tuple[list[str], Ints]:

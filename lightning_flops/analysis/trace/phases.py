@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, ratio
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, covered_within, merge, union
+from lightning_flops.analysis.trace.intervals import NOTHING, Intervals, Ints, covered_within, merge, subtract, union
 from lightning_flops.analysis.trace.names import Kind, is_backward, is_data_loader, is_forward, is_optimizer
+from lightning_flops.analysis.trace.parts import moments_of
 from lightning_flops.analysis.trace_tables import ModelSummary, PhaseRow, PhaseSource, Remainder
 
 
@@ -22,10 +23,12 @@ class PhaseSpans:
     starts: Ints
     ends: Ints
     source: PhaseSource
+    lent: Intervals = NOTHING
+    """Moments that something else owns which runs inside the phase."""
 
     def merged(self) -> Intervals:
         """The moments in the phase."""
-        return merge(self.starts, self.ends)
+        return subtract(merge(self.starts, self.ends), self.lent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +55,17 @@ def find_phases(trace: Trace) -> Phases:
         forward_runs, backward_runs = _by_operators(trace, data_loader, optimizer)
         forward = forward or forward_runs
         backward = backward or backward_runs
+    if optimizer is not None:
+        optimizer = replace(optimizer, lent=_lent(trace, optimizer, (data_loader, forward, backward)))
     return Phases(data_loader, forward, backward, optimizer)
+
+
+def _lent(trace: Trace, optimizer: PhaseSpans, others: Sequence[PhaseSpans | None]) -> Intervals:
+    """What of an optimizer's step is not its own: its closure, and by marks of parts all that they tell apart."""
+    own = moments_of(trace, "optimizer")
+    if own is not None:
+        return subtract(optimizer.merged(), own)
+    return union(*(spans.merged() for spans in others if spans is not None))
 
 
 def model_summary(trace: Trace) -> ModelSummary:
@@ -61,16 +74,15 @@ def model_summary(trace: Trace) -> ModelSummary:
     phases = find_phases(trace)
     host_whole = int((steps.host_end_ns - steps.host_start_ns).sum())
     device_whole = int(launched_ns(trace, steps.host_start_ns, steps.host_end_ns).sum())
-    nothing = merge(steps.host_start_ns[:0], steps.host_start_ns[:0])
-    inner = [spans.merged() for spans in (phases.data_loader, phases.forward, phases.backward) if spans]
+    found = (phases.data_loader, phases.forward, phases.backward, phases.optimizer)
+    covered = union(*(spans.merged() for spans in found if spans is not None))
 
-    def row(spans: PhaseSpans | None, *, without: Intervals = nothing) -> PhaseRow | None:
+    def row(spans: PhaseSpans | None) -> PhaseRow | None:
         if spans is None:
             return None
-        host = durations_of(
-            spans.ends - spans.starts - covered_within(without, spans.starts, spans.ends), whole_ns=host_whole
-        )
-        device = durations_of(launched_ns(trace, spans.starts, spans.ends, without=without), whole_ns=device_whole)
+        host_ns = spans.ends - spans.starts - covered_within(spans.lent, spans.starts, spans.ends)
+        host = durations_of(host_ns, whole_ns=host_whole)
+        device = durations_of(launched_ns(trace, spans.starts, spans.ends, without=spans.lent), whole_ns=device_whole)
         if host is None:
             return None
         return PhaseRow(
@@ -79,7 +91,6 @@ def model_summary(trace: Trace) -> ModelSummary:
 
     step = row(PhaseSpans(steps.host_start_ns, steps.host_end_ns, "scopes" if steps.marked else "operators"))
     assert step is not None  # there always is a step
-    covered = union(*inner, *([phases.optimizer.merged()] if phases.optimizer else []))
     host_rest = host_whole - int(covered_within(covered, steps.host_start_ns, steps.host_end_ns).sum())
     device_rest = int(launched_ns(trace, steps.host_start_ns, steps.host_end_ns, without=covered).sum())
     return ModelSummary(
@@ -87,7 +98,7 @@ def model_summary(trace: Trace) -> ModelSummary:
         data_loader=row(phases.data_loader),
         forward=row(phases.forward),
         backward=row(phases.backward),
-        optimizer=row(phases.optimizer, without=union(*inner)),
+        optimizer=row(phases.optimizer),
         others=Remainder(
             host_us=host_rest / NS_PER_US,
             host_ratio=ratio(host_rest, host_whole),
