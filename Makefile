@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting bench-time bench-deepspeed clean
+.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
+	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
 
 demo: $(VENV)/.installed-examples
 	$(RUN) examples/train_digits.py
@@ -88,6 +89,9 @@ bench-time: $(BENCH_VENV)/.installed-bench
 # Writes docs/deepspeed.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.deepspeed_side_by_side
+
+bench-ranks: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.many_ranks
 
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)

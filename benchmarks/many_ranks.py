@@ -1,0 +1,318 @@
+"""What the report of thousands of ranks takes: size of a record, time and memory of merging, length of the report.
+
+``python -m benchmarks.many_ranks`` makes a job of synthetic ranks, each with a thousand modules and three thousand
+collective calls whose times are drawn at random, as nothing compresses less. Merging is measured in a process of its
+own: from the bytes that arrived to the merged profile, and on to the text. Its peak resident memory is taken less what
+the process had before it read those bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_flops.analysis.collectives import CollectiveCalls
+from lightning_flops.analysis.profile import Profile, build_profile
+from lightning_flops.analysis.rank_record import (
+    RECORD_LIMIT_BYTES,
+    RankAbsence,
+    RankRecord,
+    make_rank_record,
+    pack,
+    unpack,
+)
+from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.analysis.trace_tables import Overlap, TracedPart
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import (
+    FlopPhase,
+    FlopRecord,
+    ModuleRecord,
+    OperatorCell,
+    PhaseSeconds,
+    RunContext,
+    StepRecord,
+    StepSignature,
+    WindowRecord,
+)
+from lightning_flops.report.ranks_text import ranks_lines
+
+from .time_report import write_section
+
+logger = logging.getLogger("benchmarks.many_ranks")
+
+MODULE = "benchmarks.many_ranks"
+RESULT = Path(__file__).resolve().parent / "results" / "ranks.md"
+
+MODULES = 1_000
+CALLS = 3_000
+TIMED_STEPS = 20
+TRACED_STEP = 30
+STEP_SEC = 0.4
+LATE_SEC = 0.1
+"""How much longer the one late rank waits for data."""
+
+TARGET_SEC = 2.0
+TARGET_BYTES = 500_000_000
+
+_HEAD = """# What the report of many ranks takes
+
+Written by `make bench-ranks`, which runs it again.
+"""
+
+
+def synthetic_profile(ranks: int) -> Profile:
+    """Rank 0 of a job of *ranks*: a thousand modules in blocks of ten, each a product of 2 GFLOP and its backward."""
+    names = ["", "layers", *(f"layers.{i // 10}" for i in range(0, MODULES, 10))]
+    leaves = [f"layers.{i // 10}.projection_{i % 10}" for i in range(MODULES - len(names))]
+    names += leaves
+    phases: tuple[tuple[FlopPhase, int], ...] = (("forward", 1), ("backward", 2))
+    cells = [
+        OperatorCell(
+            module=leaf, phase=phase, operator="aten.mm", dtype="bfloat16", calls=calls, flops=calls * 2 * 10**9
+        )
+        for leaf in leaves
+        for phase, calls in phases
+    ]
+    signature = StepSignature(batches=("8x4096",), forwards=1, backwards=1, updates=1)
+    seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
+    window = WindowRecord(
+        profile_step=1,
+        report_step=TRACED_STEP + 1,
+        context=RunContext(
+            framework="lightning.pytorch",
+            framework_version="2.6.6",
+            torch_version="2.13.0",
+            device_type="cuda",
+            device_name="NVIDIA H100 80GB HBM3",
+            precision="bf16-mixed",
+            host="node-000000",
+            world_size=ranks,
+            dp_size=ranks,
+            strategy="DDPStrategy",
+        ),
+        modules=tuple(
+            ModuleRecord(name=name, type_name="Module", params=10**6, trainable_params=10**6, local_params=10**6)
+            for name in names
+        ),
+        flops=FlopRecord(cells=tuple(cells), module_calls=dict.fromkeys(names, 1)),
+        counted_steps=(StepRecord(index=1, signature=signature, micro_steps=1, samples=8, tokens=8 * 4096),),
+        timed_steps=tuple(
+            StepRecord(
+                index=4 + i,
+                signature=signature,
+                micro_steps=1,
+                samples=8,
+                tokens=8 * 4096,
+                seconds=seconds,
+                reader_sec=0.0,
+            )
+            for i in range(TIMED_STEPS)
+        ),
+        timing_steps=TIMED_STEPS,
+    )
+    return build_profile(window, config=ProfilerConfig(detailed=False))
+
+
+def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterator[RankRecord]:
+    """What *ranks* ranks like that of *profile* send; the last but one waits long for data, and the others for it."""
+    draw = random.Random(seed)
+    base = make_rank_record(profile)
+    names = tuple(module.name for module in profile.modules)
+    timing = base.summary.timing
+    assert timing is not None
+    for rank in range(ranks):
+        late = rank == ranks - 2
+        parts = tuple(
+            replace(part, mean_sec=seconds, median_sec=seconds)
+            for part in timing.parts
+            for seconds in [
+                part.mean_sec * draw.uniform(0.98, 1.02) + (LATE_SEC if late and part.name == "data wait" else 0)
+            ]
+        )
+        waited_us = 0 if late else 1e6 * LATE_SEC
+        summary = replace(
+            base.summary,
+            context=replace(base.summary.context, rank=rank, host=f"node-{rank // 8:06}"),
+            timing=replace(timing, parts=parts, data_wait_sec=parts[0].mean_sec),
+            traced_step=TRACED_STEP,
+            traced_steps=1,
+            traced_parts=tuple(
+                TracedPart(
+                    name=part.name.replace(" ", "_"),
+                    wall_sec=part.mean_sec,
+                    exposed_sec=1e-6 * waited_us + 0.01 if part.name == "backward" else 0.0,
+                )
+                for part in parts
+            ),
+            overlap=Overlap(
+                wall_us=1e6 * STEP_SEC,
+                computation_us=draw.uniform(199e3, 201e3),
+                communication_us=draw.uniform(59e3, 61e3) + waited_us,
+                overlap_us=50e3,
+                other_us=90e3,
+                overlap_ratio=0.5,
+            ),
+            modules_clock="device",
+        )
+        latency_ns = _nanoseconds(draw, CALLS)
+        latency_ns[-1] += int(1_000 * waited_us)
+        yield replace(
+            base,
+            summary=summary,
+            module_names=names,
+            own_forward_ns=_nanoseconds(draw, len(names)),
+            own_backward_ns=_nanoseconds(draw, len(names)),
+            collectives=tuple(
+                CollectiveCalls(
+                    name=name,
+                    group="world",
+                    group_size=ranks,
+                    step=TRACED_STEP,
+                    calls=CALLS // 3,
+                    bytes=CALLS // 3 * 10**6,
+                    latency_ns=latency_ns[place::3],
+                )
+                for place, name in enumerate(("all_gather", "reduce_scatter", "allreduce"))
+            ),
+        )
+
+
+def _nanoseconds(draw: random.Random, number: int) -> array[int]:
+    """Times below 66 us, each as likely as any other."""
+    return array("q", array("H", draw.randbytes(2 * number)))
+
+
+def write_records(path: Path, ranks: int) -> tuple[int, int]:
+    """Write what *ranks* ranks send to *path*; the least and the greatest size of a record in bytes."""
+    profile = synthetic_profile(ranks)
+    sizes = []
+    with path.open("wb") as file:
+        for record in synthetic_records(profile, ranks):
+            packed = pack(record)
+            sizes.append(len(packed))
+            file.write(struct.pack("<I", len(packed)) + packed)
+    return min(sizes), max(sizes)
+
+
+def _read_records(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while head := file.read(4):
+            (size,) = struct.unpack("<I", head)
+            yield file.read(size)
+
+
+def merge(path: Path, ranks: int) -> dict[str, float | str]:
+    """Read what *path* holds and merge it, in this process; what that took, CPU time and wall time."""
+    profile = synthetic_profile(ranks)
+    before = _peak_bytes()
+    packed = list(_read_records(path))
+    wall, cpu = time.perf_counter(), time.process_time()
+    answers: list[RankRecord | RankAbsence] = [unpack(one) for one in packed]
+    unpacked = time.process_time()
+    merged = with_ranks(profile, answers, waited_sec=0.0)
+    found: dict[str, float | str] = {
+        "wall_sec": time.perf_counter() - wall,
+        "cpu_sec": time.process_time() - cpu,
+        "unpack_cpu_sec": unpacked - cpu,
+        "peak_bytes": _peak_bytes() - before,
+        "base_bytes": before,
+    }
+    assert merged.ranks is not None and merged.ranks.answered == ranks
+    assert [one.rank for one in merged.ranks.stragglers] == [ranks - 2], "the late rank is named, and no other"
+    begun = time.process_time()
+    section = ranks_lines(merged)
+    found["text_cpu_sec"] = time.process_time() - begun
+    found["lines"] = len(section)
+    begun = time.process_time()
+    found["json_bytes"] = len(merged.to_json().encode())
+    found["json_cpu_sec"] = time.process_time() - begun
+    return found
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _measured(ranks: int, folder: Path, rounds: int) -> tuple[list[dict[str, float]], tuple[int, int]]:
+    path = folder / f"{ranks}.records"
+    begun = time.perf_counter()
+    sizes = write_records(path, ranks)
+    logger.info("%d records of %d to %d bytes, made in %.0f s", ranks, *sizes, time.perf_counter() - begun)
+    found = []
+    for _ in range(rounds):
+        run = subprocess.run(
+            [sys.executable, "-m", MODULE, "--merge", str(path), "--ranks", str(ranks)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        found.append(json.loads(run.stdout))
+        logger.info("%s", found[-1])
+    return found, sizes
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the records, merge them in processes of their own, and write the result."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=5, help="how often each merge is measured")
+    parser.add_argument("--merge", type=Path, help="merge the records in this file, and say what it took as JSON")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args(arguments)
+    if options.merge is not None:
+        sys.stdout.write(json.dumps(merge(options.merge, options.ranks)) + "\n")
+        return
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    rows, worst = [], {}
+    for ranks in (4, options.ranks):
+        with tempfile.TemporaryDirectory() as folder:
+            found, sizes = _measured(ranks, Path(folder), options.rounds)
+        worst = {name: max(one[name] for one in found) for name in found[0]}
+        least = {name: min(one[name] for one in found) for name in found[0]}
+        rows.append(
+            f"| {ranks:,} | {sizes[1]:,} | {least['cpu_sec']:.2f}–{worst['cpu_sec']:.2f} | "
+            f"{least['wall_sec']:.2f}–{worst['wall_sec']:.2f} | {worst['unpack_cpu_sec']:.2f} | "
+            f"{worst['peak_bytes'] / 1e6:.0f} | {worst['base_bytes'] / 1e6:.0f} | {worst['lines']:.0f} | "
+            f"{worst['text_cpu_sec']:.2f} | {worst['json_bytes'] / 1e6:.1f} | {worst['json_cpu_sec']:.2f} |"
+        )
+    lines = [
+        "## Thousands of ranks",
+        "",
+        f"Each rank has {MODULES:,} modules, {TIMED_STEPS} timed steps and {CALLS:,} collective calls in a traced "
+        "step, the times drawn at random; the last but one is late, and is named. Merging is unpacking all records and "
+        f"`with_ranks`, in a process of its own, {options.rounds} times: least and greatest. Memory is the peak, with "
+        "the packed records, over what the process had before it read them.",
+        "",
+        "| ranks | record, bytes | merge, CPU s | merge, wall s | of it unpacking, CPU s | peak over base, MB "
+        "| base, MB | section, lines | text, CPU s | profile.json, MB | its writing, CPU s |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *rows,
+        "",
+        f"Targets: a record of at most {RECORD_LIMIT_BYTES:,} bytes; merging {options.ranks:,} ranks in at most "
+        f"{TARGET_SEC:g} s ({_met(worst['wall_sec'] <= TARGET_SEC)}) and {TARGET_BYTES / 1e6:g} MB "
+        f"({_met(worst['peak_bytes'] <= TARGET_BYTES)}); a section as long as that of 4 ranks.",
+        "",
+    ]
+    write_section(options.output, "many ranks", lines, head=_HEAD)
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "**missed**"
+
+
+if __name__ == "__main__":
+    main()
