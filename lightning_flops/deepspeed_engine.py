@@ -22,8 +22,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed_run import engine_device, engine_output, run_context, settle_steps
+from lightning_flops.instrument import dispatch_stack
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.recorder import State
 from lightning_flops.run_profiler import RunProfiler, guarded
 
 if TYPE_CHECKING:
@@ -79,6 +81,10 @@ class EngineProfiler(RunProfiler):
         self._fetching = False
         self._monitored_fetch = False
         self._iterator: Callable[[], Any] | None = None
+        self._iterator_is_used_up = False
+        self._modes_in_scope = 0
+        self._signs: set[str] = set()
+        self._usual_signs: set[str] = set()
         self._builtin: Any = None
 
     @classmethod
@@ -128,7 +134,7 @@ class EngineProfiler(RunProfiler):
         taps.replace(engine, "step", self._around_step)
         taps.replace(engine, "train", self._around_train)
         taps.replace(engine, "eval", self._around_eval)
-        taps.replace(engine, "save_checkpoint", self._outside_of_steps("checkpoint"))
+        taps.replace(engine, "save_checkpoint", self._around_checkpoint)
         taps.replace(engine, "destroy", self._around_destroy)
         if callable(getattr(type(engine), "_backward_epilogue", None)):
             taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
@@ -241,6 +247,15 @@ class EngineProfiler(RunProfiler):
 
         return run
 
+    def _around_checkpoint(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        outside = self._outside_of_steps("checkpoint")(save)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._looks_left("checkpoint", "a checkpoint was saved")
+            return outside(*args, **kwargs)
+
+        return run
+
     def _around_destroy(self, destroy: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             self.end()
@@ -255,6 +270,7 @@ class EngineProfiler(RunProfiler):
             try:
                 batch = fetch(iterator)
             except StopIteration:
+                self._iterator_is_used_up = True
                 self._fetch_is_over()
                 raise
             except BaseException as error:
@@ -269,7 +285,7 @@ class EngineProfiler(RunProfiler):
     def _around_monitored_fetch(self, monitor: Monitor, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Called for every batch of the run: it asks little, and what it calls only looks at a clock.
         def run(iterator: Any) -> Any:
-            if self._monitored_fetch or not self._on_our_thread():
+            if self._monitored_fetch or self._evaluating or not self._on_our_thread():
                 return fetch(iterator)
             self._monitored_fetch = True
             monitor.fetch_begins()
@@ -285,6 +301,8 @@ class EngineProfiler(RunProfiler):
         def run(loader: Any) -> Any:
             if not self._on_our_thread():
                 return start(loader)
+            if not self._iterator_is_used_up:
+                self._looks_left("loader", "a DataLoader was started")
             self._enter("epoch restart")
             try:
                 return start(loader)
@@ -322,7 +340,7 @@ class EngineProfiler(RunProfiler):
             self._recorder.note(sentence)  # this window's alone
             if self._writes:
                 logger.warning(sentence)
-            self._scope = self._enter_batch_scope()
+            self._enter_scope()
         if self._batch is None:
             batch = batch_of(args, kwargs)
             self._batch = batch if self._keeps_batch else ()
@@ -402,6 +420,8 @@ class EngineProfiler(RunProfiler):
     @guarded
     def _micro_step_ends(self, *, ends_step: bool) -> None:
         self._micro_step_is_over = False
+        self._usual_signs |= self._signs
+        self._signs.clear()
         recorder = self._recorder
         assert recorder is not None
         if self._batch is None and not ends_step:
@@ -424,7 +444,7 @@ class EngineProfiler(RunProfiler):
             self._fetches = 0
             self._trains_in_eval_mode = not self._engine.module.training
         if self._whole_step and not self._out and self._marking:
-            self._scope = self._enter_batch_scope()
+            self._enter_scope()
 
     def _compare_batch_size(self) -> None:
         """Say so where the counted batch is not of the size that the engine's config names."""
@@ -454,7 +474,8 @@ class EngineProfiler(RunProfiler):
             return False
         assert self._recorder is not None
         self._loss_may_follow = False
-        self._iterator = weakref.ref(iterator)
+        self._iterator = weakref.ref(iterator, self._iterator_is_gone)
+        self._iterator_is_used_up = False
         if self._recorder.counting:
             ahead = (getattr(iterator, "_num_workers", 0) or 0) * (getattr(iterator, "_prefetch_factor", 0) or 0)
             self._recorder.settle_for(math.ceil(ahead / int(self._engine.gradient_accumulation_steps())))
@@ -483,7 +504,9 @@ class EngineProfiler(RunProfiler):
     def _mode_changes(self, training: bool) -> None:
         if training:
             self._evaluation_ends()
-        elif self._at_border and not self._trains_in_eval_mode and self._on_our_thread():
+            return
+        self._looks_left("evaluation", "engine.eval() was called")
+        if self._at_border and not self._trains_in_eval_mode and self._on_our_thread():
             self._evaluation_begins()
 
     def _evaluation_begins(self) -> None:
@@ -498,7 +521,59 @@ class EngineProfiler(RunProfiler):
             self._leave()
             self._training_goes_on(_EVALUATION)
 
+    # ---- a step that the loop leaves
+
+    @guarded
+    def _looks_left(self, sign: str, in_words: str) -> None:
+        """Something happens that a loop does after it has left a step half done, by an exception that no tap sees.
+
+        A loop may do it inside its steps as well. Then they go on to their end, and such a *sign* is none any more.
+        """
+        half_done = self._batch is not None and not self._micro_step_is_over
+        if not half_done or self._forward_depth or self._backward_depth or not self._on_our_thread():
+            return
+        self._signs.add(sign)
+        recorder = self._recorder
+        assert recorder is not None
+        if sign in self._usual_signs or self._scope is None:  # a step that is only timed tells by its signature
+            return
+        self._leave_scope()
+        ended_by = f"The loop left a step between a forward and its update: {in_words} there."
+        if recorder.state is State.COUNTING:
+            self._postpone_window(ended_by)
+        else:
+            recorder.note(f"{ended_by} The window ended with that step.")
+            self._report()
+            self._await_window(self._config.next_profile_step(steps_done=self._steps_done + 1))
+        self._tap_window()
+        if self._monitor is not None:
+            self._monitor.restart()
+
+    def _postpone_window(self, reason: str) -> None:
+        """What was being counted was no whole step: have the window open with the next one."""
+        assert self._recorder is not None and self._next_step is not None
+        self._recorder.abandon()
+        self._window.undo()
+        self._in_window = False
+        if self._ranks is not None:
+            self._ranks.say_absent(self._next_step, "its loop left that step half done")
+        self._await_window(self._steps_done + 1)
+        sentence = f"{reason} Step {self._steps_done} is not counted, but the one after it."
+        self._recorder.note(sentence)
+        if self._writes:
+            logger.warning(sentence)
+
+    def _iterator_is_gone(self, iterator: object) -> None:
+        """A DataLoader's iterator goes with the loop over it; called wherever Python notices, and in any thread."""
+        in_handler = dispatch_stack.depth() < self._modes_in_scope  # which torch would put back after us
+        if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
+            self._looks_left("loader", "the DataLoader's iterator was dropped")
+
     # ---- the end
+
+    def _enter_scope(self) -> None:
+        self._scope = self._enter_batch_scope()
+        self._modes_in_scope = dispatch_stack.depth()
 
     def _leave_scope(self) -> None:
         scope, self._scope = self._scope, None

@@ -18,6 +18,11 @@ def push(mode: TorchDispatchMode) -> None:
     torch._C._push_on_torch_dispatch_stack(mode)
 
 
+def depth() -> int:
+    """How many modes are on this thread's stack; those whose handlers run are not."""
+    return int(torch._C._len_torch_dispatch_stack())
+
+
 def is_pushed(mode: TorchDispatchMode) -> bool:
     """Whether *mode* is on this thread's stack, under whatever other modes."""
     return any(torch._C._get_dispatch_stack_at(place) is mode for place in range(torch._C._len_torch_dispatch_stack()))

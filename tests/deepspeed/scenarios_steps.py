@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -384,7 +385,7 @@ def monitored_wait() -> dict[str, Any]:
     readings: list[dict[str, float]] = []
     with (
         installed(),
-        patch("lightning_flops.run_profiler.Monitor", lambda: Monitor(now)),
+        patch("lightning_flops.run_profiler.Monitor", lambda **more: Monitor(now, **more)),
         patch.object(DeepSpeedMonitorSink, "write_scalars", lambda sink, scalars, *, step: readings.append(scalars)),
     ):
         engine = engine_of({**config(block={**BLOCK, "profile_step": 100, "monitor": True}), "steps_per_print": 4})
@@ -473,6 +474,77 @@ def left_by_the_loop() -> dict[str, Any]:
         return {**outcome(engine), "before": before, "after": after, "steps": left.global_steps}
 
 
+def left_half_done(sign: str, *, traced: bool = False) -> dict[str, Any]:
+    """The loss of step 2 raises, which no tap sees; the program catches it, does something else, and trains on.
+
+    Step 2 is the counted one; with *traced* step 6 is left, which is the traced one.
+    """
+    at = 6 if traced else 2
+    block = {**BLOCK, "trace": traced, "monitor": True}
+    data = TensorDataset(torch.randn(10 * SAMPLES, 8))
+    iterator = None
+    with installed(), logged() as lines:
+        engine = engine_of(config(block=block))
+        handle = attach(engine)
+        with contextlib.suppress(ZeroDivisionError):
+            if sign == "iterator":
+                for (batch,) in DataLoader(data, batch_size=SAMPLES):
+                    _step_that_fails(engine, batch, at=at)
+            else:
+                iterator = iter(DataLoader(data, batch_size=SAMPLES))
+                while True:
+                    _step_that_fails(engine, next(iterator)[0], at=at)
+        before = _hooks_and_modes(engine)
+        if sign == "loader":
+            for (batch,) in DataLoader(data, batch_size=SAMPLES):
+                engine.module(batch)
+        elif sign == "evaluation":
+            engine.eval()
+            engine(data[0][0])
+            engine.train()
+        elif sign == "checkpoint":
+            engine.save_checkpoint("saved")
+        after = _hooks_and_modes(engine)
+        early = handle.profile is not None
+        train(engine, STEPS)
+    return {**outcome(engine, handle), "before": before, "after": after, "early": early, "logged": lines}
+
+
+def _step_that_fails(engine: Any, batch: Tensor, *, at: int) -> None:
+    output = engine(batch)
+    loss = output.square().sum() / (engine.global_steps != at or 1 // 0)
+    engine.backward(loss)
+    engine.step()
+
+
+def _hooks_and_modes(engine: Any) -> list[str]:
+    """What is left but the taps of a whole run."""
+    return [one for one in left_on(engine) if not one.startswith(("engine.", "_BaseDataLoaderIter"))]
+
+
+def signs_inside_steps(sign: str) -> dict[str, Any]:
+    """What would be a sign that a step was left is what this loop does in each of its steps."""
+    data = TensorDataset(torch.randn(2 * SAMPLES, 8))
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = engine(batch).square().sum()
+        if sign == "evaluation":
+            engine.eval()
+            with torch.no_grad():
+                engine(batch)
+            engine.train()
+        else:
+            next(iter(DataLoader(data, batch_size=SAMPLES)))
+        engine.backward(loss)
+        engine.step()
+        return loss
+
+    with installed(), logged() as lines:
+        engine = engine_of(config())
+        train(engine, STEPS, step=step)
+        return outcome(engine, logged=lines)
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
     "left_by_the_loop": left_by_the_loop,
     **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
@@ -495,6 +567,12 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "muon": muon,
     **{f"clock_{loader}": functools.partial(on_a_fake_clock, loader) for loader in ("engine's", "user's", "none")},
     "monitored_wait": monitored_wait,
+    **{
+        f"left_half_done_{sign}": functools.partial(left_half_done, sign)
+        for sign in ("iterator", "loader", "evaluation", "checkpoint")
+    },
+    "left_half_done_while_traced": functools.partial(left_half_done, "iterator", traced=True),
+    **{f"signs_inside_steps_{sign}": functools.partial(signs_inside_steps, sign) for sign in ("evaluation", "loader")},
     **{
         f"interrupted_{where}": functools.partial(interrupted, where)
         for where in ("forward", "backward", "optimizer", "loader")
