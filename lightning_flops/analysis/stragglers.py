@@ -4,8 +4,9 @@ In synchronous training every rank's step is as long as the slowest rank's. What
 time: the step without the communication that no computation hides, in which a rank may be waiting for others. Own time
 is looked at in two ways.
 
-- Over all timed steps, in the parts in which the rank exposed no communication in the traced step: a longer wait for
-  data is then its own. This rests on many steps, and sees nothing of the parts in which ranks wait for each other.
+- Over all timed steps, in the parts in which neither the rank nor the others exposed much communication in the traced
+  step: a longer wait for data is then its own. This rests on many steps, and sees nothing of the parts in which ranks
+  wait for each other.
 - In the traced step, whole: its communication says how long the rank waited, in every part. This rests on one step, so
   it counts as far as every timed step of the others leaves room for such a wait: for a hiccup of the traced step, or
   where now this rank is the last and now that one, some of them were too fast.
@@ -18,16 +19,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from lightning_flops.config import AdviceThresholds
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.rank_record import RankRecord, RankSummary
-    from lightning_flops.analysis.timing import PartTiming
+    from lightning_flops.analysis.rank_record import RankRecord
+    from lightning_flops.analysis.timing import PartTiming, TimingProfile
 
 _NS_PER_SEC = 1e9
 
@@ -37,11 +38,14 @@ _MAIN_SHARE = 0.5
 _MANY_RANKS = 8
 """From so many on the ranks' own spread says how late the latest of them usually is."""
 
+_RANKS_WITH_MODULES = 8
+"""Of a stage's stragglers so many are looked into module by module, the latest ones."""
+
 _TYPICAL_RANKS = 31
 """Most ranks that a straggler's modules are held against."""
 
-_OWN_SHARE = 0.95
-"""A part of which at least this share is no exposed communication is the rank's own."""
+_WAITING_SHARE = 0.1
+"""Parts of which at most this share is exposed communication, on a rank and on most others, are their own work."""
 
 _STANDARD_ERRORS = 4.0
 """What the means over the timed steps differ by more than so many standard errors is no chance."""
@@ -89,12 +93,56 @@ def find_stragglers(
         thresholds: how late is late; None for the defaults.
     """
     limits = AdviceThresholds() if thresholds is None else thresholds
-    stages: defaultdict[int, list[RankRecord]] = defaultdict(list)
+    stages: defaultdict[int, list[_Rank]] = defaultdict(list)
     for record in sorted(records, key=lambda one: one.rank):
         if record.summary.timing is not None:
-            stages[record.summary.context.pp_rank].append(record)
+            stages[record.summary.context.pp_rank].append(_rank(record, record.summary.timing))
     found = [one for peers in stages.values() if len(peers) > 1 for one in _of_stage(peers, limits)]
-    return tuple(sorted(found, key=lambda one: (-one.late_sec, one.rank)))
+    return tuple(sorted(found, key=_latest_first))
+
+
+def _latest_first(straggler: Straggler) -> tuple[float, int]:
+    return -straggler.late_sec, straggler.rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What is looked at of one rank, drawn from its record once: a job may have thousands."""
+
+    record: RankRecord
+    steps: int
+    """Timed steps."""
+    step: PartTiming
+    timed: Mapping[str, PartTiming]
+    """By part."""
+    traced_sec: float | None
+    """Wall time of the traced step; None if no step was traced."""
+    own_sec: Mapping[str, float]
+    """By part, in the traced step: without exposed communication."""
+    exposed_sec: Mapping[str, float]
+    """By part."""
+
+
+def _rank(record: RankRecord, timing: TimingProfile) -> _Rank:
+    traced = {part.name.replace("_", " "): part for part in record.summary.traced_parts}
+    timed = {part.name: part for part in timing.parts}
+    own_sec = {name: part.wall_sec - part.exposed_sec for name, part in traced.items()}
+    exposed_sec = {name: part.exposed_sec for name, part in traced.items()}
+    for name in timed.keys() - traced.keys():
+        # Parts that the timed steps do not tell apart stand together.
+        together = [traced[one] for one in name.split(" + ") if one in traced]
+        if len(together) > 1:
+            own_sec[name] = sum(own_sec.pop(one) for one in name.split(" + ") if one in traced)
+            exposed_sec[name] = sum(exposed_sec.pop(one) for one in name.split(" + ") if one in traced)
+    return _Rank(
+        record=record,
+        steps=timing.timed_steps,
+        step=timing.global_step,
+        timed=timed,
+        traced_sec=sum(part.wall_sec for part in traced.values()) if traced else None,
+        own_sec=own_sec,
+        exposed_sec=exposed_sec,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,35 +155,38 @@ class _Delay:
     """What it can be by chance."""
 
 
-def _of_stage(peers: Sequence[RankRecord], limits: AdviceThresholds) -> list[Straggler]:
-    summaries = [record.summary for record in peers]
-    timed, traced = _timed_delays(summaries), _traced_delays(summaries)
-    steps = _medians_of_others([_step(summary).mean_sec for summary in summaries])
-    exposed = [_exposed_sec(summary) for summary in summaries]
-    found = []
-    for index, record in enumerate(peers):
-        limit_sec = max(limits.straggler_sec, (limits.straggler - 1.0) * steps[index])
-        delay, shown_by = _worth_naming(timed.get(index), traced.get(index), limit_sec)
+def _of_stage(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggler]:
+    timed, traced = _timed_delays(peers), _traced_delays(peers)
+    steps = _medians_of_others([one.step.mean_sec for one in peers])
+    exposed = {place: sum(one.exposed_sec.values()) for place, one in enumerate(peers) if one.traced_sec is not None}
+    others_exposed: dict[int, float] = {}
+    if len(exposed) > 1:
+        others_exposed.update(zip(exposed, _medians_of_others(list(exposed.values())), strict=True))
+    found: list[tuple[Straggler, _Rank]] = []
+    for place, one in enumerate(peers):
+        limit_sec = max(limits.straggler_sec, (limits.straggler - 1.0) * steps[place])
+        delay, shown_by = _worth_naming(timed.get(place), traced.get(place), limit_sec)
         if delay is None:
             continue
         part, part_sec = _main(delay.by_part, delay.total_sec)
-        module, module_sec = _module(record, peers, part, part_sec)
-        others = [one for place, one in enumerate(exposed) if place != index and one is not None]
-        found.append(
-            Straggler(
-                rank=record.rank,
-                late_sec=delay.total_sec,
-                share=delay.total_sec / steps[index],
-                shown_by=shown_by,
-                part=part,
-                part_sec=part_sec,
-                module=module,
-                module_sec=module_sec,
-                exposed_sec=exposed[index],
-                others_exposed_sec=median(others) if others else None,
-            )
+        straggler = Straggler(
+            rank=one.record.rank,
+            late_sec=delay.total_sec,
+            share=delay.total_sec / steps[place],
+            shown_by=shown_by,
+            part=part,
+            part_sec=part_sec,
+            module=None,
+            module_sec=None,
+            exposed_sec=exposed.get(place),
+            others_exposed_sec=others_exposed.get(place),
         )
-    return found
+        found.append((straggler, one))
+    found.sort(key=lambda pair: _latest_first(pair[0]))
+    return [
+        _with_module(straggler, one, peers) if number < _RANKS_WITH_MODULES else straggler
+        for number, (straggler, one) in enumerate(found)
+    ]
 
 
 def _worth_naming(
@@ -153,94 +204,89 @@ def _worth_naming(
 # ---- the two ways to look at it
 
 
-def _timed_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
-    """Of each rank, by its index, over the timed steps, in the parts in which it does not wait for others."""
-    parts = [{part.name: part for part in _parts(summary)} for summary in summaries]
+def _timed_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
+    """Of each rank, by its place, over the timed steps, in the parts in which it does not wait for others."""
     delays: defaultdict[int, dict[str, float]] = defaultdict(dict)
     variances: defaultdict[int, float] = defaultdict(float)
-    for name in {name: None for one in parts for name in one}:
-        having = [index for index, one in enumerate(parts) if name in one]
+    for name in _names(one.timed for one in peers):
+        having = [place for place, one in enumerate(peers) if name in one.timed]
         if len(having) < 2:
             continue
-        mine = [_usual_sec(parts[index][name], _timed_steps(summaries[index])) for index in having]
-        squares = [parts[index][name].deviation_sec ** 2 / _timed_steps(summaries[index]) for index in having]
-        for index, own_sec, others_sec, square, others_square in zip(
-            having, mine, _medians_of_others(mine), squares, _medians_of_others(squares), strict=True
+        mine = [_usual_sec(peers[place].timed[name], peers[place].steps) for place in having]
+        squares = [peers[place].timed[name].deviation_sec ** 2 / peers[place].steps for place in having]
+        waits = [_waiting_share(peers[place], name) for place in having]
+        for place, own_sec, others_sec, square, others_square, share, others_share in zip(
+            having,
+            mine,
+            _medians_of_others(mine),
+            squares,
+            _medians_of_others(squares),
+            waits,
+            _medians_of_others(waits),
+            strict=True,
         ):
-            if _is_own(summaries[index], name):
-                delays[index][name] = own_sec - others_sec
-                variances[index] += square + others_square
-    totals = {index: sum(by_part.values()) for index, by_part in delays.items()}
+            if max(share, others_share) <= _WAITING_SHARE:
+                delays[place][name] = own_sec - others_sec
+                variances[place] += square + others_square
+    totals = {place: sum(by_part.values()) for place, by_part in delays.items()}
     usual_sec = _usual_extreme(list(totals.values()))
     return {
-        index: _Delay(totals[index], by_part, chance_sec=max(usual_sec, _STANDARD_ERRORS * math.sqrt(variances[index])))
-        for index, by_part in delays.items()
+        place: _Delay(totals[place], by_part, chance_sec=max(usual_sec, _STANDARD_ERRORS * math.sqrt(variances[place])))
+        for place, by_part in delays.items()
     }
 
 
-def _traced_delays(summaries: Sequence[RankSummary]) -> dict[int, _Delay]:
-    """Of each rank, by its index, in the traced step, as far as every timed step leaves room for it."""
+def _traced_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
+    """Of each rank, by its place, in the traced step, as far as every timed step leaves room for it."""
     by_step: defaultdict[int | None, list[int]] = defaultdict(list)
-    for index, summary in enumerate(summaries):
-        if summary.traced_parts:
-            by_step[summary.traced_step].append(index)
+    for place, one in enumerate(peers):
+        if one.traced_sec is not None:
+            by_step[one.record.summary.traced_step].append(place)
     delays = {}
-    for indexes in by_step.values():
-        if len(indexes) < 2:
+    for places in by_step.values():
+        if len(places) < 2:
             continue
-        traced = [summaries[index] for index in indexes]
-        names = {part.name: None for summary in traced for part in summary.traced_parts}
-        own = {name: [_own_sec(summary, name) for summary in traced] for name in names}
+        traced = [peers[place] for place in places]
+        own = {name: [one.own_sec.get(name, 0.0) for one in traced] for name in _names(one.own_sec for one in traced)}
         others = {name: _medians_of_others(values) for name, values in own.items()}
-        whole = _delays([sum(values) for values in zip(*own.values(), strict=True)])
+        sums = [sum(values) for values in zip(*own.values(), strict=True)]
+        whole = [mine - of_others for mine, of_others in zip(sums, _medians_of_others(sums), strict=True)]
         room = _rooms(traced)
         # By what the traced step was longer than the others' fastest step came with this one step alone.
-        longer = _medians_of_others(
-            [
-                max(0.0, sum(part.wall_sec for part in summary.traced_parts) - _step(summary).minimum_sec)
-                for summary in traced
-            ]
-        )
-        apart = _medians_of_others([_step(summary).deviation_sec for summary in traced])
+        longer = _medians_of_others([max(0.0, (one.traced_sec or 0.0) - one.step.minimum_sec) for one in traced])
+        apart = _medians_of_others([one.step.deviation_sec for one in traced])
         usual_sec = _usual_extreme(whole)
-        for place, index in enumerate(indexes):
-            delays[index] = _Delay(
-                min(whole[place] - longer[place], room[place]),
-                {_spoken(name): values[place] - others[name][place] for name, values in own.items()},
-                chance_sec=max(usual_sec, _STANDARD_DEVIATIONS * apart[place]),
+        for index, place in enumerate(places):
+            delays[place] = _Delay(
+                min(whole[index] - longer[index], room[index]),
+                {name: values[index] - others[name][index] for name, values in own.items()},
+                chance_sec=max(usual_sec, _STANDARD_DEVIATIONS * apart[index]),
             )
     return delays
 
 
-def _rooms(traced: Sequence[RankSummary]) -> list[float]:
+def _rooms(traced: Sequence[_Rank]) -> list[float]:
     """For each rank, how long the others may have waited for it in every one of their timed steps.
 
     What they took for a part at least, without the work of that part and without as much communication as the rank
     itself exposed there: it came last, so that was no waiting.
     """
     rooms = [0.0] * len(traced)
-    for name in {part.name: None for summary in traced for part in _parts(summary)}:
-        least = [min((part.minimum_sec for part in _parts(one) if part.name == name), default=0.0) for one in traced]
-        mine = [_of_traced_parts(summary, name) for summary in traced]
-        free = [least_sec - own_sec for least_sec, (own_sec, _) in zip(least, mine, strict=True)]
-        for place, free_sec in enumerate(_medians_of_others(free)):
-            rooms[place] += max(0.0, free_sec - mine[place][1])
+    for name in _names(one.timed for one in traced):
+        free = [
+            (one.timed[name].minimum_sec if name in one.timed else 0.0) - one.own_sec.get(name, 0.0) for one in traced
+        ]
+        for index, free_sec in enumerate(_medians_of_others(free)):
+            rooms[index] += max(0.0, free_sec - traced[index].exposed_sec.get(name, 0.0))
     return rooms
 
 
-def _of_traced_parts(summary: RankSummary, part: str) -> tuple[float, float]:
-    """Own time and exposed communication in the traced step of *part*; parts that are not told apart stand together."""
-    mine = [one for one in summary.traced_parts if _spoken(one.name) in part.split(" + ")]
-    exposed_sec = sum(one.exposed_sec for one in mine)
-    return sum(one.wall_sec for one in mine) - exposed_sec, exposed_sec
-
-
-def _is_own(summary: RankSummary, part: str) -> bool:
-    """Whether the rank waits for no other in *part*, by its traced step."""
-    if not summary.traced_parts:
-        return part in _NEVER_WAITS
-    own_sec, exposed_sec = _of_traced_parts(summary, part)
-    return exposed_sec <= (1.0 - _OWN_SHARE) * (own_sec + exposed_sec)
+def _waiting_share(one: _Rank, part: str) -> float:
+    """The share of *part* in which the rank may have waited for others, by its traced step."""
+    if one.traced_sec is None:
+        return 0.0 if part in _NEVER_WAITS else 1.0
+    own_sec, exposed_sec = one.own_sec.get(part, 0.0), one.exposed_sec.get(part, 0.0)
+    return exposed_sec / (own_sec + exposed_sec) if exposed_sec else 0.0
 
 
 def _usual_sec(part: PartTiming, steps: int) -> float:
@@ -259,32 +305,31 @@ def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, fl
     return name, delays[name]
 
 
-def _module(
-    record: RankRecord, peers: Sequence[RankRecord], part: str | None, part_sec: float | None
-) -> tuple[str | None, float | None]:
-    """The module of the straggler's that stands out against the same module of the other ranks."""
-    times = _MODULE_TIMES.get(part or "")
-    if times is None or part_sec is None:
-        return None, None
+def _with_module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> Straggler:
+    """*straggler* with the module that stands out against the same module of the other ranks, if there is one."""
+    times = _MODULE_TIMES.get(straggler.part or "")
+    if times is None or straggler.part is None or straggler.part_sec is None:
+        return straggler
+    part, mine = straggler.part, one.record
     alike = [
-        one
-        for one in peers
-        if one is not record
-        and one.module_names == record.module_names
-        and one.summary.modules_clock == record.summary.modules_clock
-        and len(times(one)) == len(record.module_names)
+        peer
+        for peer in peers
+        if peer is not one
+        and peer.record.module_names == mine.module_names
+        and peer.record.summary.modules_clock == mine.summary.modules_clock
+        and len(times(peer.record)) == len(mine.module_names)
     ]
-    if not alike or len(times(record)) != len(record.module_names):
-        return None, None
-    alike.sort(key=lambda one: sum(times(one)))
+    if not alike or len(times(mine)) != len(mine.module_names):
+        return straggler
+    alike.sort(key=lambda peer: peer.own_sec.get(part, 0.0))
     first = max(0, (len(alike) - _TYPICAL_RANKS) // 2)
-    typical = [times(one) for one in alike[first : first + _TYPICAL_RANKS]]
-    usual = map(median, zip(*typical, strict=True))
+    usual = map(median, zip(*(times(peer.record) for peer in alike[first : first + _TYPICAL_RANKS]), strict=True))
     delays = {
-        name: (mine - others) / _NS_PER_SEC
-        for name, mine, others in zip(record.module_names, times(record), usual, strict=True)
+        name: (own_ns - others_ns) / _NS_PER_SEC
+        for name, own_ns, others_ns in zip(mine.module_names, times(mine), usual, strict=True)
     }
-    return _main(delays, part_sec)
+    module, module_sec = _main(delays, straggler.part_sec)
+    return replace(straggler, module=module, module_sec=module_sec)
 
 
 _MODULE_TIMES: Mapping[str, Callable[[RankRecord], Sequence[int]]] = {
@@ -296,35 +341,9 @@ _MODULE_TIMES: Mapping[str, Callable[[RankRecord], Sequence[int]]] = {
 # ---- small things
 
 
-def _parts(summary: RankSummary) -> tuple[PartTiming, ...]:
-    return () if summary.timing is None else summary.timing.parts
-
-
-def _timed_steps(summary: RankSummary) -> int:
-    return 0 if summary.timing is None else summary.timing.timed_steps
-
-
-def _step(summary: RankSummary) -> PartTiming:
-    assert summary.timing is not None, "only ranks that timed steps are compared"
-    return summary.timing.global_step
-
-
-def _own_sec(summary: RankSummary, name: str) -> float:
-    return sum(part.wall_sec - part.exposed_sec for part in summary.traced_parts if part.name == name)
-
-
-def _exposed_sec(summary: RankSummary) -> float | None:
-    return sum(part.exposed_sec for part in summary.traced_parts) if summary.traced_parts else None
-
-
-def _spoken(name: str) -> str:
-    """A part's name as ``PartTiming`` has it."""
-    return name.replace("_", " ")
-
-
-def _delays(values: Sequence[float]) -> list[float]:
-    """Each value less the median of the others."""
-    return [value - others for value, others in zip(values, _medians_of_others(values), strict=True)]
+def _names(mappings: Iterable[Mapping[str, object]]) -> dict[str, None]:
+    """The keys of all *mappings*, in the order in which they come first."""
+    return {name: None for one in mappings for name in one}
 
 
 def _usual_extreme(delays: Sequence[float]) -> float:

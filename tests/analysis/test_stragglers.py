@@ -120,6 +120,14 @@ def test_a_slow_reader_is_named_by_its_waits_for_data() -> None:
     assert (milliseconds(found.exposed_sec), milliseconds(found.others_exposed_sec)) == (5, 45)
 
 
+def test_what_the_others_wait_for_a_rank_does_not_make_up_for_its_being_slow() -> None:
+    # Rank 1 exposes next to nothing, and its backward is 40 ms shorter than the others', who wait for it there.
+    others = [record(rank, HEALTHY | {"backward": 100}, exposed={"backward": 45}) for rank in (0, 2)]
+    mine = record(1, HEALTHY | {"data_wait": 41}, exposed={"backward": 1})
+    found = only(find_stragglers([*others, mine]))
+    assert (found.rank, found.part, found.shown_by, milliseconds(found.late_sec)) == (1, "data wait", "timed steps", 40)
+
+
 def test_a_slow_module_is_named_with_its_forward() -> None:
     usual, slow = (2, 8, 20), (2, 8, 50)
     other = record(0, HEALTHY | {"backward": 90}, exposed={"backward": 35}, own_forward=usual, own_backward=usual)
@@ -256,6 +264,36 @@ def test_without_traces_only_waits_for_data_and_transfers_tell() -> None:
     assert (found.rank, found.part, found.exposed_sec, found.others_exposed_sec) == (1, "data wait", None, None)
     # A long forward may well be a wait for the others.
     assert find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"forward": 70})]) == ()
+
+
+def test_a_rank_whose_trace_is_the_only_one_is_still_held_against_the_others_timed_steps() -> None:
+    found = only(find_stragglers([record(0, HEALTHY), record(1, HEALTHY | {"data_wait": 41}, exposed=WAITING)]))
+    assert (found.rank, found.shown_by) == (1, "timed steps")
+    assert (milliseconds(found.exposed_sec), found.others_exposed_sec) == (5, None)
+
+
+def test_parts_that_the_timed_steps_do_not_tell_apart_are_looked_at_together() -> None:
+    # Forward and backward are one part of 90 ms, all of it work on rank 0; rank 1 waits 30 ms of 120 in it.
+    def mixed(one: RankRecord) -> RankRecord:
+        timing = build_timing([timed_step(timed_of[one.rank])] * TIMED, mixed_phases=("forward", "backward"))
+        return replace(one, summary=replace(one.summary, timing=timing))
+
+    timed_of = {0: HEALTHY | {"data_wait": 31.0}, 1: HEALTHY | {"backward": 90.0}}
+    ranks = [record(0, timed_of[0], exposed={}), record(1, timed_of[1], exposed={"backward": 30.0})]
+    found = only(find_stragglers([mixed(one) for one in ranks]))
+    assert (found.rank, found.part, milliseconds(found.late_sec)) == (0, "data wait", 30)
+
+
+def test_modules_of_the_latest_alone_are_looked_into_where_half_of_the_ranks_are_late() -> None:
+    usual, slow = (2, 8, 20), (2, 8, 50)
+    parts = HEALTHY | {"backward": 90}
+    others = [record(rank, parts, exposed={"backward": 35}, own_forward=usual) for rank in range(20)]
+    late = [
+        record(20 + rank, HEALTHY | {"forward": 60 + rank}, exposed=WAITING, own_forward=slow) for rank in range(10)
+    ]
+    found = find_stragglers([*others, *late])
+    assert [one.rank for one in found] == list(range(29, 19, -1))
+    assert [one.module for one in found] == ["second"] * 8 + [None] * 2
 
 
 def test_stages_of_a_pipeline_are_held_against_their_own_ranks() -> None:
