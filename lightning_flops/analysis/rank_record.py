@@ -64,7 +64,6 @@ class RankSummary:
     profile_step: int
     counted_steps: int
     """How many steps were counted."""
-    micro_steps: float
     samples: float | None
     tokens: float | None
     params: int | None
@@ -128,7 +127,6 @@ def make_rank_record(profile: Profile) -> RankRecord:
             context=profile.context,
             profile_step=profile.profile_step,
             counted_steps=len(profile.counted_steps),
-            micro_steps=profile.micro_steps,
             samples=profile.samples,
             tokens=profile.tokens,
             params=profile.params,

@@ -63,6 +63,8 @@ class RankFigures:
     """Mean of each part of a step; empty if no step was timed."""
     global_step_sec: float | None
     peak_memory_bytes: int | None
+    notes: int
+    """How many notes its own report has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +268,7 @@ def _figures(summary: RankSummary) -> RankFigures:
         parts_sec=_parts_sec(summary),
         global_step_sec=global_step_sec(summary),
         peak_memory_bytes=summary.peak_memory_bytes,
+        notes=summary.notes,
     )
 
 

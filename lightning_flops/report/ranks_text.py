@@ -40,7 +40,7 @@ def ranks_lines(profile: Profile) -> list[str]:
         *_spread_lines(profile, ranks),
         *_stage_lines(ranks),
         *_communication_lines(ranks.communication),
-        *_left_out_lines(ranks),
+        *_left_out_lines(profile, ranks),
     ]
 
 
@@ -272,11 +272,20 @@ def _longest(spread: Spread | None) -> tuple[str, str]:
     return duration(spread.greatest), f"rank {spread.greatest_rank}" if spread.least < spread.greatest else ""
 
 
-def _left_out_lines(ranks: RanksProfile) -> list[str]:
-    """What did not fit into the records."""
+def _left_out_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
+    """What the ranks know and this report does not: what did not fit into their records, and notes of their own."""
     lines = []
     for sentence in ranks.left_out[:_NOTES_SHOWN]:
         lines += paragraph(f"Left out of the record of {sentence}.", first="- ", rest="  ")
     if len(ranks.left_out) > _NOTES_SHOWN:
         lines.append(f"- {len(ranks.left_out) - _NOTES_SHOWN} more like this are in profile.json.")
+    noting = [one.rank for one in ranks.ranks if one.notes > len(profile.notes)]
+    if noting:
+        have = "has" if len(noting) == 1 else "have"
+        lines += paragraph(
+            f"{name_ranks(noting).capitalize()} {have} more notes than this report; with all_ranks=True every rank "
+            "writes its own.",
+            first="- ",
+            rest="  ",
+        )
     return lines

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.rank_record import RankAbsence
+from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.ranks_text import ranks_lines
@@ -100,3 +100,21 @@ def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
     assert any("2 of 4 ranks" in line and "of model" in line for line in lines)
     summary = render_text(CASES["missing"])
     assert "params of model = params per GPU * mp_size:                             3 M (2 of 4 ranks)" in summary
+
+
+def test_what_the_ranks_know_and_the_report_does_not_is_said() -> None:
+    profile, answers = jobs.job(jobs.slow_loader())
+    noting = [
+        replace(
+            answer,
+            left_out=("times of 5 of 9 modules, those that took least",) if answer.rank < 3 else (),
+            summary=replace(answer.summary, notes=int(answer.rank == 3)),
+        )
+        for answer in answers
+        if isinstance(answer, RankRecord)
+    ]
+    lines = ranks_lines(with_ranks(profile, noting, waited_sec=0.0))
+    assert lines[-2:] == [
+        "- Left out of the record of ranks 0-2: times of 5 of 9 modules, those that took least.",
+        "- Rank 3 has more notes than this report; with all_ranks=True every rank writes its own.",
+    ]
