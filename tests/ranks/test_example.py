@@ -1,0 +1,62 @@
+"""The example of several processes runs as it stands, by the command that its page names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_flops import Profile
+from tests.ranks import REPOSITORY
+
+BATCH = 32
+FIRST, SECOND, HEAD = (2 * BATCH * inputs * outputs for inputs, outputs in ((64, 256), (256, 64), (64, 10)))
+PARAMS = (64 * 256 + 256) + (256 * 64 + 64) + (64 * 10 + 10)
+
+
+def train(folder: Path, *flags: str) -> tuple[str, Profile]:
+    """What two processes print in *folder*, and the job's profile."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(str(REPOSITORY / "examples" / "train_ddp.py"), *flags),
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONIOENCODING": "utf-8",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        capture_output=True,
+        encoding="utf-8",
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.rglob("profile*.json")
+    return done.stdout, Profile.from_json(path.read_text())
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize(
+    ("strategy", "shared", "copies"),
+    [
+        ("ddp", 1, 2),
+        pytest.param("fsdp2", 1, 2, marks=pytest.mark.slow),
+        pytest.param("tensor", 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_one_report_comes_out_for_both_processes(strategy: str, shared: int, copies: int, tmp_path: Path) -> None:
+    printed, profile = train(tmp_path, "--strategy", strategy)
+    assert printed.count("Profile Summary at step ") == 1
+    assert "All 2 ranks answered." in printed
+    assert profile.flops.forward == (FIRST + SECOND) // shared + HEAD
+    assert profile.flops.backward == (FIRST + 2 * SECOND) // shared + 2 * HEAD
+    job = profile.ranks
+    assert job is not None
+    assert job.flops.model == 2 * profile.flops.model
+    assert (job.params, job.samples) == (PARAMS, copies * BATCH)
