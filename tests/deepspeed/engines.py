@@ -104,8 +104,8 @@ def weights(engine: Any) -> list[str]:
 def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str, Any]:
     """What most tests look at: the profile, and what is left on the engine once it is detached."""
     handle = attach(engine) if handle is None else handle
+    handle.detach()  # the run is over: rank 0 waits for what the others still have to say
     profile = handle.profile
-    handle.detach()
     return {"profile": None if profile is None else profile.to_json(), "left": left_on(engine), **more}
 
 

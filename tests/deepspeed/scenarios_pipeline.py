@@ -81,6 +81,7 @@ def one_stage() -> dict[str, Any]:
     data = batches()
     for _ in range(STEPS):
         engine.train_batch(data)
+    handle.detach()
     assert handle.profile is not None
     return {"profile": handle.profile.to_json()}
 
@@ -126,6 +127,7 @@ def tied() -> dict[str, Any]:
     data = batches()
     for _ in range(STEPS):
         engine.train_batch(data)
+    handle.detach()
     assert handle.profile is not None
     return {"profile": handle.profile.to_json()}
 
@@ -137,6 +139,7 @@ def checkpointed() -> dict[str, Any]:
     data = batches()
     for _ in range(STEPS):
         engine.train_batch(data)
+    handle.detach()
     assert handle.profile is not None
     return {"profile": handle.profile.to_json()}
 
