@@ -178,7 +178,8 @@ def _when_lines(profile: Profile) -> list[str]:
         counted += plain(profile.counted_steps[0])
     elif not profile.counted_steps:
         counted = "no whole step"
-    return paragraph(f"Counted: {counted}. Timed: {timing}. (Steps of this {profile.context.run_word}; the first is 0.)")
+    word = profile.context.run_word
+    return paragraph(f"Counted: {counted}. Timed: {timing}. (Steps of this {word}; the first is 0.)")
 
 
 def _where_lines(profile: Profile) -> list[str]:

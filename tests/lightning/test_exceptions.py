@@ -103,7 +103,7 @@ def net_with(wire: Tripwire, *, manual: bool) -> Any:
             wire("step")
             loss = nn.functional.mse_loss(self.net(x), y)
             wire("loss")
-            loss.register_hook(lambda grad: wire("backward"))
+            loss.register_hook(lambda grad: wire("backward"))  # type: ignore[no-untyped-call]
             if not manual:
                 return loss
             optimizer = self.optimizers()
