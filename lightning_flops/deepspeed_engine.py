@@ -7,7 +7,6 @@ A step runs from the end of one ``engine.step`` at the accumulation border to th
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import threading
@@ -25,15 +24,15 @@ from lightning_flops.deepspeed_run import engine_device, engine_output, run_cont
 from lightning_flops.instrument import dispatch_stack
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import State
-from lightning_flops.run_profiler import RunProfiler, guarded
+from lightning_flops.run_profiler import RunProfiler
+from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.loader_queue import Feed
-    from lightning_flops.instrument.monitor import Monitor
-    from lightning_flops.instrument.patches import Patches
     from lightning_flops.records import RunContext
 
 logger = logging.getLogger(__name__)
@@ -80,6 +79,7 @@ class EngineProfiler(RunProfiler):
         self._fetches = 0
         self._fetching = False
         self._monitored_fetch = False
+        self._on_class = Patches()
         self._iterator: Callable[[], Any] | None = None
         self._iterator_is_used_up = False
         self._modes_in_scope = 0
@@ -139,7 +139,8 @@ class EngineProfiler(RunProfiler):
         if callable(getattr(type(engine), "_backward_epilogue", None)):
             taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
         if self._monitor is not None and _ITERATOR_CLASS is not None:
-            taps.replace(_ITERATOR_CLASS, "__next__", functools.partial(self._around_monitored_fetch, self._monitor))
+            self._on_class.replace(_ITERATOR_CLASS, "__next__", self._around_monitored_fetch)
+            weakref.finalize(self, self._on_class.undo).atexit = False
 
     def _tap_parts(self, taps: Patches) -> None:
         # What loss.backward() calls, and engine.backward() in the end.
@@ -161,6 +162,7 @@ class EngineProfiler(RunProfiler):
 
     def _take_out_taps(self) -> None:
         self._leave_scope()
+        self._on_class.undo()
         if self._builtin is not None:
             self._builtin.enabled, self._builtin = True, None
 
@@ -282,18 +284,25 @@ class EngineProfiler(RunProfiler):
 
         return run
 
-    def _around_monitored_fetch(self, monitor: Monitor, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _around_monitored_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # The class lives on; through it the engine would, too, when its user has let it go.
+        profiler = weakref.ref(self)
+
         # Called for every batch of the run: it asks little, and what it calls only looks at a clock.
         def run(iterator: Any) -> Any:
-            if self._monitored_fetch or self._evaluating or not self._on_our_thread():
+            known = profiler()
+            monitor = None if known is None else known._monitor
+            if known is None or monitor is None or known._monitored_fetch or known._evaluating:
                 return fetch(iterator)
-            self._monitored_fetch = True
+            if not known._on_our_thread():
+                return fetch(iterator)
+            known._monitored_fetch = True
             monitor.fetch_begins()
             try:
                 return fetch(iterator)
             finally:
                 monitor.fetch_ends()
-                self._monitored_fetch = False
+                known._monitored_fetch = False
 
         return run
 

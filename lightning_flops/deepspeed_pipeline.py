@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
-from lightning_flops.run_profiler import guarded
+from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

@@ -23,7 +23,8 @@ from lightning_flops.lightning_run import (
     run_context,
     settle_steps,
 )
-from lightning_flops.run_profiler import RunProfiler, guarded
+from lightning_flops.run_profiler import RunProfiler
+from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -10,14 +10,12 @@ profiler takes itself out completely, and training goes on.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
@@ -28,13 +26,13 @@ from lightning_flops.instrument.forward_timer import ForwardTimer
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.instrument.phase_timer import Mark
 from lightning_flops.instrument.rank_exchange import NoExchangeError
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.trace_cycles import TraceCycles, Tracer
 from lightning_flops.instrument.tracing import StepTracer
 from lightning_flops.rank_reports import RankReports, join_ranks, output_of_rank
+from lightning_flops.step_taps import StepTaps, guarded
 from lightning_flops.window_profile import profile_of_window
 
 if TYPE_CHECKING:
@@ -50,28 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-S = TypeVar("S", bound="RunProfiler")
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
-    """*method* of a ``RunProfiler``, which never raises into training: its first failure takes the profiler out."""
-
-    @functools.wraps(method)
-    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if self._out:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:  # the border to the training loop: whatever it is, it is ours to swallow
-            self._fail(error)
-            return None
-
-    return run
-
-
-class RunProfiler(ABC):
+class RunProfiler(StepTaps):
     """The profiler inside one run of training, on one rank; inert after ``take_out``.
 
     A subclass calls ``_start`` when it knows the run, then ``_batch_starts`` and ``_batch_ends``, and, from the taps
@@ -94,21 +72,19 @@ class RunProfiler(ABC):
         rank: int,
         world_size: int,
     ) -> None:
+        super().__init__()
         self._root = root
         self._config = config
         self._publish = publish
         self._rank = rank
         self._writes = rank == 0
-        self._out = False
         self._whole_run = Patches()
         self._window = Patches()
         self._output: RunOutput | None = None
         self._monitor = Monitor(describe=self._describe_passed) if config.monitor else None
         self._spare_batches = 0
-        self._recorder: Recorder | None = None
         self._next_step: int | None = None
         self._in_window = False
-        self._marking = False
         self._steps_done = 0
         self._settle_steps = 0
         self._profile: Profile | None = None
@@ -120,10 +96,8 @@ class RunProfiler(ABC):
         self._shapes: Shapes = ()
         self._step_shapes: list[Shapes] = []
         self._step_updates = 0
-        self._in_batch_scope = False
         self._micro_batch_size: int | None = None
         self._device: torch.device | None = None
-        self._memory: MemoryWatch | None = None
         self._dp_size = 1
         self._meter = BatchMeter(
             batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=self._note
@@ -266,112 +240,6 @@ class RunProfiler(ABC):
             self._tap_parts(self._window)
         else:
             self._window.undo()
-
-    # ---- the parts of a step
-
-    @guarded
-    def _enter_batch_scope(self) -> AbstractContextManager[Any]:
-        assert self._recorder is not None
-        scope = self._recorder.batch_scope()
-        scope.__enter__()
-        self._in_batch_scope = True
-        return scope
-
-    def _leave_batch_scope(self, scope: AbstractContextManager[Any]) -> None:
-        # Not @guarded: a counter that was entered is left, also when the profiler has taken itself out meanwhile.
-        self._in_batch_scope = False
-        try:
-            scope.__exit__(None, None, None)
-        except Exception as error:
-            self._fail(error)
-
-    @guarded
-    def _enter(self, part: str, *, counts: bool = True) -> None:
-        if self._marking:
-            assert self._recorder is not None
-            if self._memory is not None and self._recorder.counting:
-                self._memory.enter(part)
-            self._recorder.enter(part, counts=counts)
-
-    @guarded
-    def _leave(self) -> None:
-        if self._marking:
-            assert self._recorder is not None
-            self._recorder.leave()  # first: what follows is not in the part's time
-            if self._memory is not None and self._recorder.counting:
-                self._memory.leave()
-
-    def _inside_part(self, part: str, *, counts: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What turns a function into one whose every call is *part* of a step; *counts* as in ``Recorder.enter``."""
-        mark = Mark(part, counts)
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                recorder = self._recorder
-                timer = None if recorder is None else recorder.timer
-                if timer is None:
-                    self._enter(part, counts=counts)
-                    try:
-                        return original(*args, **kwargs)
-                    finally:
-                        self._leave()
-                try:
-                    timer.enter(mark)
-                except Exception as error:
-                    self._fail(error)
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    try:
-                        timer.leave()
-                    except Exception as error:
-                        self._fail(error)
-
-            return run
-
-        return make
-
-    def _outside_of_steps(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What turns a function into one whose every call is no part of any step, known as *name*."""
-        marked = self._inside_part(name)
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            inner = marked(original)
-
-            def run(*args: Any, **kwargs: Any) -> Any:
-                self._training_stops(name)
-                try:
-                    return inner(*args, **kwargs)
-                finally:
-                    self._training_goes_on(name)
-
-            return run
-
-        return make
-
-    @guarded
-    def _training_stops(self, reason: str) -> None:
-        if self._monitor is not None:
-            self._monitor.exclude(reason)
-
-    @guarded
-    def _training_goes_on(self, reason: str) -> None:
-        if self._monitor is not None:
-            self._monitor.include(reason)
-
-    @guarded
-    def _epoch_ends(self) -> None:
-        assert self._recorder is not None
-        self._recorder.epoch_ends()
-        if self._monitor is not None:
-            self._monitor.exclude("epoch restart")
-
-    @guarded
-    def _epoch_begins(self) -> None:
-        assert self._recorder is not None
-        self._recorder.epoch_begins()
-        if self._monitor is not None:
-            self._monitor.include("epoch restart")
 
     # ---- the borders: called for every batch of the run, and so without a decorator's frames; the caller guards them
 

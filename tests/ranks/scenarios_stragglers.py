@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_flops import FlopsProfilerCallback
 
 SLOW_RANK = 1
-SLEEP_SEC = 0.08
-"""Several steps of a healthy rank, also of one that shares its core."""
+SLEEP_SEC_PER_RANK = 0.04
+"""The more ranks share the cores, the longer is a healthy rank's step; it sleeps for several of those."""
 WIDTH = 384
 BATCH = 64
 STEPS = 24
@@ -26,7 +26,7 @@ Part = str
 
 def sleep_if_slow(slow_in: Part, here: Part) -> None:
     if slow_in == here and int(os.environ["RANK"]) == SLOW_RANK:
-        time.sleep(SLEEP_SEC)
+        time.sleep(SLEEP_SEC_PER_RANK * int(os.environ["WORLD_SIZE"]))
 
 
 class Samples(IterableDataset[Tensor]):
