@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, run_profiler
-from lightning_flops.instrument.clocks import WallClock
 from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
 
 from .machine import restart_in_one_thread_environment

@@ -21,18 +21,18 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed_run import engine_device, engine_output, run_context, settle_steps
-from lightning_flops.instrument import dispatch_stack
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
-from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.counting import dispatch_stack
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import State
+from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.run_profiler import RunProfiler
 from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.loader_queue import Feed
+    from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import RunContext
 
 logger = logging.getLogger(__name__)

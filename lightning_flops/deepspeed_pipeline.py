@@ -19,8 +19,8 @@ from lightning_flops.step_taps import guarded
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.monitor import Monitor
     from lightning_flops.instrument.patches import Patches
+    from lightning_flops.instrument.timing.monitor import Monitor
     from lightning_flops.records import TimePhase
 
 _PARTS: dict[str, TimePhase] = {

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.batches import tensor_shapes
-from lightning_flops.instrument.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
     fit_output,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.loader_queue import Feed
     from lightning_flops.instrument.patches import Patches
+    from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import RunContext
 
 logger = logging.getLogger(__name__)

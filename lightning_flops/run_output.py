@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.monitor import MonitorReading
+    from lightning_flops.instrument.timing.monitor import MonitorReading
     from lightning_flops.sinks.sink import Sink, TextSink
 
 logger = logging.getLogger(__name__)

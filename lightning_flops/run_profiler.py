@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
-from lightning_flops.instrument.clocks import clock_for
-from lightning_flops.instrument.flop_counter import FlopCounter
-from lightning_flops.instrument.forward_timer import ForwardTimer
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
-from lightning_flops.instrument.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.rank_exchange import NoExchangeError
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
-from lightning_flops.instrument.trace_cycles import TraceCycles, Tracer
-from lightning_flops.instrument.tracing import StepTracer
+from lightning_flops.instrument.timing.clocks import clock_for
+from lightning_flops.instrument.timing.forward_timer import ForwardTimer
+from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
+from lightning_flops.instrument.tracing.step_tracer import StepTracer
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
 from lightning_flops.rank_reports import RankReports, join_ranks, output_of_rank
 from lightning_flops.step_taps import StepTaps, guarded
 from lightning_flops.window_profile import profile_of_window
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.loader_queue import Feed
+    from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts
     from lightning_flops.run_output import LoggedOutput, RunOutput
 

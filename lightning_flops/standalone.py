@@ -22,11 +22,11 @@ from lightning_flops.analysis.forward_profile import (
     build_forward_profile,
 )
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.instrument.clocks import Clock, clock_for
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.flop_counter import FlopCounter
 from lightning_flops.instrument.module_scope import describe_modules, named_modules
-from lightning_flops.instrument.module_timer import ModuleTimer
+from lightning_flops.instrument.timing.clocks import Clock, clock_for
+from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,

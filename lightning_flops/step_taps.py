@@ -12,12 +12,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from lightning_flops.instrument.phase_timer import Mark
+from lightning_flops.instrument.timing.phase_timer import Mark
 
 if TYPE_CHECKING:
     from lightning_flops.instrument.memory import MemoryWatch
-    from lightning_flops.instrument.monitor import Monitor
     from lightning_flops.instrument.recorder import Recorder
+    from lightning_flops.instrument.timing.monitor import Monitor
 
 S = TypeVar("S", bound="StepTaps")
 P = ParamSpec("P")

@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.pytorch import count_flops
 
 
@@ -144,7 +144,7 @@ def test_losses_weights_and_random_state_are_bit_identical(optimizer_class: Any)
 def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lightning_flops.instrument.formulas import registry
+    from lightning_flops.instrument.counting.formulas import registry
 
     def broken(args: Any, kwargs: Any, out: Any) -> int:
         raise ZeroDivisionError("no such shape")
@@ -169,7 +169,7 @@ def test_a_formula_that_raises_lists_its_operator_and_training_goes_on(
 def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from lightning_flops.instrument import counting_mode
+    from lightning_flops.instrument.counting import counting_mode
 
     model = small_model()
     run_step(model)

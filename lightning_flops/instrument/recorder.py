@@ -21,13 +21,13 @@ from torch import nn
 
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import Shapes, shapes_text
-from lightning_flops.instrument.clocks import Clock
-from lightning_flops.instrument.loader_queue import Feed
+from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
-from lightning_flops.instrument.part_counter import Counter, PartCounter
-from lightning_flops.instrument.phase_timer import Mark, PhaseTimer, StepMarks
-from lightning_flops.instrument.settling import Settling
-from lightning_flops.instrument.trace_cycles import TraceCycles
+from lightning_flops.instrument.timing.clocks import Clock
+from lightning_flops.instrument.timing.loader_queue import Feed
+from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.timing.settling import Settling
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     ModuleRecord,
     RunContext,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary, build_throughput
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTotals, Extremes
 from tests.fake_clock import FakeNow
 

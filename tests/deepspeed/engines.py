@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
-from lightning_flops.instrument.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
 
 SAMPLES = 2
 """Of a micro-batch."""

@@ -17,7 +17,7 @@ from torch import nn
 
 import lightning_flops.deepspeed
 from lightning_flops import ProfilerConfig, run_profiler
-from lightning_flops.instrument.clocks import WallClock
+from lightning_flops.instrument.timing.clocks import WallClock
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow
 

@@ -19,8 +19,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_flops.deepspeed import attach
-from lightning_flops.instrument.clocks import WallClock
-from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 from tests.deepspeed.engines import (
     BLOCK,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.formulas import Entry, Work, lookup
+from lightning_flops.instrument.counting.formulas import Entry, Work, lookup
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

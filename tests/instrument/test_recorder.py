@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from lightning_flops.instrument.clocks import WallClock
 from lightning_flops.instrument.recorder import Recorder, State
-from lightning_flops.instrument.trace_cycles import TraceCycles
+from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import (
     FlopPhase,
     FlopRecord,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, run_profiler
-from lightning_flops.instrument.clocks import WallClock
+from lightning_flops.instrument.timing.clocks import WallClock
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import SlowSGD, loader, new_trainer, trunk
 

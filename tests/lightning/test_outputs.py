@@ -15,8 +15,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.instrument.clocks import WallClock
-from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary
-from lightning_flops.instrument.loader_queue import backlog_of
-from lightning_flops.instrument.monitor import Monitor
+from lightning_flops.instrument.timing.loader_queue import backlog_of
+from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.lightning_run import loader_iterators
 from lightning_flops.report.throughput_text import render_throughput
 from tests.fake_clock import FakeNow
@@ -142,8 +142,8 @@ def test_timer_only_counts_times_and_traces_nothing(
     def unwanted(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("not to be used")
 
-    for name in ("FlopCounter", "StepTracer", "build_profile"):
-        monkeypatch.setattr(f"lightning_flops.run_profiler.{name}", unwanted)
+    for name in ("run_profiler.FlopCounter", "run_profiler.StepTracer", "window_profile.build_profile"):
+        monkeypatch.setattr(f"lightning_flops.{name}", unwanted)
     monkeypatch.setattr("lightning_flops.lightning_fit.FitProfiler._tap_parts", unwanted)
     net = new_net(root, now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)

@@ -1,0 +1,1 @@
+"""Counts FLOPs while operators run: by module, part of the step, operator and dtype."""

@@ -1,0 +1,206 @@
+"""Whose backward is running: from the running autograd node to the module whose forward made it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import is_grad_enabled
+
+from lightning_flops.instrument.autograd_state import (
+    ACCUMULATES_GRADIENT,
+    NO_GRAPH_TASK,
+    called_by_engine,
+    current_node,
+    find_backward_call,
+    graph_task_id,
+    inside_function_forward,
+    node_sequence,
+    sequence_number,
+    whole_backward_is_compiled,
+)
+from lightning_flops.instrument.counting.operators import Operator
+from lightning_flops.instrument.counting.thread_state import FORGOTTEN, UNKNOWN, Books, GraphTask, Table, ThreadState
+from lightning_flops.records import OUTSIDE
+
+_REMEMBERED_TASKS = 256
+
+
+class BackwardScope:
+    """Attributes what autograd runs, on all threads of one counter.
+
+    Args:
+        threads: answers with the books of all threads.
+        owner_of: answers with the name of the module that holds a parameter.
+        unknown: the module of backwards whose forward was not counted.
+        note: takes a sentence for the report.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: Callable[[], list[ThreadState]],
+        owner_of: Callable[[Any], str],
+        unknown: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self._threads = threads
+        self._owner_of = owner_of
+        self._unknown = unknown
+        self._note = note
+        self._lock = threading.Lock()
+        self._tasks: dict[int, GraphTask] = {}
+
+    def switch_task(self, state: ThreadState, task_id: int) -> None:
+        """Another backward runs on this thread than a moment ago, or none."""
+        if state.task is not None:
+            self.post(state)  # the numbers of its nodes mean nothing in another one
+        state.end_births()
+        state.task_id = task_id
+        state.segment_end = state.segment_start = 0
+        state.claimed = False
+        state.task = None
+        if task_id == NO_GRAPH_TASK:
+            for depth in range(1, len(state.stack)):
+                if state.stack[depth].task != NO_GRAPH_TASK:
+                    state.pop_to(depth)  # entered in a backward that ended without leaving it
+                    break
+        else:
+            state.task = self._task(state, task_id)
+            # The operator at hand has made its node already, if it makes one.
+            state.born = sequence_number() - int(is_grad_enabled())
+        state.replan()
+
+    def _task(self, state: ThreadState, task_id: int) -> GraphTask:
+        with self._lock:
+            task = self._tasks.get(task_id)
+            if task is None:
+                task = self._tasks[task_id] = self._new_task(state)
+                while len(self._tasks) > _REMEMBERED_TASKS:
+                    del self._tasks[next(iter(self._tasks))]
+            return task
+
+    def _new_task(self, state: ThreadState) -> GraphTask:
+        """Finds out who started a backward, and so whose numbers its nodes have."""
+        threads = self._threads()
+        owners = frozenset(other.task.owner for other in threads if other.task is not None and other is not state)
+        call = find_backward_call(owners)
+        if call is None:
+            owner, create_graph = state.ident, is_grad_enabled()
+        else:
+            owner, create_graph = call.thread, call.create_graph
+        ordered = sorted(threads, key=lambda other: other.ident != owner)
+        here = sequence_number()
+        return GraphTask(
+            owner,
+            create_graph,
+            tuple(
+                (other.makers, here if other is state else None)
+                for other in ordered
+                if other.makers.starts and not other.makers.claims
+            ),
+        )
+
+    def claim(self, state: ThreadState, sequence: int, module: str) -> None:
+        """The node that runs next on this thread, of this number, was made by *module*."""
+        task_id = graph_task_id()
+        if task_id != state.task_id:
+            self.switch_task(state, task_id)
+        state.segment_start, state.segment_end = sequence, sequence + 1
+        state.segment_table = state.table_of(self._module(module), "backward")
+        state.claimed = True
+        state.replan()
+
+    def table_of(self, state: ThreadState, books: Books | int) -> Table:
+        """The table that *books* stand for; an int is the number of an autograd node of the running backward."""
+        if isinstance(books, str):
+            return state.table_of(books, "forward")
+        if isinstance(books, Table):
+            return books
+        maker = UNKNOWN if state.task is None else state.task.segment(books)[0]
+        return state.table_of(self._module(maker), "backward")
+
+    def post(self, state: ThreadState) -> None:
+        """Adds what a thread wrote down to its tables."""
+        state.post(lambda books: self.table_of(state, books))
+
+    def _module(self, maker: str) -> str:
+        if maker == UNKNOWN:
+            self._note(
+                "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what "
+                "compiled ones repeat counts as backward."
+            )
+        elif maker == FORGOTTEN:
+            self._note(
+                "Modules were called so often between a forward and its backward that the earliest calls were "
+                "forgotten: their backward has no module."
+            )
+        else:
+            return maker
+        return self._unknown
+
+    def _without_node(self) -> str:
+        """The module of what runs in a backward but in none of its nodes."""
+        if not whole_backward_is_compiled():
+            return OUTSIDE  # at a backward's end: a reducer's callback
+        self._note(
+            "The backward ran compiled as a whole (compiled autograd), which does not tell its parts apart: all of it "
+            "stands under the root, what it repeats of the forward and what hooks of gradients do included."
+        )
+        return self._unknown
+
+    def table_of_node(self, state: ThreadState) -> Table | None:
+        """Where the costs of the running autograd node go, when ``state.segment_table`` says so; else None."""
+        task_id = graph_task_id()
+        if task_id != state.task_id:
+            self.switch_task(state, task_id)
+        node = current_node()
+        if node is None or not state.in_backward or state.stack[-1].task == task_id or is_grad_enabled():
+            return None
+        sequence = node_sequence(node)
+        if not state.segment_start <= sequence < state.segment_end:
+            if sequence >= ACCUMULATES_GRADIENT or state.task is None:
+                return None
+            maker, state.segment_start, state.segment_end = state.task.segment(sequence)
+            state.segment_table = state.table_of(self._module(maker), "backward")
+        return state.segment_table
+
+    def table(self, state: ThreadState, operator: Operator) -> Table:
+        """Where the costs of an operator that runs inside a backward go."""
+        top = state.stack[-1]
+        if top.task == state.task_id:
+            # A module called inside this backward; with create_graph too, it is there to repeat a forward.
+            repeats = (
+                top.repeats_forward
+                or is_grad_enabled()
+                # Grad is off in the forward of an autograd.Function, in which compiled code runs too.
+                or (top.wants_backward and operator.counted and inside_function_forward())
+            )
+            return state.table_of(top.name, "recompute" if repeats else "backward")
+        node = current_node()
+        if node is None:
+            return state.table_of(self._without_node(), "backward")
+        try:
+            sequence = node._sequence_nr()  # node_sequence(), without a call of ours
+        except AttributeError:
+            sequence = ACCUMULATES_GRADIENT
+        if state.segment_start <= sequence < state.segment_end:
+            table = state.segment_table
+        elif sequence >= ACCUMULATES_GRADIENT:
+            # A leaf's gradient: work done here is its hooks', such as an optimizer that runs in the backward.
+            if operator.counted:
+                return state.table_of(OUTSIDE, "optimizer")
+            return state.table_of(self._owner_of(getattr(node, "variable", None)), "backward")
+        else:
+            assert state.task is not None
+            maker, state.segment_start, state.segment_end = state.task.segment(sequence)
+            table = state.segment_table = state.table_of(self._module(maker), "backward")
+        if is_grad_enabled():
+            state.bear_nodes(table.module)
+            creates = state.task is not None and state.task.create_graph
+            return table if creates else state.table_of(table.module, "recompute")
+        if operator.counted and not called_by_engine() and inside_function_forward():
+            # The first pass of a reentrant checkpoint inside a forward that another checkpoint repeats.
+            return state.table_of(table.module, "recompute")
+        return table

@@ -1,0 +1,443 @@
+"""The dispatch mode: runs every operator, then books what it spent.
+
+This is the hot path: a thousand small operators a millisecond go through it, so it looks up what was worked out before
+and calls little.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.nn.parameter import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_flops.instrument.autograd_state import (
+    ACCUMULATES_GRADIENT,
+    current_node,
+    function_in_forward,
+    graph_task_id,
+    sequence_number,
+)
+from lightning_flops.instrument.compiler_sight import hide
+from lightning_flops.instrument.counting.backward_scope import BackwardScope
+from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
+from lightning_flops.instrument.counting.dispatch_stack import is_pushed, pushed
+from lightning_flops.instrument.counting.formulas import Entry, Work, heavy_hint
+from lightning_flops.instrument.counting.formulas.contract import (
+    ARITHMETIC,
+    dtype_of_first_tensor,
+    no_flops,
+    whole_flops,
+)
+from lightning_flops.instrument.counting.operators import (
+    NO_TENSORS,
+    Operator,
+    bytes_of,
+    current_operators,
+    elements_of,
+    hands_over,
+    is_fake,
+    needs_gradient,
+    operator_of,
+)
+from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Table, ThreadState
+
+logger = logging.getLogger(__name__)
+
+_LONG_JOURNAL = 1 << 14
+"""Entries of a journal from which on it is posted."""
+
+
+class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs every operator, then books what it spent where the thread's state says.
+
+    Args:
+        local: holds each thread's books as ``local.state``.
+        new_state: makes them on a thread that has none.
+        backward: attributes what runs inside a backward.
+        compiled: the model's compiled modules.
+        module_name: the name of a module called by the module of a name; None for one that is not the root's.
+        halve_causal: count half of the score matrix where attention is flagged causal.
+        failed: is told where the counter itself failed.
+    """
+
+    supports_higher_order_operators = True
+
+    _at_once = False
+    """Whether products are booked while they run, none of them written down first."""
+
+    def __init__(
+        self,
+        *,
+        local: threading.local,
+        new_state: Callable[[], ThreadState],
+        backward: BackwardScope,
+        compiled: CompiledRegions,
+        module_name: Callable[[torch.nn.Module, str], str | None],
+        halve_causal: bool,
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._local = local
+        self._new_state = new_state
+        self._backward = backward
+        self._table = backward.table
+        self._compiled = compiled
+        self._module_name = module_name
+        self._halve_causal = halve_causal
+        self._failed = failed
+        self._operators: dict[Any, Operator] = current_operators()
+        self._functions: dict[int, Operator] = {}
+        self._failing: set[str] = set()
+        kernel = Entry("inductor.kernel", "unknown", no_flops, dtype_of_first_tensor)
+        self._kernel = Operator(kernel, kernel)
+        self.counts_fake = False
+        """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
+        self.runs_in_tf32: Callable[[Operator], bool] | None = None
+        self.on_function: Callable[[Any], None] = _ignore
+        """Is told of autograd functions whose forward was seen to run products."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch is to wrap our handler, to keep the compiler out: not where the handler's code is marked.
+
+        Asked when the class is made.
+        """
+        return not hide(cls.__torch_dispatch__)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled: we see the kernels it calls."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
+            operator = self._operators[call]
+        except (AttributeError, KeyError):
+            operator = self._operator(func)
+            call = operator.call
+        if types:
+            for tensor_type in types:
+                if hands_over(tensor_type):
+                    return NotImplemented
+                if is_fake(tensor_type) and not self.counts_fake:
+                    return func(*args, **(kwargs or {}))
+        if operator.quiet:
+            return call(*args, **kwargs) if kwargs else call(*args)
+        if operator.splits:
+            with pushed(self):
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        out = call(*args, **kwargs) if kwargs else call(*args)
+        try:
+            try:
+                state: ThreadState = self._local.state
+            except AttributeError:
+                state = self._new_state()
+            task = graph_task_id()
+            if task != state.task_id:
+                self._backward.switch_task(state, task)
+            if state.special or operator.special:
+                self._account(state, operator, args, kwargs or {}, out)
+                return out
+            if state.in_backward:
+                books: Books | int = ACCUMULATES_GRADIENT
+                # A product may be part of a forward that a checkpoint repeats, inside an autograd.Function: grad is off
+                # there too, but the function's own node was made just before.
+                if (
+                    state.by_number
+                    and not is_grad_enabled()
+                    and not (operator.counted and (state.bore or sequence_number() != state.born))
+                ):
+                    try:
+                        books = current_node()._sequence_nr()
+                    except AttributeError:  # no node runs, or one without a number
+                        books = ACCUMULATES_GRADIENT
+                if books >= ACCUMULATES_GRADIENT:  # type: ignore[operator]
+                    books = self._table(state, operator)
+            else:
+                books = state.books
+            try:
+                read = 0
+                for arg in args:
+                    kind = type(arg)
+                    if kind is Tensor or kind is Parameter:
+                        read += arg.nbytes
+                    elif kind not in NO_TENSORS:
+                        read += bytes_of(arg)
+                written = out.nbytes if type(out) is Tensor else bytes_of(out)
+            except RuntimeError:
+                # A sparse tensor has no nbytes.
+                read, written = bytes_of(args), bytes_of(out)
+            if operator.counted:
+                self._count(state, books, operator, args, kwargs or {}, out, read, written)
+                return out
+            traffic = state.traffic
+            traffic += (operator, books, read, written)
+            if len(traffic) > _LONG_JOURNAL:
+                self._backward.post(state)
+        except Exception as error:  # whatever it is: the operator has run, and the user's step goes on
+            self._failed("an operator", error)
+        return out
+
+    def _operator(self, func: Any) -> Operator:
+        """What is kept about an operator that is called for the first time, or about a higher-order one."""
+        call = getattr(func, "_op", func)
+        operator = self._operators.get(call)
+        if operator is None:
+            operator = self._operators[call] = operator_of(func)
+        return operator
+
+    def _count(
+        self,
+        state: ThreadState,
+        books: Books | int,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        read: int,
+        written: int,
+    ) -> None:
+        """Books one call of an operator that has a formula."""
+        kind = type(books)
+        if (kind is int or (kind is str and is_grad_enabled() and not self._compiled.in_place)) and not self._at_once:
+            try:
+                work = operator.compute(args, kwargs, out)
+                place = operator.dtype_place
+                if place is None:
+                    dtype: Any = operator.dtype_of(args, kwargs, out)
+                    needs = False
+                else:
+                    tensor = args[place]
+                    dtype = tensor.dtype
+                    if dtype in ARITHMETIC:
+                        dtype = ARITHMETIC[dtype]
+                    needs = tensor.requires_grad
+            except Exception:  # a user's formula may raise anything
+                work = None  # to be tried again where it is told
+            if type(work) is int and work >= 0:
+                if self.runs_in_tf32 is not None:
+                    dtype = self._effective(dtype, operator, args)
+                if not needs and kind is str:
+                    needs = needs_gradient(args) or bool(kwargs and needs_gradient(kwargs.values()))
+                products = state.products
+                products += (operator, books, read, written, work, dtype, 0 if needs or kind is int else work)
+                if len(products) > _LONG_JOURNAL:
+                    self._backward.post(state)
+                return
+        cell = self._work(state, self._backward.table_of(state, books), operator, args, kwargs, out)
+        cell.calls += 1
+        cell.read += read
+        cell.written += written
+
+    def _effective(self, dtype: Any, operator: Operator, args: tuple[Any, ...]) -> Any:
+        """The dtype of the arithmetic, where CUDA may run float32 in TF32."""
+        in_tf32 = self.runs_in_tf32
+        if dtype is torch.float32 and in_tf32 is not None and _on_cuda(args) and in_tf32(operator):
+            return "tf32"
+        return dtype
+
+    def _account(
+        self, state: ThreadState, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        """Books one call of an operator, or on a thread, that needs more care."""
+        if state.paused:
+            return
+        table = self._backward.table(state, operator) if state.in_backward else state.table
+        stood_for = bool(state.functions) and self._stands_for(state)
+        if operator.counted and not stood_for:
+            cell = self._work(state, table, operator, args, kwargs, out)
+        else:
+            cell = table.cell(operator)
+        if operator.listed and not stood_for:
+            self._list(state, operator.name, table.module, args, out)
+        cell.calls += 1
+        written = bytes_of(out)
+        cell.written += written
+        read = sum(bytes_of(args[place]) for place in operator.reads if place < len(args))
+        if operator.selects and args:
+            read -= max(0, bytes_of(args[0]) - written)
+        cell.read += read + sum(bytes_of(kwargs[key]) for key in operator.keyword_reads if key in kwargs)
+
+    def _work(
+        self,
+        state: ThreadState,
+        table: Table,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+    ) -> Cell:
+        """Books the FLOPs of one call of an operator that has a formula."""
+        if self._compiled.in_place and table.phase == "forward":
+            table = self._table_of_region(state, table)
+        try:
+            work = operator.compute(args, kwargs, out)
+            dtype: Any = operator.dtype_of(args, kwargs, out)
+            if work.__class__ is not int and not isinstance(work, Work):
+                work = whole_flops(work)
+            if (work if isinstance(work, int) else work.flops) < 0:
+                raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
+        except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
+            self._formula_failed(operator.name, error)
+            self._list(state, operator.name, table.module, args, out, heavy=True)
+            return table.cell(operator)
+        cell = table.counted_cell(operator, self._effective(dtype, operator, args))
+        flops = work if isinstance(work, int) else _split(cell, work, self._halve_causal)
+        cell.flops += flops
+        if table.phase == "forward" or table.phase == "recompute":
+            if is_grad_enabled():
+                if not needs_gradient(args) and not (kwargs and needs_gradient(kwargs.values())):
+                    cell.without_backward += flops
+            else:
+                top = state.stack[-1]
+                function = function_in_forward() if top.wants_backward else None
+                if function is not None:
+                    self.on_function(function)
+                if top.repeats_forward or function is not None:
+                    cell.hidden_grad_flops += flops
+                else:
+                    cell.without_backward += flops
+        return cell
+
+    def _table_of_region(self, state: ThreadState, table: Table) -> Table:
+        """The table of the module compiled in place that is running: its hooks do not fire."""
+        region = self._compiled.running_module()
+        name = None if region is None else self._module_name(region, table.module)
+        if name is None or name == table.module:
+            return table
+        # The region's one autograd node was made just before.
+        state.makers.insert(sequence_number() - 1, name)
+        return state.table_of(name, table.phase)
+
+    def _formula_failed(self, name: str, error: Exception) -> None:
+        if name not in self._failing:
+            self._failing.add(name)
+            kind = type(error).__name__
+            logger.warning("the FLOP formula of %s failed (%s: %s): it is listed as uncounted", name, kind, error)
+
+    @staticmethod
+    def _list(
+        state: ThreadState, name: str, module: str, args: tuple[Any, ...], out: Any, *, heavy: bool | None = None
+    ) -> None:
+        """Lists one call of an operator that could not be counted."""
+        listed = state.listed.setdefault((name, module), [0, 0, 0])
+        listed[0] += 1
+        listed[1] += elements_of(out)
+        if not listed[2] and (heavy_hint(name, args, out) if heavy is None else heavy):
+            listed[2] = 1
+
+    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step: they
+    # catch whatever there is, and tell it.
+
+    def enter_function(self, entry: Entry) -> None:
+        """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
+        try:
+            state = self._state()
+            operator = self._operator_of(entry)
+            state.functions.append((operator, self._table_now(state, operator).phase))
+            state.replan()
+        except Exception as error:
+            self._failed("an autograd function", error)
+
+    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
+        """A registered autograd function or kernel is done."""
+        try:
+            state = self._state()
+            operator = self._operator_of(entry)
+            if all(running is not operator for running, _ in state.functions):
+                return
+            while state.functions.pop()[0] is not operator:
+                pass
+            state.replan()
+            if state.paused or not ok or not is_pushed(self) or (state.functions and self._stands_for(state)):
+                return
+            table = self._table_now(state, operator)
+            self._work(state, table, operator, args, kwargs, out).calls += 1
+        except Exception as error:
+            self._failed("an autograd function", error)
+
+    def _stands_for(self, state: ThreadState) -> bool:
+        """Whether the innermost running function's formula stands for what runs now.
+
+        Not where a checkpoint repeats a forward, because the function's backward asked for a tensor.
+        """
+        operator, phase = state.functions[-1]
+        return bool(self._table_now(state, operator).phase == phase)
+
+    def _operator_of(self, entry: Entry) -> Operator:
+        operator = self._functions.get(id(entry))
+        if operator is None:
+            operator = self._functions[id(entry)] = Operator(entry, entry)
+        return operator
+
+    def _table_now(self, state: ThreadState, operator: Operator) -> Table:
+        """Where the costs of an operator, or of a function, would go that ran now."""
+        task = graph_task_id()
+        if task != state.task_id:
+            self._backward.switch_task(state, task)
+        return self._backward.table(state, operator) if state.in_backward else state.table
+
+    def list_kernel(self, name: str) -> None:
+        """A kernel that the dispatcher does not know of runs: it is listed where it runs."""
+        try:
+            state = self._state()
+            if state.paused or not is_pushed(self):
+                return
+            table = self._table_now(state, self._kernel)
+            module = table.module if state.in_backward else self._table_of_region(state, table).module
+            self._list(state, name, module, (), None, heavy=True)
+        except Exception as error:
+            self._failed("a compiled kernel", error)
+
+    def _state(self) -> ThreadState:
+        try:
+            state: ThreadState = self._local.state
+        except AttributeError:
+            state = self._new_state()
+        return state
+
+
+def flops_of(work: int | Work, *, halve_causal: bool) -> int:
+    """FLOPs that are booked on the running phase for what a formula answers."""
+    return work if isinstance(work, int) else _split(CountedCell(None), work, halve_causal)
+
+
+def _split(cell: CountedCell, work: Work, halve_causal: bool) -> int:
+    """Books what a call repeats and skips; what remains is the running phase's."""
+    flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
+    # A mask rules out the same share of every product over the score matrix.
+    own = skipped * flops // (flops + repeated) if skipped else 0
+    skipped -= own
+    if halve_causal and work.causal:
+        # What is not counted any more runs as before: of it, less is skipped, or more runs than is counted.
+        own -= flops - flops // 2
+        skipped -= repeated - repeated // 2
+        flops //= 2
+        repeated //= 2
+    cell.skipped += own
+    cell.repeated += repeated
+    cell.repeated_skipped += skipped
+    return flops
+
+
+def _ignore(function: Any) -> None:
+    """Nobody asks for it."""
+
+
+def _on_cuda(args: tuple[Any, ...]) -> bool:
+    for value in args:
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.Tensor):
+                return bool(item.is_cuda)
+    return False

@@ -1,0 +1,489 @@
+"""Counts FLOPs and bytes by module, phase, operator and dtype while a model runs, and lists what it could not count.
+
+A thin dispatch mode sees every operator; torch's global module hooks say whose forward is running; the sequence number
+of the running autograd node says whose backward is. Nothing is put on the user's modules.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from torch import is_grad_enabled, nn
+from torch.fx import GraphModule
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lightning_flops.instrument.autograd_state import (
+    NO_GRAPH_TASK,
+    current_node,
+    graph_task_id,
+    inside_function_forward,
+    running_calls,
+    runs_step_of,
+    sequence_number,
+)
+from lightning_flops.instrument.counting.backward_scope import BackwardScope
+from lightning_flops.instrument.counting.causal_halves import HalvingMode
+from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
+from lightning_flops.instrument.counting.compiled_regions import CompiledRegions, autograd_is_compiled
+from lightning_flops.instrument.counting.counting_mode import CountingMode, flops_of
+from lightning_flops.instrument.counting.dispatch_stack import is_pushed, push, remove
+from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
+from lightning_flops.instrument.counting.graph_hooks import before_backward_of, nodes_behind, nodes_of
+from lightning_flops.instrument.counting.ledger import Ledger
+from lightning_flops.instrument.counting.operators import computes_on_fake_tensors, tf32_operators
+from lightning_flops.instrument.counting.tallies import merge_records, total_flops
+from lightning_flops.instrument.counting.template_kernels import heard_kernels, heard_replays
+from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
+from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
+
+CausalAttention = Literal["full", "half"]
+
+
+class FlopCounter:
+    """Counts what runs while it is entered; enter it as often as you like, it adds up.
+
+    Args:
+        root: the model whose modules own the work; None: all work is ``(outside)``.
+        causal_attention: ``"full"`` counts attention over the full score matrix; ``"half"`` counts half of it where
+            attention is called with the causal flag, under every backend; hardware FLOPs are the same as with
+            ``"full"``. Compiled code that computes attention as separate products does not say so, and counts full.
+
+    Raises:
+        ValueError: *causal_attention* is neither.
+    """
+
+    def __init__(self, root: nn.Module | None, *, causal_attention: CausalAttention = "full") -> None:
+        if causal_attention not in ("full", "half"):
+            raise ValueError(f'causal_attention must be "full" or "half", got {causal_attention!r}')
+        self._root = root
+        self._names = ModuleNames(root)
+        self._name_for = self._names.name_for
+        self._ledger = Ledger()
+        self._local = self._ledger.local
+        self._state = self._ledger.state
+        self._failed = self._ledger.failed
+        self._compiled = CompiledRegions(self._names)
+        self._backward = BackwardScope(
+            threads=self._ledger.threads,
+            owner_of=self._names.owner_of,
+            unknown=OUTSIDE if root is None else "",
+            note=self._ledger.note,
+        )
+        mode = HalvingMode if causal_attention == "half" else CountingMode
+        self._mode = mode(
+            local=self._ledger.local,
+            new_state=self._ledger.state,
+            backward=self._backward,
+            compiled=self._compiled,
+            module_name=self._names.name_for,
+            halve_causal=causal_attention == "half",
+            failed=self._ledger.failed,
+        )
+        self._compiled_backwards = CompiledBackwards(
+            state=self._ledger.state,
+            table=self._backward.table_of_node,
+            post=self._backward.post,
+            flops_of=partial(flops_of, halve_causal=causal_attention == "half"),
+            note=self._ledger.note,
+            failed=self._ledger.failed,
+        )
+        self._mode.on_function = self._compiled_backwards.watch
+        self._graph_ran = False
+        """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
+        self._reducer_hooks: set[str] = set()
+        self._lock = threading.RLock()
+        self._entered = 0
+        self._undo = ExitStack()
+
+    def __enter__(self) -> FlopCounter:
+        """Starts counting on this thread, and on every thread on which one of the root's modules is called."""
+        with self._lock:
+            if self._entered == 0:
+                with ExitStack() as undo:
+                    self._install(undo)
+                    self._undo = undo.pop_all()
+            self._entered += 1
+        state = self._state()
+        if state.modes == 0:
+            state.entered_at = len(state.stack)
+            if state.entered_at == 1:
+                state.makers.mark(sequence_number(), OUTSIDE)
+        state.modes += 1
+        state.replan()
+        if not is_pushed(self._mode):  # on the stack twice it would count twice
+            push(self._mode)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Stops counting and takes everything off torch."""
+        state = self._state()
+        state.modes -= 1
+        if state.modes == 0:
+            state.pop_to(state.entered_at)
+            if state.entered_at == 1:  # else the mode came with a module that still runs, and leaves with it
+                remove(self._mode)
+                state.makers.mark(sequence_number(), UNKNOWN)
+            state.paused = 0
+            state.functions.clear()
+            state.spare_calls.clear()
+            state.replan()
+            self._backward.post(state)
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                self._undo.close()
+
+    def _install(self, undo: ExitStack) -> None:
+        """Puts the hooks in place. They are global: hooks on modules recompile blocks and switch off fused paths."""
+        self._mode.runs_in_tf32 = tf32_operators()
+        self._compiled.refresh()
+        self._mode.counts_fake = computes_on_fake_tensors(self._root)
+        hear_new_kernels = undo.enter_context(heard_kernels(self._mode.list_kernel))
+
+        def on_compiled() -> None:
+            try:
+                hear_new_kernels()
+            except Exception as error:
+                self._failed("code that was just compiled", error)
+
+        undo.enter_context(heard_replays(self._mode.list_kernel))
+        undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave, on_compiled))
+        undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
+        undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
+        undo.enter_context(watch_functions(self._mode))
+        undo.callback(self._compiled_backwards.close)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Inside, nothing on this thread is counted: for data loading, metrics, logging."""
+        state = self._state()
+        state.paused += 1
+        state.replan()
+        try:
+            yield
+        finally:
+            state.paused = max(0, state.paused - 1)
+            state.replan()
+
+    @contextmanager
+    def in_root(self) -> Iterator[None]:
+        """Inside, work that no module call owns is the root's own: for a ``training_step`` that is not a call."""
+        with self._running("" if self._root is not None else OUTSIDE, "root"):
+            yield
+
+    @contextmanager
+    def in_optimizer(self) -> Iterator[None]:
+        """Inside, work is the optimizer's: for engines whose steps torch's optimizer hooks do not see."""
+        with self._running(OUTSIDE, "optimizer"):
+            yield
+
+    @contextmanager
+    def _running(self, name: str, kind: RunningKind) -> Iterator[None]:
+        state = self._state()
+        depth = len(state.stack)
+        running = self._enter_running(state, name, None, kind)
+        try:
+            yield
+        finally:
+            # Whatever stands above it was left without a word, by an exception that skips hooks.
+            if depth < len(state.stack) and state.stack[depth] is running:
+                state.pop_to(depth)
+
+    def record(self) -> FlopRecord:
+        """What was counted so far, on all threads."""
+        record = merge_records(self._posted_threads(), self._ledger.notes)
+        return replace(record, notes=(*record.notes, *self._afterthoughts(record)))
+
+    def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
+        """Sentences about the record as a whole."""
+        if self._root is not None and any(_is_strays(cell) for cell in record.cells):
+            made_from = (
+                "If it was made from the model, by torch.compile of a function that calls it or by "
+                "torch.func.linearize, the model's FLOPs stand under (outside)."
+            )
+            if self._graph_ran:
+                yield f"Traced or compiled code ran outside of the model's modules. {made_from}"
+            elif not record.module_calls:
+                yield f"No module of the model was called while code outside of it was counted. {made_from}"
+        reducers = [module for module in self._names.modules() if "_comm_hooks" in module.__dict__]
+        hooks = self._reducer_hooks.union(*map(computing_hooks, reducers))
+        if hooks:
+            yield (
+                f"DistributedDataParallel's communication hook {', '.join(sorted(hooks))} may go on computing on the "
+                "process group's threads, where nothing is counted; what it does before counts as the optimizer's."
+            )
+        for name in formulas_without_operator():
+            yield f"A FLOP formula is registered for {name}, and torch knows no operator of that name."
+
+    def total(self) -> PhaseFlops:
+        """FLOPs by phase so far, on all threads; cheaper than ``record``."""
+        return total_flops(self._posted_threads())
+
+    def _posted_threads(self) -> list[ThreadState]:
+        threads = self._ledger.threads()
+        for state in threads:
+            self._backward.post(state)
+        return threads
+
+    # What runs in the forward. Torch calls these handlers within the user's step: they catch whatever there is and tell
+    # the ledger, which notes it in the report.
+
+    def _enter_running(self, state: ThreadState, name: str, owner: Any, kind: RunningKind) -> Running:
+        task = graph_task_id()
+        if task != state.task_id:
+            self._backward.switch_task(state, task)
+        if is_grad_enabled():
+            wants_backward, repeats = True, False
+        else:
+            caller = state.stack[-1]
+            wants_backward = repeats = caller.repeats_forward or (
+                caller.wants_backward and inside_function_forward(calls=int(kind == "module"))
+            )
+        books = state.table_of(name, "optimizer") if kind == "optimizer" else name
+        running = Running(name, owner, kind, task, books, wants_backward, repeats)
+        state.push(running)
+        return running
+
+    def _on_module_enter(self, module: nn.Module, args: Any) -> None:
+        # This and the next one run for every module of a step: they begin with the usual case, and call little there.
+        try:
+            try:
+                state: ThreadState = self._local.state
+            except AttributeError:
+                state = self._state()
+            name = self._names.known.get(module)
+            if (
+                type(name) is str
+                and name != state.books  # a wrapper and what it wraps have one name, and are called once
+                and name  # the root's calls are few, and tell what has ended without a word
+                and graph_task_id() == state.usual_task
+                and is_grad_enabled()
+            ):
+                # What state.push() does, without its calls
+                spare = state.spare_calls
+                call = spare.pop() if spare else ModuleCall()
+                call.name, call.owner = name, module
+                state.stack.append(call)
+                state.books = name
+                state.entered.append(name)
+                makers, start = state.makers, sequence_number()
+                if start > makers.starts[-1]:
+                    makers.starts.append(start)
+                    makers.names.append(name)
+                else:
+                    makers.names[-1] = name
+                return
+            caller = state.stack[-1]
+            name = self._name_for(module, caller.name)
+            if name is None:
+                name = _name_of_replica(state, module, caller)
+                if name is None:
+                    # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
+                    if caller.kind == "optimizer":
+                        self._enter_running(state, OUTSIDE, module, "module")
+                    elif caller.kind == "base" and isinstance(module, GraphModule):
+                        self._graph_ran = True
+                    elif caller.wants_backward and state.modes and not is_grad_enabled():
+                        self._enter_teacher(state, caller.name, module)
+                    self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
+                    return
+            if not name:
+                self._drop_ended(state, module)
+                caller = state.stack[-1]
+            outermost = state.modes == 0 and len(state.stack) == 1
+            running = self._enter_running(state, name, module, "module")
+            if running.task == NO_GRAPH_TASK and not state.paused:
+                wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
+                if not wrapped:
+                    state.calls[name] = state.calls.get(name, 0) + 1
+            if outermost and not is_pushed(self._mode):
+                # A Python thread starts without our mode, and numbers its autograd nodes like any other.
+                push(self._mode)
+                running.mode_pushed = True
+                state.makers.claims = True
+        except Exception as error:
+            self._failed("a module's forward pre-hook", error)
+
+    def _drop_ended(self, state: ThreadState, begins: nn.Module) -> None:
+        """Takes off the stack what ended without a word; *begins* is called, and not on it yet.
+
+        After an exception that is no ``Exception``, such as KeyboardInterrupt, torch calls no hooks of a module; after
+        any at all, none of an optimizer.
+        """
+        stack = state.stack
+        depth = len(stack)
+        while depth > 1:
+            kind, owner = stack[depth - 1].kind, stack[depth - 1].owner
+            if kind == "module":
+                calls = sum(running.owner is owner for running in stack[:depth]) + (owner is begins)
+                ended = running_calls(owner) < calls
+            else:
+                ended = kind == "optimizer" and owner is not None and not runs_step_of(owner)
+            if not ended:
+                break
+            depth -= 1
+        if depth < len(stack):
+            mode_pushed = any(running.mode_pushed for running in stack[depth:])
+            state.pop_to(depth)
+            if mode_pushed:
+                remove(self._mode)
+
+    def _enter_teacher(self, state: ThreadState, name: str, module: nn.Module) -> None:
+        """A module that is not the root's is called without grad: no backward follows, whatever runs in it.
+
+        Even if that is the forward of an autograd.Function. Compilers' graphs are no such modules: they are called
+        without grad because a function of the compiler's has its own backward.
+        """
+        if graph_task_id() == NO_GRAPH_TASK and not isinstance(module, GraphModule):
+            self._enter_running(state, name, module, "module")
+
+    def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            try:
+                state: ThreadState = self._local.state
+            except AttributeError:
+                state = self._state()
+            stack = state.stack
+            running = stack[-1]
+            if type(running) is ModuleCall and running.owner is module and state.task_id == NO_GRAPH_TASK:
+                caller = stack[-2]
+                if type(caller) is ModuleCall:
+                    # What state.pop_to() does, without its calls
+                    del stack[-1]
+                    state.spare_calls.append(running)
+                    name = state.books = caller.name
+                    makers, start = state.makers, sequence_number()
+                    if start > makers.starts[-1]:
+                        makers.starts.append(start)
+                        makers.names.append(name)
+                    else:
+                        makers.names[-1] = name
+                    return
+            depth = len(stack) - 1
+            while depth > 0 and stack[depth].owner is not module:
+                depth -= 1
+            if depth == 0:
+                return
+            mode_pushed = any(running.mode_pushed for running in stack[depth:])
+            task = graph_task_id()
+            if task != state.task_id:
+                self._backward.switch_task(state, task)
+            state.pop_to(depth)
+            if mode_pushed:
+                remove(self._mode)
+                self._claim_nodes(state, args, output)
+                state.makers.mark(sequence_number(), UNKNOWN)
+                state.replicas.clear()
+            elif state.stack[-1].kind in ("base", "root") and task == NO_GRAPH_TASK:
+                self._watch_backward_of(output)
+        except Exception as error:
+            self._failed("a module's forward hook", error)
+
+    def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            state = self._state()
+            for depth, running in enumerate(state.stack):
+                if running.owner is optimizer:
+                    state.pop_to(depth)  # its last step raised, which no hook told
+                    break
+            self._enter_running(state, OUTSIDE, optimizer, "optimizer")
+        except Exception as error:
+            self._failed("an optimizer's pre-hook", error)
+
+    def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            state = self._state()
+            for depth in range(len(state.stack) - 1, 0, -1):
+                if state.stack[depth].owner is optimizer:
+                    state.pop_to(depth)
+                    return
+        except Exception as error:
+            self._failed("an optimizer's post-hook", error)
+
+    # Backwards that start where our dispatch mode is not. Hooks on autograd nodes live as long as the graph, which the
+    # user may keep: they know the counter by a weak reference.
+
+    def _watch_backward_of(self, output: Any) -> None:
+        """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
+        if not is_grad_enabled() or autograd_is_compiled():
+            return
+
+        reach = weakref.ref(self)
+
+        def follow(sequence: int) -> None:
+            counter = reach()
+            if counter is not None and counter._entered and not is_pushed(counter._mode):
+                counter._follow_backward()
+
+        before_backward_of(nodes_of(output), follow)
+
+    def _follow_backward(self) -> None:
+        """A backward runs on a thread without our mode: bring the mode to each node behind the running one.
+
+        The engine resets a thread's modes after every node.
+        """
+        try:
+            self._ledger.note(
+                "A backward ran on a Python thread on which the counter was not entered: "
+                "what it did outside the model's modules is not counted."
+            )
+
+            reach = weakref.ref(self)
+
+            def bring_mode(sequence: int) -> None:
+                counter = reach()
+                if counter is not None and counter._entered and not is_pushed(counter._mode):
+                    push(counter._mode)
+
+            before_backward_of(nodes_behind((current_node(),)), bring_mode)
+            push(self._mode)
+        except Exception as error:
+            self._failed("a backward on another thread", error)
+
+    def _claim_nodes(self, state: ThreadState, inputs: Any, output: Any) -> None:
+        """Has the nodes that a module made on a thread of its own tell whose they are: threads number them alike."""
+        if autograd_is_compiled():
+            return
+        reach, reach_state = weakref.ref(self), weakref.ref(state)
+
+        def claim(sequence: int) -> None:
+            counter, maker = reach(), reach_state()
+            if counter is None or maker is None or not counter._entered:
+                return
+            try:
+                segment = maker.makers.segment(sequence, sequence + 1)
+                if segment is not None:
+                    if not is_pushed(counter._mode):
+                        push(counter._mode)  # the engine takes it off after the node
+                    counter._backward.claim(counter._state(), sequence, segment[0])
+            except Exception as error:
+                counter._failed("a backward on another thread", error)
+
+        before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim)
+
+
+def _is_strays(cell: OperatorCell) -> bool:
+    return cell.module == OUTSIDE and cell.phase == "forward" and cell.flops > 0
+
+
+def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:
+    """Name of a module that DataParallel copied: made anew for each forward, called on threads of their own."""
+    if not getattr(module, "_is_replica", False):
+        return None
+    name = state.replicas.get(module)
+    if name is None and caller.kind == "base":
+        state.replicas.update((copy, copy_name) for copy_name, copy in named_modules(module))
+        name = state.replicas.get(module)
+    return name
+
+
+def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
+    return any(child is module and wraps(wrapper, key) for key, child in wrapper._modules.items())

@@ -1,0 +1,22 @@
+"""Operator and shapes in, FLOPs out: what every operator spends, which ones are free, which ones are unknown.
+
+``lookup(op)`` answers for one operator; ``register_flop_formula`` adds what only a user can know.
+"""
+
+from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, Kind, Unreadable, Work
+from lightning_flops.instrument.counting.formulas.custom import FunctionListener, register_flop_formula, watch_functions
+from lightning_flops.instrument.counting.formulas.registry import formulas_without_operator, heavy_hint, lookup
+
+__all__ = [
+    "Entry",
+    "Formula",
+    "FunctionListener",
+    "Kind",
+    "Unreadable",
+    "Work",
+    "formulas_without_operator",
+    "heavy_hint",
+    "lookup",
+    "register_flop_formula",
+    "watch_functions",
+]

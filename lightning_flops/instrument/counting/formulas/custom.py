@@ -1,0 +1,190 @@
+"""Formulas for work that only its author can count: custom operators, autograd functions, Triton kernels."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar, overload
+
+import torch
+
+from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor
+from lightning_flops.instrument.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
+
+F = TypeVar("F", bound=Formula)
+
+
+class FunctionListener(Protocol):
+    """What a counter does around a registered autograd function or Triton kernel while ``watch_functions`` is on.
+
+    Neither method may raise. Operators that run between the two belong to the function: its formula stands for them.
+    """
+
+    def enter_function(self, entry: Entry) -> None:
+        """The function starts."""
+
+    def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
+        """The function returned *out*, or raised if not *ok*; *args* and *kwargs* are without autograd's ``ctx``."""
+
+
+_entries: dict[tuple[int, str], Entry] = {}
+"""Entries of functions and kernels, by the id of their class or kernel and the attribute that runs them."""
+
+_owners: list[Any] = []
+"""Keeps what ``_entries`` knows by id."""
+
+_listeners: list[FunctionListener] = []
+_lock = threading.RLock()
+
+
+@overload
+def register_flop_formula(target: Any, formula: F, *, backward: Formula | None = None) -> F: ...
+@overload
+def register_flop_formula(
+    target: Any, formula: None = None, *, backward: Formula | None = None
+) -> Callable[[F], F]: ...
+def register_flop_formula(
+    target: Any, formula: F | None = None, *, backward: Formula | None = None
+) -> F | Callable[[F], F]:
+    """Tell every counter how many FLOPs a call of *target* spends; a multiply-add is two.
+
+    The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
+    the call returned. It returns a whole number (or a ``Work``). It should read shapes only; one that raises, or gives
+    a fraction, turns the operator into an uncounted one, with a warning. A second registration replaces the first. The
+    operator may be made later; where there is none of the name when FLOPs were counted, a note says so::
+
+        @torch.library.custom_op("mylib::pair_product", mutates_args=())
+        def pair_product(a: Tensor, b: Tensor) -> Tensor: ...
+
+        @register_flop_formula("mylib::pair_product")
+        def pair_product_flops(args, kwargs, out):
+            a, b = args
+            return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+
+    Args:
+        target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
+            name ``"mylib::op"`` or ``"mylib::op.overload"``, what ``torch.library.custom_op`` or ``triton_op``
+            returned, a subclass of ``torch.autograd.Function``, or a Triton kernel (what ``@triton.jit`` returned).
+            A function's formula sees the arguments of ``apply`` and stands for all operators its ``forward`` runs; a
+            kernel's sees the launch's arguments, and None for *out*. To be heard of, ``forward`` (``backward``,
+            ``run``) is wrapped once, here, for good; register before compiling. Code that ``torch.compile`` has made
+            runs neither of the two: there their work is what the compiled operators are.
+        formula: the formula; left out, ``register_flop_formula`` is a decorator.
+        backward: for an autograd function, the formula of its ``backward``: it sees the incoming gradients, and the
+            outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.
+
+    Returns:
+        The formula.
+
+    Raises:
+        TypeError: *target* is none of the above, or *backward* is given for something that has none.
+    """
+    if formula is None:
+        return lambda given: register_flop_formula(target, given, backward=backward)
+    is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
+    if backward is not None and not is_function:
+        raise TypeError(f"only an autograd.Function has a backward formula, got {target!r}")
+    with _lock:
+        if is_function:
+            _register_function(target, formula, backward)
+        elif _is_kernel(target):
+            _register_kernel(target, formula)
+        else:
+            user_formulas[_operator_name(target)] = formula
+            forget_entries()
+    return formula
+
+
+def _operator_name(target: Any) -> str:
+    """``namespace::name`` of an operator in any of its forms."""
+    if isinstance(target, torch._ops.OpOverload):
+        schema = target._schema
+        return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order::{target._name}"
+    if isinstance(target, str):
+        namespace, separator, name = target.partition("::")
+        if namespace and separator and name:
+            return target.removesuffix(".default")
+        raise TypeError(f"an operator's name is 'namespace::name', got {target!r}")
+    qualified = getattr(target, "_qualname", None)  # what torch.library.custom_op and triton_op return
+    if isinstance(qualified, str) and "::" in qualified:
+        return qualified
+    raise TypeError(
+        "a FLOP formula is registered for an operator, its name, a custom operator, an autograd.Function or a Triton "
+        f"kernel, got {target!r}"
+    )
+
+
+def _is_kernel(target: Any) -> bool:
+    """Whether *target* is a Triton kernel, or one in an autotuner or ``wrap_triton``."""
+    return type(target).__module__.partition(".")[0] == "triton" and callable(getattr(target, "run", None))
+
+
+def _register_function(function: type, formula: Formula, backward: Formula | None) -> None:
+    name = f"{function.__module__}.{function.__qualname__}"
+    # A forward that leaves the context to setup_context does not get it.
+    base = getattr(torch.autograd.Function, "setup_context", None)
+    takes_context = getattr(function, "setup_context", base) is base
+    _watch(function, "forward", name, formula, skipped=int(takes_context))
+    if backward is not None:
+        _watch(function, "backward", f"{name}.backward", backward, skipped=1)
+
+
+def _register_kernel(kernel: Any, formula: Formula) -> None:
+    inner = getattr(kernel, "fn", kernel)
+    name = f"triton.{getattr(inner, '__name__', None) or type(kernel).__name__}"
+    heard_kernels.add(id(kernel))
+    _watch(kernel, "run", name, formula, hidden=("grid", "warmup"))
+
+
+def _watch(
+    owner: Any, attribute: str, name: str, formula: Formula, *, skipped: int = 0, hidden: tuple[str, ...] = ()
+) -> None:
+    """Has listeners hear of calls of one attribute of a class or kernel.
+
+    The formula does not see the first *skipped* arguments (autograd's ``ctx``), nor the *hidden* keywords (a launch's).
+    """
+    key = (id(owner), attribute)
+    known = key in _entries
+    _entries[key] = Entry(name, "formula", formula, dtype_of_first_tensor)
+    if known:
+        return  # wrapped already
+    _owners.append(owner)
+    original = getattr(owner, attribute)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
+        if torch.compiler.is_compiling() or not _listeners:
+            return original(*args, **kwargs)
+        entry, listeners = _entries[key], tuple(_listeners)
+        for listener in listeners:
+            listener.enter_function(entry)
+        out, ok = None, False
+        try:
+            out = original(*args, **kwargs)
+            ok = True
+            return out
+        finally:
+            shown = {name: value for name, value in kwargs.items() if name not in hidden}
+            for listener in reversed(listeners):
+                listener.leave_function(entry, args[skipped:], shown, out, ok)
+
+    setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
+
+
+@contextmanager
+def watch_functions(listener: FunctionListener) -> Iterator[None]:
+    """While this is entered, *listener* hears of every call of a registered autograd function or Triton kernel."""
+    with _lock:
+        _listeners.append(listener)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners.remove(listener)

@@ -1,0 +1,61 @@
+"""What one counter has written down: the books of every thread, and sentences for the report."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from lightning_flops.instrument import autograd_state
+from lightning_flops.instrument.counting.thread_state import ENDED, ThreadState
+
+logger = logging.getLogger(__name__)
+
+
+class Ledger:
+    """The books of all threads of one counter, and its notes.
+
+    It knows neither the counter nor the model: what writes into it does not keep them alive.
+    """
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+        """Holds each thread's books as ``local.state``, once ``state()`` was called on it."""
+        self.notes: list[str] = list(autograd_state.LOST)
+        """Sentences for the report."""
+        self._lock = threading.Lock()
+        self._threads: list[ThreadState] = []
+        self._failures: set[str] = set()
+
+    def state(self) -> ThreadState:
+        """The books of this thread, new ones at first."""
+        try:
+            state: ThreadState = self.local.state
+        except AttributeError:
+            state = self.local.state = ThreadState()
+            with self._lock:
+                for other in self._threads:
+                    if other.ident == state.ident:
+                        other.ident = ENDED  # the system gives a thread's identifier to the next one
+                self._threads.append(state)
+        return state
+
+    def threads(self) -> list[ThreadState]:
+        """The books of all threads."""
+        with self._lock:
+            return list(self._threads)
+
+    def note(self, sentence: str) -> None:
+        """Takes a sentence for the report; one that it has already changes nothing."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Says once, in the log and in the report, that the counter failed in *where*.
+
+        For the handlers that torch calls: whatever is raised in one of them, the user's step goes on.
+        """
+        if where not in self._failures:
+            self._failures.add(where)
+            sentence = f"Counting failed in {where} ({type(error).__name__}: {error}); FLOPs may be missing."
+            logger.warning(sentence, exc_info=error)
+            self.note(sentence)

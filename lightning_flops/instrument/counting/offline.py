@@ -1,0 +1,104 @@
+"""Counts a model's training step on fake tensors: shapes without the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.counting.flop_counter import CausalAttention, FlopCounter
+from lightning_flops.instrument.counting.graph_hooks import tensors_of
+from lightning_flops.records import FlopRecord
+
+
+def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
+    """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
+
+    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly. What the
+    forward keeps in attributes of modules is put back; what it keeps elsewhere is not.
+
+    Args:
+        model: its parameters' shapes, dtypes and devices are what counts.
+        batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
+        causal_attention: as for ``FlopCounter``.
+
+    Raises:
+        LightningFlopsError: a lazy module has no shapes yet.
+        Exception: whatever the model raises where its forward needs values (``.item()``, data-dependent shapes).
+    """
+    counter = FlopCounter(model, causal_attention=causal_attention)
+    # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
+    holder = _Holder(model)
+    states = {
+        **dict(holder.named_parameters(remove_duplicate=False)),
+        **dict(holder.named_buffers(remove_duplicate=False)),
+    }
+    lazy = sorted(name.removeprefix("held.") for name, tensor in states.items() if is_lazy(tensor))
+    if lazy:
+        raise LightningFlopsError(
+            f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
+            "call the model once before"
+        )
+    with (
+        _attributes_put_back(model),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        torch.compiler.set_stance("force_eager"),
+    ):
+        # One fake tensor for each real one, so that tied weights stay tied.
+        fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
+        fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
+        inputs = tree_map_only(torch.Tensor, mode.from_tensor, batch)
+        # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
+        args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
+        kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+        with counter:
+            output = torch.func.functional_call(holder, fake_states, args, kwargs, tie_weights=False)
+            roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    return counter.record()
+
+
+class _Holder(nn.Module):
+    """A module around the model."""
+
+    def __init__(self, held: nn.Module) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held(*args, **kwargs)
+
+
+@contextmanager
+def _attributes_put_back(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module has the attributes it had before, and their dicts, lists and sets hold what they held.
+
+    A forward may keep what it computes, a rotary table or a hook's weight: here that would be a fake tensor, and the
+    next real forward would compute with it.
+    """
+    before = [
+        (module, dict(vars(module)), [(value, value.copy()) for value in vars(module).values() if _holds(value)])
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for value, content in contents:
+                value.clear()
+                value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (dict, list, set))

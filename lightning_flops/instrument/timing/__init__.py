@@ -1,0 +1,1 @@
+"""Times the parts of a step, modules, and the whole run."""

@@ -1,0 +1,186 @@
+"""How long each module's forward takes, from a clock handed in."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, graph_task_id
+from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.instrument.timing.clocks import Clock, WallClock
+
+logger = logging.getLogger(__name__)
+
+_MOST_BORDERS = 100_000
+"""Stored between two forwards at most, so that a timer that is never left does not fill the memory."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A module's forward that is running."""
+
+    module: nn.Module | None
+    name: str
+    error: BaseException | None
+    """The error that was being handled when the call began."""
+
+
+class ModuleTimer:
+    """Times the forwards of a model's modules on the thread that entered it.
+
+    At every border between two modules one stamp is stored with the name of the module that runs from there; they are
+    added up when they are asked for, and between two forwards when there are many. A module's own time is what no
+    module inside it takes, so the times of all modules add up to that of the outermost calls. What a module hook of
+    ours takes is nobody's. Forwards that a backward runs (activation checkpointing) are not forwards.
+
+    Args:
+        root: the model; calls of other modules are their caller's.
+        clock: stamps the borders; None: nothing can be timed on this device, only calls are heard.
+        abandon: called as soon as an outermost call is left by an exception, if everything of ours can be taken off
+            torch there and then; else when the next module is called.
+    """
+
+    def __init__(self, root: nn.Module, clock: Clock[Any] | None, *, abandon: Callable[[], None]) -> None:
+        self._clock = clock
+        self._hides_hooks = isinstance(clock, WallClock)
+        self._names = ModuleNames(root)
+        self._abandon = abandon
+        self._abandoned = False
+        self._failed = False
+        self._thread = threading.get_ident()
+        self._running: list[_Call] = []
+        self._stamps: list[Any] = []
+        self._owners: list[str | None] = []
+        self._own_sec: dict[str, float] = {}
+        self._undo = ExitStack()
+        self.outermost_calls = 0
+        """Calls of the root, or of a module below it that none above it called."""
+
+    def __enter__(self) -> ModuleTimer:
+        """Puts the hooks up."""
+        with ExitStack() as undo:
+            undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Takes the hooks down; what is running ends here."""
+        self._undo.close()
+        if self._running:
+            self._running.clear()
+            self._border(None)
+
+    @contextmanager
+    def in_root(self) -> Iterator[None]:
+        """Inside, time that no module's forward takes is the root's own: for a call that is not a forward."""
+        self.outermost_calls += 1
+        self._running.append(_Call(None, "", None))
+        self._border("")
+        try:
+            yield
+        finally:
+            if self._running:  # not if the timer was left before
+                self._running.clear()
+                self._border(None)
+
+    def seconds(self) -> dict[str, float] | None:
+        """Own seconds of each module so far, by name; None if the device has no clock we read or timing failed."""
+        if self._clock is None or self._failed:
+            return None
+        self._add_up()
+        return dict(self._own_sec)
+
+    def _add_up(self) -> None:
+        """Turns all borders but the last into seconds."""
+        if self._clock is None or not self._stamps:
+            return
+        self._clock.settle()
+        for place, (name, end) in enumerate(zip(self._owners, self._stamps[1:], strict=False)):
+            if name is not None:
+                spent = self._clock.seconds_between(self._stamps[place], end)
+                self._own_sec[name] = self._own_sec.get(name, 0.0) + spent
+        del self._stamps[:-1], self._owners[:-1]
+
+    def _border(self, owner: str | None, stamp: Any = None) -> None:
+        if self._clock is not None:
+            self._stamps.append(self._clock.stamp() if stamp is None else stamp)
+            self._owners.append(owner)
+
+    def _on_enter(self, module: nn.Module, args: Any) -> None:
+        try:
+            begun = self._host_stamp()
+            if self._abandoned:
+                self._abandon()
+                return
+            if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
+                return
+            running = self._running
+            name = self._names.name_for(module, running[-1].name if running else "")
+            if name is None:
+                return
+            if not running:
+                self.outermost_calls += 1
+            elif begun is not None:
+                self._border(None, begun)
+            running.append(_Call(module, name, sys.exc_info()[1]))
+            self._border(name)
+        except Exception:  # whatever it is: this runs in the user's step, and the latencies become n/a
+            self._fail()
+
+    def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            begun = self._host_stamp()
+            if threading.get_ident() != self._thread or graph_task_id() != NO_GRAPH_TASK:
+                return
+            running = self._running
+            depth = len(running) - 1
+            while depth >= 0 and running[depth].module is not module:
+                depth -= 1  # what was left without a word, by an error that skips hooks, stands above it
+            if depth < 0:
+                return
+            if begun is not None:
+                self._border(None, begun)
+            call = running[depth]
+            del running[depth:]
+            if running:
+                self._border(running[-1].name)
+            elif begun is None:
+                self._border(None)
+            if running:
+                return
+            if len(self._stamps) > _MOST_BORDERS:
+                self._add_up()
+            error = sys.exc_info()[1]
+            if error is not None and error is not call.error:
+                self._on_raised()
+        except Exception:  # as above
+            self._fail()
+
+    def _host_stamp(self) -> Any:
+        """Where a hook begins, if its time must not be a module's.
+
+        None on a device: an event costs the host time and not the device, so one between two modules is enough.
+        """
+        return self._clock.stamp() if self._hides_hooks and self._clock is not None else None
+
+    def _on_raised(self) -> None:
+        # Torch is going through its global hooks: to take one of them away is safe for the last one alone.
+        hooks = getattr(torch_module, "_global_forward_hooks", None)
+        if hooks and next(reversed(hooks.values())) == self._on_leave:
+            self._abandon()
+        else:
+            self._abandoned = True
+
+    def _fail(self) -> None:
+        if not self._failed:
+            self._failed = True
+            logger.warning("modules could not be timed; their latency is n/a", exc_info=True)

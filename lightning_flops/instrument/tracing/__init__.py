@@ -1,0 +1,1 @@
+"""Runs one step under torch.profiler."""

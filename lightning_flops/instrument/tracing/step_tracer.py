@@ -1,0 +1,340 @@
+"""One step under torch.profiler, with marks around modules and phases, and what it recorded.
+
+What of torch is private here - how a profiler is prepared, started and stopped, and the question whether one is on -
+stands in this file alone; so do the raw events and the fast marks, in theirs. The profiler of the user always wins:
+ours does not start beside one, and stops when one is set up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.autograd.profiler as autograd_profiler
+from torch import distributed, nn
+from torch.profiler import ProfilerActivity, record_function
+
+from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
+from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.tracing import module_marks, raw_events
+from lightning_flops.records import StepSignature, TracedStepRecord
+
+logger = logging.getLogger(__name__)
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_SILENT = "6"
+"""From this level on Kineto does not announce every start and stop on stderr."""
+
+
+class StepTracer:
+    """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
+
+    Nothing of it reaches the step: not its failures, and not the profiler's, which a profiler of the user's ends.
+
+    Args:
+        root: the model whose modules are marked.
+        device: where the model computes.
+        record_shapes: record the shapes of operators' inputs.
+        profile_memory: record allocations and frees.
+        with_stack: record the Python calls.
+        keep_file: write a trace file, also where the events can be read without one.
+    """
+
+    def __init__(
+        self,
+        root: nn.Module,
+        *,
+        device: torch.device,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        keep_file: bool = False,
+    ) -> None:
+        self._root = root
+        self._device = device
+        self._settings = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._keep_file = keep_file
+        self._folder: str | None = None
+        self._profiler: Any = None
+        self._prepared = False
+        self._recording = False
+        self._ours = False
+        self._undo = ExitStack()
+        self._step_mark: Any = None
+        self._phases: list[Any] = []
+        self._marks: module_marks.ModuleMarks | None = None
+        self._use: _ProcessorUse | None = None
+        self._index = self._first_index = -1
+        self.record: TracedStepRecord | None = None
+        """The latest step that was traced to its end."""
+        self.lost: str | None = None
+        """Why something cannot be traced, in a sentence; None as long as all can be."""
+
+    # ---- the schedule
+
+    def warm_up(self) -> None:
+        """The next step will be traced: put up the marks, and let a device's tracing start before it counts."""
+        if self._marks is not None or self.lost is not None:
+            return
+        try:
+            if (other := _other_profiler()) is not None:
+                self._lose(f"No step was traced: {other}, and torch runs one profiler at a time.")
+                return
+            self._index = -1
+            self._put_up()
+            if self._device.type != "cpu":
+                self._prepare()
+        except Exception as error:
+            self._failed(error)
+
+    def start(self, index: int) -> None:
+        """The step begins, or the next of its batches does.
+
+        Args:
+            index: steps of this fit before it.
+        """
+        if self.lost is not None:
+            return
+        try:
+            if self._recording:
+                self._mark_step(index)
+                return
+            if self._marks is None:
+                self.warm_up()
+            elif (other := _other_profiler()) is not None:
+                self._lose(f"No step was traced: {other}, and torch runs one profiler at a time.")
+            if self.lost is not None:
+                return
+            if not self._prepared:
+                self._prepare()
+            with self._by_us():
+                self._profiler.start_trace()
+            self._recording = True
+            self._use = _ProcessorUse()
+            self._first_index = index
+            self._mark_step(index)
+        except Exception as error:
+            self._failed(error)
+
+    def enter(self, part: str) -> None:
+        """*part* of the step begins; work of a forward that no module call owns is the root's."""
+        if self._recording:
+            mark = module_marks.new_mark(phase_mark(part))
+            mark.__enter__()
+            self._phases.append(mark)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self._phases:
+            self._phases.pop().__exit__(None, None, None)
+
+    def stop(self, signature: StepSignature) -> None:
+        """The last step is over: keep what was recorded; nothing stays on torch.
+
+        Args:
+            signature: the steps'.
+        """
+        if not self._recording:
+            return
+        try:
+            self._close_marks()
+            assert self._use is not None
+            use = {**self._use.so_far(), "rank": _rank()}
+            self._profiler.add_metadata_json(METADATA_KEY, json.dumps(use))
+            with self._by_us():
+                self._profiler.stop_trace()
+            self._recording = self._prepared = False
+            profiler, self._profiler = self._profiler, None
+            self.record = record = self._read(profiler, signature, {METADATA_KEY: use, **_place_in_run(profiler)})
+            if record.columns is not None and self._device.type != "cpu":
+                self.lost = (
+                    f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
+                    "and device times of modules are n/a."
+                )
+            self.give_up()
+        except Exception as error:
+            self._failed(error)
+
+    def give_up(self) -> None:
+        """Whatever is under way ends here; nothing of ours stays on torch. What was traced before stays."""
+        self._close_marks()
+        profiler, self._profiler = self._profiler, None
+        prepared, recording = self._prepared, self._recording
+        self._prepared = self._recording = False
+        if prepared or recording:
+            try:
+                with self._by_us():
+                    if not recording:
+                        profiler.start_trace()  # Kineto forgets what it prepared in no other way
+                    profiler.stop_trace()
+            except Exception:
+                logger.warning("torch.profiler could not be stopped", exc_info=True)
+        self._undo.close()
+        self._marks = None
+
+    # ---- inside
+
+    def _put_up(self) -> None:
+        marks = module_marks.ModuleMarks(self._root)
+        with ExitStack() as undo:
+            patches = Patches()
+            undo.callback(patches.undo)
+            for name in ("_prepare_profiler", "_enable_profiler"):
+                patches.replace(autograd_profiler, name, self._stand_aside)
+            undo.enter_context(module_hooks(marks.enter, marks.leave, lambda: None))
+            self._undo = undo.pop_all()
+        self._marks = marks
+
+    def _prepare(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        elif self._device.type == "xpu":
+            activities.append(ProfilerActivity.XPU)
+        # The base of torch.profiler.profile: no schedule of its own, and no count of steps that others share.
+        kind: Any = torch.profiler._KinetoProfile  # type: ignore[attr-defined]
+        self._profiler = kind(activities=activities, **self._settings)
+        with self._by_us(), _silent_kineto():
+            self._profiler.prepare_trace()
+        self._prepared = True
+
+    def _mark_step(self, index: int) -> None:
+        if index == self._index:
+            return  # another batch of the same step
+        if self._step_mark is not None:
+            self._step_mark.__exit__(None, None, None)
+        self._index = index
+        self._step_mark = record_function(f"ProfilerStep#{index}")
+        self._step_mark.__enter__()
+
+    def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        whole = weakref.ref(self)  # a patch outlives its undoing until somebody collects the garbage
+
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            tracer = whole()
+            if tracer is not None and not tracer._ours:
+                tracer._lose("No step was traced: another profiler was set up meanwhile, and torch runs one at a time.")
+            return original(*args, **kwargs)
+
+        return begin
+
+    @contextmanager
+    def _by_us(self) -> Iterator[None]:
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def _close_marks(self) -> None:
+        while self._phases:
+            self.leave()
+        mark, self._step_mark = self._step_mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    def _lose(self, why: str) -> None:
+        self.lost = why
+        with suppress(Exception):
+            self.give_up()
+
+    def _failed(self, error: Exception) -> None:
+        logger.debug("a step could not be traced", exc_info=True)
+        self._lose(f"No step was traced: torch.profiler failed ({type(error).__name__}: {error}).")
+
+    def _read(self, profiler: Any, signature: StepSignature, metadata: Mapping[str, Any]) -> TracedStepRecord:
+        events = profiler.profiler.kineto_results.events()
+        columns = raw_events.columns_of(events)
+        path = self._export(profiler) if self._keep_file or columns is None else None
+        return TracedStepRecord(
+            index=self._first_index,
+            signature=signature,
+            process=os.getpid(),
+            columns=columns,
+            path=path,
+            metadata=metadata,
+        )
+
+    def _export(self, profiler: Any) -> str:
+        """The trace as a file of torch's own writing, which goes when this tracer does."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        path = f"{self._folder}/step{self._first_index}.pt.trace.json"
+        profiler.export_chrome_trace(path)
+        return path
+
+
+def _other_profiler() -> str | None:
+    """The profiler that is on, or may be switched on any moment, in words; None if there is none."""
+    autograd = torch._C._autograd
+    with suppress(AttributeError):
+        if autograd._profiler_enabled():
+            return "another profiler is running"
+    # torch.profiler.profile notes itself here from its making to the end of its block; between its warm-up and its
+    # first step nothing else tells of it.
+    tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
+    if "ProfilerStep" in getattr(tracker, "_step_dict", ()):
+        return "a torch.profiler.profile is set up in this run"
+    return None
+
+
+@contextmanager
+def _silent_kineto() -> Iterator[None]:
+    """Kineto, which reads its log level when it is first used, does not announce our trace on stderr."""
+    if _LOG_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LOG_LEVEL] = _SILENT
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOG_LEVEL, None)
+
+
+def _place_in_run(profiler: Any) -> dict[str, Any]:
+    """What the profiler writes into a file about ranks and process groups; nothing if it cannot tell."""
+    with suppress(Exception):
+        if (info := profiler._get_distributed_info()) is not None:
+            return {"distributedInfo": info}
+    return {}
+
+
+def _rank() -> int:
+    """This process's rank; 0 in a run of one."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+class _ProcessorUse:
+    """Seconds of processor time from its making on: this process's, and the whole machine's where psutil is there."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    def so_far(self) -> dict[str, float]:
+        """What went by, by the names under which a trace keeps it."""
+        return {name: now - self._start[name] for name, now in self._now().items() if name in self._start}
+
+    @staticmethod
+    def _now() -> dict[str, float]:
+        times = {"process_cpu_sec": time.process_time(), "elapsed_sec": time.perf_counter()}
+        try:
+            machine = import_module("psutil").cpu_times()
+            idle = machine.idle + getattr(machine, "iowait", 0.0)
+            # Linux has the time of guests in that of their hosts already.
+            total = sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)
+            times |= {"system_busy_sec": total - idle, "system_idle_sec": idle}
+        except Exception:  # not installed, or not on this system
+            logger.debug("no system CPU times: psutil is not there", exc_info=True)
+        return times

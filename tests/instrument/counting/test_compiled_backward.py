@@ -1,0 +1,137 @@
+"""What a compiled backward repeats is told from its gradients by what it depends on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.instrument.counting import compiled_backward
+from lightning_flops.instrument.counting.compiled_backward import repeated_products
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.records import OUTSIDE, PhaseFlops
+
+BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
+FIRST, SECOND = 2 * BATCH * INPUTS * HIDDEN, 2 * BATCH * HIDDEN * OUTPUTS
+
+aten = torch.ops.aten
+
+
+class Checkpointed(nn.Module):
+    """Two products under a checkpoint, which repeats both of them for the sigmoid behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return out
+
+
+def compiled_and_run_once() -> Any:
+    """The model, compiled for this batch, forward and backward."""
+    torch._dynamo.reset()
+    model: Any = torch.compile(Checkpointed(), backend="aot_eager")
+    model(torch.randn(BATCH, INPUTS)).sum().backward()
+    return model
+
+
+def test_a_product_that_no_incoming_gradient_reaches_is_a_repeated_one() -> None:
+    graph = Graph()
+    weight, x, gradient = (graph.placeholder(name) for name in ("primals_1", "primals_2", "tangents_1"))
+    hidden = graph.call_function(aten.mm.default, (x, weight))  # (3, 5) by (5, 7), again
+    active = graph.call_function(aten.relu.default, (hidden,))
+    turned = graph.call_function(aten.t.default, (active,))
+    of_next = graph.call_function(aten.mm.default, (turned, gradient))  # (7, 3) by (3, 11)
+    graph.output((of_next,))
+    GraphModule(nn.Module(), graph)
+    inputs = [torch.empty(5, 7), torch.empty(3, 5), torch.empty(3, 11)]
+    assert repeated_products(graph, inputs, int) == Counter({("aten.mm", 2 * 3 * 5 * 7): 1})  # type: ignore[arg-type]
+
+
+def test_a_graph_without_incoming_gradients_is_none_of_a_backward() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(aten.mm.default, (x, x)),))
+    GraphModule(nn.Module(), graph)
+    with pytest.raises(LookupError, match="incoming gradient"):
+        repeated_products(graph, [torch.empty(3, 3)], int)  # type: ignore[arg-type]
+
+
+def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(function: Any) -> Any:
+        raise LookupError("no graph is kept")
+
+    model = compiled_and_run_once()
+    monkeypatch.setattr(compiled_backward, "_backward_graph", unreadable)
+    with FlopCounter(model) as counter:
+        model(torch.randn(BATCH, INPUTS)).sum().backward()
+    counts = FlopCounts(counter.record())
+    assert (counts.forward, counts.recompute) == (FIRST + SECOND, 0)
+    assert counts.backward == FIRST + 2 * SECOND + FIRST + SECOND
+    (note,) = counts.notes
+    assert note.startswith("What the compiled backward of the root repeats of its forward could not be told apart")
+
+
+def test_two_counters_tell_the_same_and_leave_the_compiled_function_as_it_was() -> None:
+    model = compiled_and_run_once()
+    x = torch.randn(BATCH, INPUTS)
+    function: Any = type(model(x).grad_fn)._forward_cls
+    before = vars(function)["_backward_impl"].__func__
+    outer, inner = FlopCounter(model), FlopCounter(model)
+    with outer:
+        inner.__enter__()
+        model(x).sum().backward()
+        assert vars(function)["_backward_impl"] is not before
+    inner.__exit__(None, None, None)
+    for counter in (outer, inner):
+        counts = FlopCounts(counter.record())
+        assert (counts.backward, counts.recompute) == (FIRST + 2 * SECOND, FIRST + SECOND)
+        assert not counts.notes
+    assert vars(function)["_backward_impl"].__func__ is before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+def test_a_backward_compiled_as_a_whole_is_the_roots_and_a_note_says_so() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS))
+    x = torch.randn(BATCH, INPUTS)
+
+    def step() -> None:
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            model(x).sum().backward()
+
+    step()
+    with FlopCounter(model) as counter:
+        step()
+    counts = FlopCounts(counter.record())
+    assert counts.by_module()[""] == PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
+    assert counts.by_module()["0"] == PhaseFlops(forward=FIRST)
+    assert OUTSIDE not in counts.by_module()
+    (note,) = counts.notes
+    assert "compiled autograd" in note
+
+
+def test_a_function_compiled_around_the_model_is_outside_of_it_and_a_note_says_so() -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(INPUTS, HIDDEN)
+    x = torch.randn(BATCH, INPUTS)
+
+    @torch.compile(backend="eager")
+    def loss() -> Any:
+        return model(x).sum()
+
+    loss().backward()
+    with FlopCounter(model) as counter:
+        loss().backward()
+    counts = FlopCounts(counter.record())
+    assert counts.by_module()[OUTSIDE] == PhaseFlops(forward=FIRST, backward=FIRST)
+    (note,) = counts.notes
+    assert "torch.compile of a function" in note

@@ -1,0 +1,87 @@
+"""Where the counter itself fails the user's step goes on, and the record says what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops.instrument.counting import counting_mode, template_kernels
+from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+
+
+class Checkpointed(nn.Module):
+    """A product under a checkpoint, which repeats it for the sigmoid behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(lambda x: self.layer(x).sigmoid(), x, use_reentrant=False)
+        return out
+
+
+def fails(*args: Any, **kwargs: Any) -> Any:
+    raise LookupError("no longer there")
+
+
+def step(model: nn.Module) -> Callable[[], list[Tensor]]:
+    x = torch.randn(3, 5)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(x).sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    return gradients
+
+
+def notes_of_a_step(model: nn.Module) -> tuple[str, ...]:
+    """Runs a step without a counter, and the same with one."""
+    run = step(model)
+    expected = run()
+    with FlopCounter(model) as counter:
+        assert all(map(torch.equal, run(), expected))
+    return counter.record().notes
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "where"),
+    [
+        (FlopCounter, "_enter_running", "a module's forward pre-hook"),
+        (FlopCounter, "_watch_backward_of", "a module's forward hook"),
+        (counting_mode, "bytes_of", "an operator"),
+    ],
+)
+def test_what_fails_while_a_model_runs(owner: Any, name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, name, fails)
+    (note, *_) = notes_of_a_step(Checkpointed())
+    assert note == f"Counting failed in {where} (LookupError: no longer there); FLOPs may be missing."
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("_products", "the beginning of a compiled backward"), ("_end", "the end of a compiled backward")],
+)
+def test_what_fails_at_a_compiled_backward(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    model: Any = torch.compile(Checkpointed(), backend="aot_eager")
+    monkeypatch.setattr(CompiledBackwards, name, fails)
+    assert f"Counting failed in {where} (LookupError: no longer there); FLOPs may be missing." in notes_of_a_step(model)
+
+
+def test_what_fails_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    model = Checkpointed()
+    compiled: Any = torch.compile(model, backend="aot_eager")
+    with FlopCounter(model) as counter:
+        monkeypatch.setattr(template_kernels, "_kernels", fails)
+        compiled(torch.randn(3, 5)).sum().backward()
+    (note,) = (note for note in counter.record().notes if "LookupError" in note)
+    assert note.startswith("Counting failed in code that was just compiled")

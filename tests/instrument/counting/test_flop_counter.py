@@ -1,0 +1,507 @@
+"""Which module and which bucket an operator's FLOPs fall into."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.formulas import custom, register_flop_formula, registry
+from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
+
+BATCH = 2
+FIRST = 2 * BATCH * 3 * 5  # Linear(3, 5)
+SECOND = 2 * BATCH * 5 * 7  # Linear(5, 7)
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7))
+
+
+def batch() -> Tensor:
+    return torch.randn(BATCH, 3)
+
+
+def test_a_counter_entered_again_adds_up() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+    for _ in range(3):
+        with counter:
+            model(batch())
+        model(batch())
+    counts = FlopCounts(counter.record())
+    assert counts.forward == 3 * (FIRST + SECOND)
+    assert counts.record.module_calls == {"": 3, "0": 3, "1": 3, "2": 3}
+
+
+def test_nothing_inside_a_pause_is_counted() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+    with counter:
+        model(batch())
+        with counter.pause():
+            model(batch()).sum().backward()
+        model(batch())
+    counts = FlopCounts(counter.record())
+    assert (counts.forward, counts.backward) == (2 * (FIRST + SECOND), 0)
+    assert counts.record.module_calls[""] == 2
+
+
+def test_work_in_root_that_no_module_call_owns_is_the_roots_own() -> None:
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = two_layers()
+
+        def training_step(self, x: Tensor) -> Tensor:
+            result: Tensor = self.net(x)
+            return (result @ result.T).sum()
+
+    task = Task()
+    counter = FlopCounter(task)
+    with counter:
+        with counter.in_root():
+            loss = task.training_step(batch())
+        loss.backward()  # type: ignore[no-untyped-call]
+    own = FlopCounts(counter.record()).own_by_module()
+    gram = 2 * BATCH * 7 * BATCH
+    assert own[""] == PhaseFlops(forward=gram, backward=2 * gram)
+    assert own["net.2"] == PhaseFlops(forward=SECOND, backward=2 * SECOND)
+    assert OUTSIDE not in own
+
+
+def test_in_optimizer_is_for_steps_torch_does_not_announce() -> None:
+    counter = FlopCounter(two_layers())
+    with counter, counter.in_optimizer():
+        torch.randn(3, 5) @ torch.randn(5, 7)
+    assert FlopCounts(counter.record()).by_module()[OUTSIDE] == PhaseFlops(optimizer=2 * 3 * 5 * 7)
+
+
+def test_a_closure_inside_an_optimizer_step_is_forward_and_backward() -> None:
+    model = two_layers()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+    x = batch()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = nn.MSELoss()(model(x), torch.zeros(BATCH, 7))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    counter = FlopCounter(model)
+    with counter:
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    by_module = FlopCounts(counter.record()).by_module()
+    assert by_module[""] == PhaseFlops(forward=FIRST + SECOND, backward=FIRST + 2 * SECOND)
+    # LBFGS itself takes dot products of flat gradients: nothing but the optimizer's.
+    assert by_module.get(OUTSIDE, PhaseFlops()).forward == by_module.get(OUTSIDE, PhaseFlops()).backward == 0
+
+
+def test_a_step_that_raises_does_not_make_the_rest_the_optimizers() -> None:
+    model = two_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        raise ValueError("no loss today")
+
+    counter = FlopCounter(model)
+    with counter:
+        with pytest.raises(ValueError, match="no loss today"):
+            optimizer.step(closure)
+        model(batch())
+    assert FlopCounts(counter.record()).total == PhaseFlops(forward=FIRST + SECOND)
+
+
+def test_products_in_a_gradient_accumulation_hook_are_the_optimizers() -> None:
+    model = two_layers()
+
+    def whiten(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad @ parameter.grad.T
+
+    for layer in (model[0], model[2]):
+        assert isinstance(layer, nn.Linear)
+        layer.weight.register_post_accumulate_grad_hook(whiten)  # type: ignore[no-untyped-call]
+    counter = FlopCounter(model)
+    with counter:
+        model(batch()).sum().backward()
+    counts = FlopCounts(counter.record())
+    assert counts.by_module()[OUTSIDE] == PhaseFlops(optimizer=2 * 5 * 3 * 5 + 2 * 7 * 5 * 7)
+    assert counts.backward == FIRST + 2 * SECOND
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpointed_block_is_recomputed_and_counted_as_one_call(use_reentrant: bool) -> None:
+    model = nn.Sequential(two_layers(), nn.Tanh())
+    counter = FlopCounter(model)
+    x = batch().requires_grad_()
+    with counter:
+        checkpoint(model, x, use_reentrant=use_reentrant).sum().backward()
+    counts = FlopCounts(counter.record())
+    # The tanh behind the block keeps its output, so both products are repeated before the repetition may stop.
+    assert counts.by_module()["0"] == PhaseFlops(
+        forward=FIRST + SECOND, backward=2 * (FIRST + SECOND), recompute=FIRST + SECOND
+    )
+    assert counts.record.module_calls["0.0"] == 1
+    assert counts.without_backward == 0
+
+
+def test_a_frozen_start_needs_no_backward_also_under_reentrant_checkpointing() -> None:
+    def without_backward(*, reentrant: bool) -> int:
+        model = two_layers()
+        model[0].requires_grad_(False)
+        head = nn.Linear(7, 2)
+        counter = FlopCounter(nn.Sequential(model, head))
+        x = batch()
+        with counter:
+            if reentrant:
+                # A dummy that needs a gradient: reentrant checkpointing asks for one.
+                dummy = torch.zeros((), requires_grad=True)
+                hidden = checkpoint(lambda value, _: model(value), x, dummy, use_reentrant=True)
+            else:
+                hidden = model(x)
+            head(hidden).sum().backward()
+        return FlopCounts(counter.record()).without_backward
+
+    assert without_backward(reentrant=False) == FIRST
+    assert without_backward(reentrant=True) == FIRST
+
+
+def test_a_teacher_without_grad_has_no_backward_to_estimate() -> None:
+    student, teacher = two_layers(), two_layers()
+    counter = FlopCounter(nn.ModuleDict({"student": student, "teacher": teacher}))
+    x = batch()
+    with counter:
+        with torch.no_grad():
+            target = teacher(x)
+        (student(x) - target).square().sum().backward()
+    counts = FlopCounts(counter.record())
+    assert counts.without_backward == FIRST + SECOND
+    assert counts.estimated_backward() == 2 * (FIRST + SECOND)
+
+
+class LinearFunction(torch.autograd.Function):
+    """What some libraries put in place of ``F.linear``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight, gradients[0].T @ x
+
+
+class FunctionLinear(nn.Linear):
+    """A linear layer, without bias, by that function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = LinearFunction.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        return result
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_teacher_whose_layers_are_functions_of_their_own_has_no_backward_to_estimate(inside: bool) -> None:
+    student, teacher = two_layers(), FunctionLinear(3, 7)
+    counter = FlopCounter(nn.ModuleDict({"student": student, "teacher": teacher}) if inside else student)
+    x = batch()
+    with counter:
+        with torch.no_grad():
+            target = teacher(x)
+        (student(x) - target).square().sum().backward()
+    counts = FlopCounts(counter.record())
+    taught = 2 * BATCH * 3 * 7
+    assert counts.forward == FIRST + SECOND + taught
+    assert counts.without_backward == taught
+
+
+def test_a_layer_that_is_a_function_of_its_own_has_its_backward() -> None:
+    student = FunctionLinear(3, 7)
+    with FlopCounter(student) as counter:
+        student(batch()).sum().backward()
+    counts = FlopCounts(counter.record())
+    product = 2 * BATCH * 3 * 7
+    assert (counts.forward, counts.backward, counts.without_backward) == (product, 2 * product, 0)
+
+
+def test_nodes_born_in_a_backward_belong_to_the_module_whose_backward_bears_them() -> None:
+    critic = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    counter = FlopCounter(critic)
+    x = batch().requires_grad_()
+    head = 2 * BATCH * 5 * 1
+    with counter:
+        (gradient,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()  # type: ignore[no-untyped-call]
+    by_module = FlopCounts(counter.record()).by_module()
+    # First backward, for x alone: one product a layer. Second, through that: layer 0's product G0 W0 gives gradients of
+    # G0 and W0; G0 came through tanh from head's G1 W1, where G1 is ones, so W1 gets one; tanh's own curvature leads
+    # through layer 0's forward to W0 and, x being a leaf that wants one, to x.
+    assert by_module["0"] == PhaseFlops(forward=FIRST, backward=FIRST + 2 * FIRST + 2 * FIRST)
+    assert by_module["2"] == PhaseFlops(forward=head, backward=head + head)
+    assert OUTSIDE not in by_module
+
+
+def test_a_shared_module_is_named_by_its_caller() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.Sequential(shared)})
+    counter = FlopCounter(model)
+    with counter:
+        model["a"](model["b"](batch())).sum().backward()
+    by_module = FlopCounts(counter.record()).by_module()
+    product = 2 * BATCH * 3 * 3
+    assert by_module["b.0"] == PhaseFlops(forward=product, backward=product)
+    assert by_module["a.0"] == PhaseFlops(forward=product, backward=2 * product)
+
+
+def test_a_backward_of_a_forward_that_was_not_counted_is_the_roots_and_noted() -> None:
+    model = two_layers()
+    loss = model(batch()).sum()
+    counter = FlopCounter(model)
+    with counter:
+        loss.backward()
+    counts = FlopCounts(counter.record())
+    assert counts.own_by_module()[""] == PhaseFlops(backward=FIRST + 2 * SECOND)
+    assert any("nothing was counted" in note for note in counts.notes)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_the_forward_is_the_same_under_every_grad_mode(context: Any) -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+    with counter, context():
+        model(batch())
+    counts = FlopCounts(counter.record())
+    assert counts.by_module()["2"] == PhaseFlops(forward=SECOND)
+    assert counts.forward == FIRST + SECOND
+    assert not counts.uncounted
+
+
+def test_a_forward_and_backward_on_a_python_thread_stand_under_their_modules() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+
+    def work() -> None:
+        model(batch()).sum().backward()
+
+    with counter:
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+    by_module = FlopCounts(counter.record()).by_module()
+    assert by_module["0"] == PhaseFlops(forward=2 * FIRST, backward=2 * FIRST)
+    assert by_module["2"] == PhaseFlops(forward=2 * SECOND, backward=2 * 2 * SECOND)
+
+
+def test_a_backward_on_a_thread_that_entered_the_counter_itself() -> None:
+    model = nn.Sequential(two_layers(), nn.Tanh())
+    counter = FlopCounter(model)
+    x = batch().requires_grad_()
+
+    def work(loss: Tensor) -> None:
+        with counter:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    with counter:
+        # Reentrant: the repetition builds its graph, and starts a second backward, on the other thread.
+        loss = checkpoint(model, x, use_reentrant=True).sum()
+        thread = threading.Thread(target=work, args=(loss,))
+        thread.start()
+        thread.join()
+    assert FlopCounts(counter.record()).by_module()["0.0"] == PhaseFlops(
+        forward=FIRST, backward=2 * FIRST, recompute=FIRST
+    )
+
+
+def test_replicas_have_the_names_of_what_they_copy() -> None:
+    model = two_layers()
+    counter = FlopCounter(model)
+
+    def work() -> None:
+        replica: Any = model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        for name, child in model.named_children():
+            copy: Any = child._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+            copy._former_parameters = {}
+            for key, parameter in child._parameters.items():
+                setattr(copy, key, parameter)
+            replica._modules[name] = copy
+        replica(batch())
+
+    with counter:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert FlopCounts(counter.record()).by_module()["2"] == PhaseFlops(forward=SECOND)
+
+
+def test_bytes_are_inputs_and_outputs_and_views_are_free() -> None:
+    counter = FlopCounter(None)
+    x, y = torch.zeros(4, 6), torch.zeros(4, 6)
+    with counter:
+        x + y  # 96 read twice, 96 written
+        x.t().reshape(24)[:8].view(2, 4)  # one copy: 96 read, 96 written
+        x.add_(y)  # in place: 96 read twice, 96 written
+        x.copy_(y)  # the target is not read: 96 read, 96 written
+        x.zero_()  # 96 written
+        torch.empty(1000)  # memory that nobody touched
+    sums = FlopCounts(counter.record())
+    assert sums.bytes_read == 96 * (2 + 1 + 2 + 1)
+    assert sums.bytes_written == 96 * (1 + 1 + 1 + 1 + 1)
+    assert sums.bytes_by_module()[OUTSIDE] == PhaseBytes(forward=96 * 11)
+
+
+def test_a_sparse_matrix_reads_its_stored_values_and_fails_nothing() -> None:
+    counter = FlopCounter(None)
+    diagonal, features = torch.eye(6).to_sparse(), torch.zeros(6, 4)
+    with counter:
+        diagonal @ features
+    counts = FlopCounts(counter.record())
+    assert counts.forward == 2 * 6 * 4
+    assert (counts.bytes_read, counts.bytes_written) == (4 * 6 + 4 * 24, 4 * 24)
+    assert not counts.notes
+
+
+def test_an_embedding_reads_the_rows_it_looks_up() -> None:
+    counter = FlopCounter(None)
+    table, rows = torch.zeros(1000, 4), torch.tensor([1, 5])
+    with counter:
+        nn.functional.embedding(rows, table)
+    assert FlopCounts(counter.record()).bytes_read == 2 * 4 * 4 + 2 * 8
+
+
+def test_an_operator_nobody_knows_is_listed_with_its_modules() -> None:
+    @torch.library.custom_op("lightning_flops_tests::matmul_of_mine", mutates_args=())
+    def matmul_of_mine(left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+    class Caller(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = matmul_of_mine(x, x.T.contiguous())
+            return result
+
+    model = nn.ModuleDict({"caller": Caller()})
+    counter = FlopCounter(model)
+    with counter:
+        model["caller"](batch())
+    counts = FlopCounts(counter.record())
+    listed = counts.uncounted["lightning_flops_tests.matmul_of_mine"]
+    assert (listed.calls, listed.modules, listed.output_elements) == (1, ("caller",), BATCH * BATCH)
+    assert listed.heavy
+    assert counts.is_lower_bound
+
+
+def test_operators_on_fake_tensors_spend_nothing_unless_the_model_is_fake() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    counter = FlopCounter(two_layers())
+    with counter, FakeTensorMode():
+        torch.empty(2, 3) @ torch.empty(3, 4)
+    assert FlopCounts(counter.record()).forward == 0
+    with FakeTensorMode():
+        fake = two_layers()
+        counter = FlopCounter(fake)
+        with counter:
+            fake(torch.empty(BATCH, 3))
+    assert FlopCounts(counter.record()).forward == FIRST + SECOND
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("compiled_before", [True, False])
+def test_a_kernel_that_compiled_code_hides_is_listed_with_its_module_and_left_as_it_was(compiled_before: bool) -> None:
+    """Compiled FlexAttention calls a kernel of its own, which no dispatcher sees."""
+    from torch._inductor.codecache import PyCodeCache
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Attention(nn.Module):
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+            return flex_attention(query, key, value)
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(Attention())
+    model = nn.ModuleDict({"attention": compiled})
+    inputs = [torch.randn(1, 2, 128, 16) for _ in range(3)]
+    counter = FlopCounter(model)
+    with torch.no_grad():
+        if compiled_before:
+            compiled(*inputs)
+        with counter:
+            compiled(*inputs)
+        compiled(*inputs)
+    counts = FlopCounts(counter.record())
+    (listed,) = (value for name, value in counts.uncounted.items() if "flex_attention" in name)
+    assert (listed.calls, listed.modules, listed.heavy) == (1, ("attention",), True)
+    assert counts.is_lower_bound
+    for module in PyCodeCache.modules:
+        assert not any(type(value).__module__.startswith("lightning_flops") for value in vars(module).values())
+
+
+def test_an_estimate_is_called_one_and_names_its_source() -> None:
+    with FlopCounter(None) as counter:
+        torch.fft.fft(torch.randn(8, dtype=torch.complex64))
+        torch.randn(3, 5) @ torch.randn(5, 7)
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 5 * 8 * 3 + 2 * 3 * 5 * 7
+    (note,) = record.notes
+    assert note.startswith("The FLOPs of aten._fft_c2c are an estimate: 5 N log2 N")
+
+
+def test_a_formula_that_gives_a_negative_number_leaves_its_operator_uncounted(caplog: pytest.LogCaptureFixture) -> None:
+    @torch.library.custom_op("lightning_flops_tests::negative", mutates_args=())
+    def negative(x: Tensor) -> Tensor:
+        return x.clone()
+
+    register_flop_formula("lightning_flops_tests::negative", lambda args, kwargs, out: -5)
+    with FlopCounter(None) as counter:
+        negative(torch.zeros(3))
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 0
+    assert record.uncounted["lightning_flops_tests.negative"].heavy
+    assert any("negative" in entry.getMessage() for entry in caplog.records)
+
+
+@pytest.mark.parametrize("answer", [2.5, float("nan")])
+def test_a_formula_that_gives_no_whole_number_leaves_its_operator_uncounted(
+    answer: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    @torch.library.custom_op("lightning_flops_tests::fraction", mutates_args=())
+    def fraction(x: Tensor) -> Tensor:
+        return x.clone()
+
+    register_flop_formula("lightning_flops_tests::fraction", lambda args, kwargs, out: answer)  # type: ignore[type-var]
+    with FlopCounter(None) as counter:
+        fraction(torch.zeros(3))
+    record = counter.record()
+    assert sum(cell.flops for cell in record.cells) == 0
+    assert record.uncounted["lightning_flops_tests.fraction"].heavy
+    assert any("lightning_flops_tests.fraction" in entry.getMessage() for entry in caplog.records)
+
+
+def test_a_formula_for_an_operator_that_does_not_exist_is_named_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "user_formulas", {})
+    monkeypatch.setattr(custom, "user_formulas", registry.user_formulas)
+    register_flop_formula("lightning_flops_tests::late_product", lambda args, kwargs, out: 7)
+    register_flop_formula("aten::mm.outt", lambda args, kwargs, out: 7)
+    register_flop_formula("aten::mm.out", lambda args, kwargs, out: 7)
+
+    def named() -> list[str]:
+        with FlopCounter(None) as counter:
+            pass
+        return [note.split()[6].rstrip(",") for note in counter.record().notes]
+
+    assert named() == ["aten::mm.outt", "lightning_flops_tests::late_product"]
+
+    @torch.library.custom_op("lightning_flops_tests::late_product", mutates_args=())
+    def late_product(x: Tensor) -> Tensor:
+        return x.clone()
+
+    assert named() == ["aten::mm.outt"]
+    registry.forget_entries()

@@ -1,0 +1,325 @@
+"""Operators that no kernel here can run, or that nothing calls any more: their formulas, argument by argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_flops.instrument.counting.formulas import Work
+from tests.instrument.recording import meta, operator, work_of
+
+
+def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:
+    """What the formula says of a call with the *given* arguments, put where the operator's schema has them."""
+    schema = operator(name)._schema
+    assert set(given) <= {argument.name for argument in schema.arguments}, schema
+    args = [given.get(argument.name) for argument in schema.arguments if not argument.kwarg_only]
+    keywords = {each.name: given[each.name] for each in schema.arguments if each.kwarg_only and each.name in given}
+    return work_of(name, *args, out=out, **keywords)
+
+
+class Packed:
+    """A packed quantized weight, as far as formulas open it."""
+
+    def __init__(self, *shape: int) -> None:
+        self.weight = meta(*shape)
+
+    def unpack(self) -> tuple[torch.Tensor, None]:
+        return self.weight, None
+
+
+# (3, 4) by (4, 5), a stack of 7 of them, (3, 4) by (4,), (3,) by (4,)
+LEFT, RIGHT = meta(3, 4), meta(4, 5)
+LEFTS, RIGHTS = meta(7, 3, 4), meta(7, 4, 5)
+PRODUCT = 2 * 3 * 4 * 5
+# A linear layer of 8 to 16 on 2 × 4 rows
+ROWS, WEIGHT, ROWS_OUT = meta(2, 4, 8), meta(16, 8), meta(2, 4, 16)
+LINEAR = 2 * 8 * 8 * 16
+# A convolution of 4 to 6 channels in 2 groups, 3 × 3, on 2 images of 8 × 8
+IMAGES, KERNEL, IMAGES_OUT = meta(2, 4, 8, 8), meta(6, 2, 3, 3), meta(2, 6, 6, 6)
+CONVOLUTION = 2 * (2 * 6 * 6 * 6) * 2 * 9
+# A transposed one of 4 to 6 channels in 2 groups
+TURNED = meta(4, 3, 3, 3)
+TRANSPOSED = 2 * (2 * 4 * 8 * 8) * 3 * 9
+# The same in three dimensions, of 2 to 6 channels, 2 × 2 × 2, on one volume of 4 × 4 × 4
+VOLUME, CUBE, VOLUME_OUT, TURNED_CUBE = (
+    meta(1, 2, 4, 4, 4),
+    meta(6, 2, 2, 2, 2),
+    meta(1, 6, 3, 3, 3),
+    meta(2, 6, 2, 2, 2),
+)
+VOLUME_CONVOLUTION, VOLUME_TRANSPOSED = 2 * (6 * 27) * 2 * 8, 2 * (2 * 64) * 6 * 8
+# One and three dimensions packed
+LINE, LINE_OUT = meta(2, 4, 8), meta(2, 6, 6)
+# 2 samples, 4 heads, 5 queries and keys, head size 8
+HEADS = meta(2, 4, 5, 8)
+SCORES = 2 * 4 * 25
+ATTENTION = {"query": HEADS, "key": HEADS, "value": HEADS}
+# 4 samples of 5 steps with 8 features, hidden size 6, one layer
+STEPS, STATE = meta(4, 5, 8), meta(1, 4, 6)
+TOKENS = 4 * 5
+CELL = {"input": meta(4, 8), "w_ih": meta(6, 8), "w_hh": meta(6, 6)}
+N, BATCH = 6, 2
+SQUARES, COLUMNS = meta(BATCH, N, N), meta(BATCH, N, 3)
+BOTH, WEIGHT_ONLY = [True, True, True], [False, True, True]
+
+CALLS: dict[str, tuple[dict[str, Any], Any, int]] = {
+    "aten::addmv_": ({"self": meta(3), "mat": LEFT, "vec": meta(4)}, None, 2 * 12),
+    "aten::addr_": ({"self": LEFT, "vec1": meta(3), "vec2": meta(4)}, None, 2 * 12),
+    "aten::baddbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
+    "aten::addbmm_": ({"batch1": LEFTS, "batch2": RIGHTS}, None, 7 * PRODUCT),
+    "aten::linalg_matmul": ({"self": LEFTS, "other": RIGHT}, None, 7 * PRODUCT),
+    "aten::chain_matmul": ({"matrices": [LEFT, RIGHT]}, None, PRODUCT),
+    "_native::_foreach_mm_native_0": ({"self": [LEFT, LEFT], "mat2": [RIGHT, RIGHT]}, None, 2 * PRODUCT),
+    "aten::_compute_linear_combination": ({"input": meta(4, 5, 6), "coefficients": LEFT}, None, 2 * 3 * 4 * 30),
+    "aten::_weight_int4pack_mm_with_scales_and_zeros": ({"self": LEFT}, meta(3, 5), PRODUCT),
+    "aten::_scaled_grouped_mm_v2": (
+        {"self": meta(10, 4), "mat2": meta(2, 4, 5), "offs": torch.tensor([3, 9])},
+        None,
+        2 * 9 * 4 * 5,
+    ),
+    "aten::smm": ({"self": torch.eye(6).to_sparse(), "mat2": meta(6, 4)}, None, 2 * 6 * 4),
+    "aten::sspaddmm": ({"mat1": torch.eye(6).to_sparse(), "mat2": meta(6, 4)}, None, 2 * 6 * 4),
+    "aten::_sparse_mm_reduce_impl_backward": (
+        {"self": torch.eye(6).to_sparse(), "grad_out": meta(6, 4), "output_mask": [True, True]},
+        None,
+        2 * 2 * 6 * 4,
+    ),
+    "aten::cudnn_affine_grid_generator": ({"theta": meta(2, 2, 3)}, meta(2, 4, 5, 2), 2 * 80 * 3),
+    "aten::cudnn_affine_grid_generator_backward": ({"grad": meta(2, 4, 5, 2)}, meta(2, 2, 3), 2 * 80 * 3),
+    "onednn::linear_dynamic_fp16": ({"x": ROWS}, ROWS_OUT, LINEAR),
+    "onednn::linear_relu_dynamic_fp16": ({"x": ROWS}, ROWS_OUT, LINEAR),
+    "aten::_convolution": ({"input": IMAGES, "weight": KERNEL, "transposed": False}, IMAGES_OUT, CONVOLUTION),
+    "aten::convolution_overrideable": (
+        {"input": IMAGES, "weight": TURNED, "transposed": True},
+        meta(2, 6, 10, 10),
+        TRANSPOSED,
+    ),
+    # 6 steps in, 4 out, no padding: each of 3 taps sees 4 steps, in both products.
+    "aten::conv_tbc_backward": (
+        {"self": meta(4, 2, 6), "input": meta(6, 2, 5), "weight": meta(3, 5, 6), "pad": 0},
+        None,
+        2 * (2 * (3 * 4) * 2 * 5 * 6),
+    ),
+    "aten::conv_depthwise3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
+    "aten::miopen_convolution_add_relu": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::_mps_convolution": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::_mps_convolution_transpose": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
+    "aten::mps_convolution_backward": (
+        {"self": IMAGES, "grad_output": IMAGES_OUT, "weight": KERNEL, "output_mask": WEIGHT_ONLY},
+        None,
+        CONVOLUTION,
+    ),
+    "aten::mps_convolution_transpose_backward": (
+        {"self": IMAGES, "grad_output": meta(2, 6, 10, 10), "weight": TURNED, "output_mask": [True, True]},
+        None,
+        2 * TRANSPOSED,
+    ),
+    "aten::_nnpack_spatial_convolution": ({"input": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::thnn_conv2d": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::_slow_conv2d_backward.output_mask": (
+        {"grad_output": IMAGES_OUT, "self": IMAGES, "weight": KERNEL, "output_mask": BOTH},
+        None,
+        2 * CONVOLUTION,
+    ),
+    "aten::_slow_conv2d_backward.grad_input": ({"grad_output": IMAGES_OUT, "weight": KERNEL}, None, 2 * CONVOLUTION),
+    "aten::slow_conv_dilated2d": ({"self": IMAGES, "weight": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "aten::slow_conv_dilated3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
+    "aten::slow_conv3d": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
+    "aten::slow_conv3d_forward": ({"self": VOLUME, "weight": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
+    "aten::slow_conv_transpose2d": ({"self": IMAGES, "weight": TURNED}, None, TRANSPOSED),
+    "aten::slow_conv_transpose3d": ({"self": VOLUME, "weight": TURNED_CUBE}, None, VOLUME_TRANSPOSED),
+    "mkldnn::_convolution_pointwise_.binary": (
+        {"X": IMAGES, "W": KERNEL, "other": IMAGES_OUT},
+        IMAGES_OUT,
+        CONVOLUTION,
+    ),
+    "onednn::qconv_pointwise": ({"qx": IMAGES, "qw": KERNEL}, IMAGES_OUT, CONVOLUTION),
+    "onednn::qconv1d_pointwise": ({"qx": LINE, "qw": meta(6, 4, 3)}, LINE_OUT, 2 * (2 * 6 * 6) * 4 * 3),
+    "onednn::qconv3d_pointwise": ({"qx": VOLUME, "qw": CUBE}, VOLUME_OUT, VOLUME_CONVOLUTION),
+    "aten::_scaled_dot_product_attention_math_for_mps": (ATTENTION, None, 32 * SCORES),
+    "aten::_flash_attention_forward_no_dropout_inplace": ({**ATTENTION, "is_causal": False}, None, 32 * 2 * 5 * 16),
+    "aten::_cudnn_attention_backward": ({**ATTENTION, "is_causal": False}, None, 64 * SCORES),
+    "aten::_triton_scaled_dot_attention": ({"q": HEADS, "k": HEADS, "v": HEADS}, None, 32 * SCORES),
+    "aten::_triton_multi_head_attention": (
+        {"query": ROWS, "key": ROWS, "value": ROWS, "qkv_weight": meta(24, 8), "proj_weight": meta(8, 8)},
+        None,
+        2 * 8 * 8 * 24 + 4 * (2 * 4 * 4) * 8 + 2 * 8 * 8 * 8,
+    ),
+    "aten::_lstm_mps": ({"input": STEPS, "params": [meta(24, 8), meta(24, 6), meta(24)]}, None, 2 * TOKENS * 24 * 14),
+    "aten::lstm_mps_backward": (
+        {"input": STEPS, "params": [meta(24, 8), meta(24, 6), meta(24)]},
+        None,
+        2 * 2 * TOKENS * 24 * 14,
+    ),
+    "aten::gru.data": ({"data": meta(11, 8), "params": [meta(18, 8), meta(18, 6)]}, None, 2 * 11 * 18 * 14),
+    "aten::rnn_tanh.data": ({"data": meta(11, 8), "params": [meta(6, 8), meta(6, 6)]}, None, 2 * 11 * 6 * 14),
+    "aten::rnn_relu.data": ({"data": meta(11, 8), "params": [meta(6, 8), meta(6, 6)]}, None, 2 * 11 * 6 * 14),
+    "aten::quantized_lstm.data": (
+        {"data": meta(11, 8), "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
+        None,
+        2 * 11 * 24 * 14,
+    ),
+    "aten::quantized_gru.data": (
+        {"data": meta(11, 8), "hx": STATE, "num_layers": 2, "bidirectional": True},
+        None,
+        2 * 2 * 11 * 18 * (8 + 6 + 12 + 6),
+    ),
+    "quantized::quantized_gru_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 18 * 14),
+    "quantized::quantized_rnn_tanh_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 6 * 14),
+    "quantized::quantized_rnn_relu_cell_dynamic": ({"input": meta(4, 8), "hx": meta(4, 6)}, None, 2 * 4 * 6 * 14),
+    "prims::fft_c2c": ({"self": meta(2, 8, 16), "dim": [1, 2]}, None, 2 * 5 * 128 * 7),
+    "prims::fft_r2c": ({"self": meta(3, 16), "dim": [1]}, None, 3 * 5 * 16 * 4 // 2),
+    "prims::fft_c2r": ({"self": meta(3, 9), "dim": [1]}, meta(3, 16), 3 * 5 * 16 * 4 // 2),
+    "prims::svd": ({"A": meta(9, 6), "full_matrices": False}, None, 14 * 9 * 36 + 8 * 216),
+    "aten::cudnn_grid_sampler": ({"self": IMAGES}, meta(2, 4, 5, 5), 2 * 4 * 200),
+    "aten::cudnn_grid_sampler_backward": ({"self": IMAGES, "grad_output": meta(2, 4, 5, 5)}, None, 3 * 2 * 4 * 200),
+    "aten::grid_sampler_3d_backward": (
+        {"grad_output": meta(1, 2, 3, 3, 3), "input": VOLUME, "interpolation_mode": 0, "output_mask": [True, True]},
+        None,
+        (1 + 3) * 2 * 8 * 54,
+    ),
+    "aten::_grid_sampler_2d_cpu_fallback": ({"input": IMAGES, "interpolation_mode": 0}, meta(2, 4, 5, 5), 2 * 4 * 200),
+    "aten::_grid_sampler_2d_cpu_fallback_backward": (
+        {"grad_output": meta(2, 4, 5, 5), "input": IMAGES, "interpolation_mode": 0},
+        None,
+        3 * 2 * 4 * 200,
+    ),
+    "aten::_pdist_backward": ({"self": meta(4, 3)}, None, 2 * 6 * 3),
+    "aten::cholesky": ({"self": SQUARES}, None, BATCH * N**3 // 3),
+    "aten::_cholesky_solve_helper": ({"self": COLUMNS, "A": SQUARES}, None, 2 * N * N * 3 * BATCH),
+    "aten::triangular_solve": ({"self": COLUMNS, "A": SQUARES}, None, N * N * 3 * BATCH),
+    "aten::lu_solve": ({"self": COLUMNS, "LU_data": SQUARES}, None, 2 * N * N * 3 * BATCH),
+    "aten::linalg_lu_solve": ({"LU": SQUARES, "B": COLUMNS}, None, 2 * N * N * 3 * BATCH),
+    "aten::linalg_ldl_solve": ({"LD": SQUARES, "B": COLUMNS}, None, 2 * N * N * 3 * BATCH),
+    "aten::linalg_lu": ({"A": SQUARES}, None, BATCH * 2 * N**3 // 3),
+    "aten::_lu_with_info": ({"self": SQUARES}, None, BATCH * 2 * N**3 // 3),
+    "aten::linalg_ldl_factor_ex": ({"self": SQUARES}, None, BATCH * N**3 // 3),
+    "aten::geqrf": ({"self": meta(9, 6)}, None, 2 * 36 * (9 - 2)),
+    "aten::orgqr": ({"self": meta(9, 6), "input2": meta(6)}, None, 2 * 36 * (9 - 2)),
+    "aten::_linalg_eigvals": ({"self": SQUARES}, None, BATCH * 10 * N**3),
+    "torch_attn::_varlen_attn_out": (
+        {
+            **{name: meta(5, 4, 8) for name in ("query", "key", "value")},
+            "cu_seq_q": torch.tensor([0, 2, 5]),
+            "is_causal": False,
+        },
+        None,
+        32 * 4 * (4 + 9),
+    ),
+    "symm_mem::fused_all_gather_scaled_matmul": ({"A": LEFT, "Bs": [RIGHT]}, (meta(6, 4), [meta(6, 5)]), 2 * PRODUCT),
+    "symm_mem::fused_scaled_matmul_reduce_scatter": ({"A": LEFT, "B": RIGHT}, None, PRODUCT),
+    "symm_mem::_async_input_mm": ({"a": LEFT, "b": RIGHT}, None, PRODUCT),
+    **{
+        f"aten::fbgemm_linear_{kind}": ({"input": ROWS}, ROWS_OUT, LINEAR)
+        for kind in ("int8_weight", "int8_weight_fp32_activation", "fp16_weight", "fp16_weight_fp32_activation")
+    },
+    **{
+        f"aten::quantized_{kind}_cell": (CELL, None, 2 * 4 * 6 * 14) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    },
+    **{
+        f"aten::quantized_lstm.{overload}": (
+            {overload.split("_")[0]: STEPS, "hx": [STATE, STATE], "num_layers": 1, "bidirectional": False},
+            None,
+            2 * TOKENS * 24 * 14,
+        )
+        for overload in ("input_legacy", "data_legacy")
+    },
+    **{
+        f"aten::quantized_gru.{overload}": (
+            {overload.split("_")[0]: STEPS, "hx": STATE, "num_layers": 1, "bidirectional": False},
+            None,
+            2 * TOKENS * 18 * 14,
+        )
+        for overload in ("input_legacy", "data_legacy")
+    },
+    **{
+        f"quantized::linear_{kind}": ({"X": ROWS}, ROWS_OUT, LINEAR)
+        for kind in (
+            "relu",
+            "leaky_relu",
+            "tanh",
+            "relu_dynamic",
+            "dynamic_fp16",
+            "relu_dynamic_fp16",
+            "with_input_q_dq_qweight_dq_output_fp32",
+            "with_input_q_dq_qweight_dq_relu_output_fp32",
+        )
+    },
+    "quantized::linear_dynamic_fp16_unpacked_weight": ({"X": ROWS, "weight": WEIGHT}, None, LINEAR),
+    **{
+        f"_quantized::{name}": ({"X": ROWS}, ROWS_OUT, LINEAR)
+        for name in (
+            "linear",
+            "linear_dynamic",
+            "_wrapped_quantized_linear_prepacked",
+            "wrapped_quantized_linear",
+            "wrapped_fbgemm_linear_fp16_weight",
+        )
+    },
+    **{
+        f"sparse::qlinear{suffix}": ({"X": ROWS}, ROWS_OUT, LINEAR)
+        for suffix in ("", "_dynamic", "_relu", "_relu_dynamic")
+    },
+    **{
+        name: ({"qx": LINE, "packed_weight": Packed(6, 4, 1, 3)}, LINE_OUT, 2 * (2 * 6 * 6) * 4 * 3)
+        for name in ("quantized::conv1d", "quantized::conv1d_relu", "quantized::conv1d_dynamic")
+    },
+    **{
+        name: ({"qx": IMAGES, "packed_weight": Packed(6, 2, 3, 3)}, IMAGES_OUT, CONVOLUTION)
+        for name in (
+            "quantized::conv2d.new",
+            "quantized::conv2d_relu.new",
+            "quantized::conv2d_dynamic",
+            "quantized::conv2d_add",
+            "quantized::conv2d_add_relu",
+            "_quantized::conv2d",
+            "_quantized::conv2d_relu",
+        )
+    },
+    **{
+        name: ({"qx": IMAGES, "weight": Packed(6, 2, 3, 3)}, IMAGES_OUT, CONVOLUTION)
+        for name in ("quantized::conv2d", "quantized::conv2d_relu")
+    },
+    **{
+        name: ({"qx": VOLUME, "packed_weight": Packed(6, 2, 2, 2, 2)}, VOLUME_OUT, VOLUME_CONVOLUTION)
+        for name in (
+            "quantized::conv3d.new",
+            "quantized::conv3d_relu.new",
+            "quantized::conv3d_dynamic",
+            "_quantized::conv3d",
+            "_quantized::conv3d_relu",
+        )
+    },
+    **{
+        name: ({"qx": LINE, "packed_weight": Packed(4, 6, 1, 3)}, None, 2 * (2 * 4 * 8) * 6 * 3)
+        for name in (
+            "quantized::conv_transpose1d",
+            "quantized::conv_transpose1d_dynamic",
+            "_quantized::conv_transpose1d",
+        )
+    },
+    **{
+        name: ({"qx": IMAGES, "packed_weight": Packed(4, 3, 3, 3)}, None, TRANSPOSED)
+        for name in ("quantized::conv_transpose2d_dynamic", "_quantized::conv_transpose2d")
+    },
+    **{
+        name: ({"qx": VOLUME, "packed_weight": Packed(2, 6, 2, 2, 2)}, None, VOLUME_TRANSPOSED)
+        for name in ("quantized::conv_transpose3d", "quantized::conv_transpose3d_dynamic")
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchs_own_packages() -> None:
+    """Operators that torch's Python code registers when it is imported."""
+    import torch.distributed._symmetric_memory
+    import torch.nn.attention.varlen  # noqa: F401
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_formula_reads_its_arguments_where_the_schema_has_them(name: str) -> None:
+    given, out, expected = CALLS[name]
+    assert work_by_name(name, out, given).flops == expected

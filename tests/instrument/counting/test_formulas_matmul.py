@@ -1,0 +1,327 @@
+"""Matrix products: every form against 2·M·K·N written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lightning_flops.instrument.counting.formulas import lookup
+from tests.instrument.recording import (
+    flops_by_operator,
+    forward_and_backward,
+    leaf,
+    meta,
+    operator,
+    record,
+    total_flops,
+    work_of,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR) tensor support is in beta")
+
+FORWARDS: dict[str, tuple[Callable[[], Any], dict[str, int]]] = {
+    "mm": (lambda: leaf(3, 4) @ leaf(4, 5), {"aten.mm": 2 * 3 * 4 * 5}),
+    "mm into out": (lambda: torch.mm(torch.ones(3, 4), torch.ones(4, 5), out=torch.empty(3, 5)), {"aten.mm": 120}),
+    "addmm": (lambda: torch.addmm(leaf(5), leaf(3, 4), leaf(4, 5)), {"aten.addmm": 120}),
+    "addmm with scalars": (
+        lambda: torch.addmm(leaf(5), leaf(3, 4), leaf(4, 5), beta=0.5, alpha=2),
+        {"aten.addmm": 120},
+    ),
+    "addmm in place": (lambda: torch.ones(3, 5).addmm_(torch.ones(3, 4), torch.ones(4, 5)), {"aten.addmm_": 120}),
+    "bmm": (lambda: torch.bmm(leaf(7, 3, 4), leaf(7, 4, 5)), {"aten.bmm": 7 * 120}),
+    "baddbmm": (lambda: torch.baddbmm(leaf(7, 3, 5), leaf(7, 3, 4), leaf(7, 4, 5)), {"aten.baddbmm": 7 * 120}),
+    "addbmm": (lambda: torch.addbmm(leaf(3, 5), leaf(7, 3, 4), leaf(7, 4, 5)), {"aten.addbmm": 7 * 120}),
+    "broadcast matmul": (lambda: leaf(2, 1, 3, 4) @ leaf(6, 4, 5), {"aten.bmm": 2 * 6 * 120}),
+    "mv": (lambda: leaf(3, 4) @ leaf(4), {"aten.mv": 2 * 3 * 4}),
+    "addmv": (lambda: torch.addmv(leaf(3), leaf(3, 4), leaf(4)), {"aten.addmv": 24}),
+    "dot": (lambda: leaf(9) @ leaf(9), {"aten.dot": 18}),
+    "vdot": (lambda: torch.vdot(leaf(9), leaf(9)), {"aten.vdot": 18}),
+    "addr": (lambda: torch.addr(leaf(3, 4), leaf(3), leaf(4)), {"aten.addr": 2 * 3 * 4}),
+    "einsum": (lambda: torch.einsum("bij,bkj->bik", leaf(7, 3, 4), leaf(7, 5, 4)), {"aten.bmm": 7 * 120}),
+    "tensordot": (lambda: torch.tensordot(leaf(6, 3, 4), leaf(4, 3, 5), dims=([1, 2], [1, 0])), {"aten.mm": 720}),
+    "_foreach_mm": (
+        lambda: torch._foreach_mm([leaf(3, 4), leaf(2, 2)], [leaf(4, 5), leaf(2, 9)]),
+        {"aten._foreach_mm": 120 + 2 * 2 * 2 * 9},
+    ),
+    "_addmm_activation": (
+        lambda: torch._addmm_activation(torch.ones(5), torch.ones(3, 4), torch.ones(4, 5)),
+        {"aten._addmm_activation": 120},
+    ),
+    "_int_mm": (
+        lambda: torch._int_mm(torch.ones(32, 16, dtype=torch.int8), torch.ones(16, 24, dtype=torch.int8)),
+        {"aten._int_mm": 2 * 32 * 16 * 24},
+    ),
+    "_weight_int8pack_mm": (
+        lambda: torch._weight_int8pack_mm(
+            torch.ones(4, 32, dtype=torch.bfloat16),
+            torch.ones(16, 32, dtype=torch.int8),
+            torch.ones(16, dtype=torch.bfloat16),
+        ),
+        {"aten._weight_int8pack_mm": 2 * 4 * 32 * 16},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_products_cost_two_flops_per_multiply_add(name: str) -> None:
+    run, expected = FORWARDS[name]
+    assert flops_by_operator(run) == expected
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_products_cost_the_same_without_gradients_and_in_inference_mode(name: str) -> None:
+    run, expected = FORWARDS[name]
+    with torch.no_grad():
+        assert total_flops(run) == sum(expected.values())
+    with torch.inference_mode():
+        assert total_flops(run) == sum(expected.values())
+
+
+def test_a_linear_layer_costs_its_forward_twice_in_the_backward() -> None:
+    forward = 2 * (2 * 4) * 8 * 16
+    inputs, weight, bias = leaf(2, 4, 8), leaf(16, 8), leaf(16)
+    assert forward_and_backward(lambda: F.linear(inputs, weight, bias)) == (forward, 2 * forward)
+
+
+def test_a_linear_layer_without_input_gradient_costs_its_forward_once_in_the_backward() -> None:
+    forward = 2 * 3 * 8 * 16
+    inputs, weight = torch.randn(3, 8), leaf(16, 8)
+    assert forward_and_backward(lambda: F.linear(inputs, weight)) == (forward, forward)
+
+
+def test_a_chain_of_matrices_is_multiplied_in_the_cheapest_order() -> None:
+    # (3x4)(4x5) is 120 and its (3x5)(5x2) 60; (4x5)(5x2) is 80 and its (3x4)(4x2) 48.
+    matrices = [leaf(3, 4), leaf(4, 5), leaf(5, 2)]
+    assert total_flops(lambda: torch.linalg.multi_dot(matrices)) == 80 + 48
+    assert work_of("aten::linalg_multi_dot", matrices).flops == 80 + 48
+    # A vector in front: (4)(4x5) is 40, then (5)(5x2) is 20.
+    assert work_of("aten::linalg_multi_dot", [leaf(4), leaf(4, 5), leaf(5, 2)]).flops == 40 + 20
+
+
+def test_matmul_as_one_operator_broadcasts_and_takes_vectors() -> None:
+    assert work_of("aten::matmul", meta(2, 1, 3, 4), meta(6, 4, 5)).flops == 2 * 6 * 120
+    assert work_of("aten::matmul", meta(4), meta(6, 4, 5)).flops == 6 * 2 * 4 * 5
+    assert work_of("aten::matmul", meta(6, 3, 4), meta(4)).flops == 6 * 2 * 3 * 4
+    assert work_of("aten::inner", meta(2, 4), meta(3, 4)).flops == 2 * 2 * 4 * 3
+
+
+def test_backwards_as_one_operator_count_the_gradients_asked_for() -> None:
+    both, weight_only = [True, True, True], [False, True, True]
+    values, grad, weight = meta(2, 4, 8), meta(2, 4, 16), meta(16, 8)
+    assert work_of("aten::linear_backward", values, grad, weight, both).flops == 2 * 2048
+    assert work_of("aten::linear_backward", values, grad, weight, weight_only).flops == 2048
+    assert work_of("aten::mkldnn_linear_backward", values, grad, weight, weight_only).flops == 2048
+    assert work_of("aten::mkldnn_linear_backward_input", [2, 4, 8], grad, weight).flops == 2048
+    assert work_of("aten::mkldnn_linear_backward_weights", grad, values, weight, True).flops == 2048
+    matmul_backward = ("aten::matmul_backward", meta(3, 5), meta(3, 4), meta(4, 5))
+    assert work_of(*matmul_backward, [True, True]).flops == 240
+    assert work_of(*matmul_backward, [True, False]).flops == 120
+
+
+def test_overloads_are_counted_alike() -> None:
+    left, right, out = meta(3, 4), meta(4, 5), meta(3, 5)
+    assert work_of("aten::mm.dtype", left, right, torch.float32).flops == 120
+    assert work_of("aten::mm.out", left, right, out=out).flops == 120
+    assert work_of("aten::addmm.dtype", meta(5), left, right, torch.float32).flops == 120
+    assert work_of("aten::bmm.dtype", meta(2, 3, 4), meta(2, 4, 5), torch.float32).flops == 240
+    assert lookup(operator("aten::mm.out")).name == "aten.mm"
+
+
+GROUPED = {
+    "rows": ((10, 16), (2, 16, 8), [4, 10], 2 * 10 * 16 * 8),
+    "rows behind the last offset": ((10, 16), (2, 16, 8), [4, 7], 2 * 7 * 16 * 8),
+    "columns": ((2, 8, 16), (16, 10), [4, 10], 2 * 8 * 16 * 10),
+    "inner size": ((8, 16), (16, 24), [8, 16], 2 * 8 * 16 * 24),
+    "no groups": ((2, 8, 16), (2, 16, 8), None, 2 * 2 * 8 * 16 * 8),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_grouped_products_count_the_rows_that_groups_own(name: str) -> None:
+    left, right, ends, expected = GROUPED[name]
+    offsets = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    assert work_of("aten::_grouped_mm", torch.empty(left), torch.empty(right), offsets).flops == expected
+
+
+def test_grouped_products_fill_the_tensor_where_offsets_have_no_values() -> None:
+    call = ("aten::_grouped_mm", meta(10, 16), meta(2, 16, 8), meta(2, dtype=torch.int32))
+    assert work_of(*call).flops == 2 * 10 * 16 * 8
+
+
+def test_a_grouped_product_costs_its_forward_twice_in_the_backward() -> None:
+    rows, weights = leaf(16, 16, dtype=torch.bfloat16), leaf(2, 16, 8, dtype=torch.bfloat16)
+    offsets = torch.tensor([8, 16], dtype=torch.int32)
+    forward = 2 * 16 * 16 * 8
+    assert forward_and_backward(lambda: F.grouped_mm(rows, weights, offs=offsets)) == (forward, 2 * forward)
+
+
+def test_scaled_products_count_like_others() -> None:
+    eight_bit = torch.float8_e4m3fn
+    left, right = meta(16, 32, dtype=eight_bit), meta(32, 8, dtype=eight_bit)
+    assert work_of("aten::_scaled_mm", left, right, meta(1), meta(1)).flops == 2 * 16 * 32 * 8
+    assert work_of("aten::_scaled_mm_v2", left, right).flops == 2 * 16 * 32 * 8
+    ends = torch.tensor([4, 16], dtype=torch.int32)
+    stack = meta(2, 32, 8, dtype=eight_bit)
+    assert work_of("aten::_scaled_grouped_mm", left, stack, meta(16), meta(2, 8), ends).flops == 2 * 16 * 32 * 8
+    assert lookup(operator("aten::_scaled_mm")).dtype_of((left, right), {}, None) is eight_bit
+
+
+def test_four_bit_floats_hold_two_numbers_in_an_element() -> None:
+    four_bit = torch.float4_e2m1fn_x2
+    left, right = meta(16, 32, dtype=four_bit), meta(32, 8, dtype=four_bit)
+    assert work_of("aten::_scaled_mm", left, right, meta(1), meta(1)).flops == 2 * 16 * 64 * 8
+
+
+def test_packed_weights_count_from_input_and_result() -> None:
+    # Weights of 32 inputs and 16 outputs, packed in shapes that do not show it.
+    values, out = meta(4, 32), meta(4, 16)
+    for name in (
+        "aten::_weight_int4pack_mm",
+        "aten::_weight_int4pack_mm_for_cpu",
+        "quantized::int4mm_packed_weight_cpu",
+    ):
+        assert work_of(name, values, meta(2, 2, 32, 4), 32, meta(1, 16, 2), out=out).flops == 2 * 4 * 32 * 16
+    assert work_of("aten::_dyn_quant_matmul_4bit", values, meta(288), 32, 32, 16, out=out).flops == 2 * 4 * 32 * 16
+    assert work_of("aten::_mixed_dtypes_linear", values, meta(32, 16), meta(16), out=out).flops == 2 * 4 * 32 * 16
+
+
+def test_compiled_cpu_code_calls_count() -> None:
+    values, out = meta(2, 4, 8), meta(2, 4, 16)
+    assert work_of("mkldnn::_linear_pointwise", values, meta(16, 8), None, "none", [], "", out=out).flops == 2048
+    assert work_of("mkl::_mkl_linear", values, meta(1), meta(16, 8), None, 8, out=out).flops == 2048
+    assert work_of("aten::mkldnn_linear", values, meta(16, 8)).flops == 2048
+    two = [meta(3, 4), meta(4, 5), meta(3, 6), meta(6, 5)]
+    assert work_of("inductor::_mm_plus_mm", *two, meta(3, 5)).flops == 120 + 2 * 3 * 6 * 5
+
+
+def test_bilinear_meets_the_first_input_then_the_second() -> None:
+    layer = torch.nn.Bilinear(3, 4, 5)
+    first, second = leaf(2, 3), leaf(2, 4)
+    # For each of 5 outputs: (2x3)(3x4), then an inner product of 4 for each of 2 samples.
+    forward = 5 * (2 * 2 * 3 * 4 + 2 * 2 * 4)
+    # Each of the three gradients is one product over samples, 3 and 4, and an elementwise one.
+    backward = 3 * 5 * (2 * 2 * 3 * 4)
+    assert forward_and_backward(lambda: layer(first, second)) == (forward, backward)
+    with torch.inference_mode():
+        assert flops_by_operator(lambda: layer(first, second)) == {"aten.bilinear": forward}
+
+
+def coordinates() -> torch.Tensor:
+    return torch.eye(6).to_sparse()
+
+
+def rows() -> torch.Tensor:
+    return torch.eye(6).to_sparse_csr()
+
+
+def blocks() -> torch.Tensor:
+    return torch.eye(6).to_sparse_bsr((2, 2))
+
+
+SPARSE: dict[str, tuple[Callable[[], Any], int]] = {
+    "coordinates by dense": (lambda: torch.sparse.mm(coordinates(), torch.ones(6, 4)), 2 * 6 * 4),
+    "coordinates by vector": (lambda: torch.mv(coordinates(), torch.ones(6)), 2 * 6),
+    "coordinates by coordinates": (lambda: torch.sparse.mm(coordinates(), coordinates()), 2 * 6),
+    "rows by dense": (lambda: rows() @ torch.ones(6, 4), 2 * 6 * 4),
+    "dense by rows": (lambda: torch.ones(4, 6) @ rows(), 2 * 4 * 6),
+    "rows by vector": (lambda: rows() @ torch.ones(6), 2 * 6),
+    "rows by rows": (lambda: rows() @ rows(), 2 * 6),
+    "rows as a layer's weight": (lambda: F.linear(torch.ones(3, 6), rows()), 2 * 3 * 6),
+    # Three 2x2 blocks are stored, zeros inside them included.
+    "blocks by dense": (lambda: blocks() @ torch.ones(6, 4), 2 * 12 * 4),
+    "added product": (lambda: torch.sparse.addmm(torch.ones(6, 4), rows(), torch.ones(6, 4)), 2 * 6 * 4),
+    "sampled product": (lambda: torch.sparse.sampled_addmm(rows(), torch.ones(6, 3), torch.ones(3, 6)), 2 * 6 * 3),
+    "reduced product": (lambda: torch.sparse.mm(rows(), torch.ones(6, 4), "mean"), 2 * 6 * 4),
+    "hybrid result": (lambda: torch.hspmm(coordinates(), torch.ones(6, 4)), 2 * 6 * 4),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_products_cost_two_flops_per_stored_element_and_column(name: str) -> None:
+    run, expected = SPARSE[name]
+    assert total_flops(run) == expected
+    with torch.inference_mode():
+        assert total_flops(run) == expected
+
+
+def test_two_sparse_matrices_cost_two_flops_for_each_pair_that_meets() -> None:
+    left = torch.tensor([[1.0, 0, 2], [0, 3, 4]]).to_sparse()
+    right = torch.tensor([[1.0, 1], [0, 1], [0, 0]]).to_sparse()
+    # Column 0 of the left has 1 element and row 0 of the right 2; column 1 has 1 and row 1 has 1; row 2 is empty.
+    assert total_flops(lambda: torch.sparse.mm(left, right)) == 2 * (1 * 2 + 1 * 1 + 2 * 0)
+
+
+def test_two_of_four_sparsity_counts_the_stored_half() -> None:
+    # A 16x64 matrix stored as 16x32, times 64x8; and cuSPARSELt's opaque form of the same.
+    half = 2 * 16 * 32 * 8
+    assert (
+        work_of("aten::_sparse_semi_structured_mm", meta(16, 32), meta(16, 4), meta(64, 8), out=meta(16, 8)).flops
+        == half
+    )
+    added = (meta(8), meta(16, 32), meta(16, 4), meta(64, 8))
+    assert work_of("aten::_sparse_semi_structured_addmm", *added, out=meta(16, 8)).flops == half
+    linear = (meta(8, 64), meta(16, 32), meta(16, 4))
+    assert work_of("aten::_sparse_semi_structured_linear", *linear, out=meta(8, 16)).flops == half
+    assert work_of("aten::_cslt_sparse_mm", meta(576), meta(64, 8), out=meta(16, 8)).flops == half
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_linear_layer_counts_the_rows_there_are() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)])
+    weight = leaf(4, 8)
+    out: list[torch.Tensor] = []
+    forward = total_flops(lambda: out.append(F.linear(rows, weight)))
+    assert forward == 2 * (2 + 3) * 8 * 4
+    # Only the weight wants a gradient.
+    assert total_flops(out[0].to_padded_tensor(0.0).sum().backward) == forward
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_batches_multiply_sample_by_sample() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)])
+    assert total_flops(lambda: torch.bmm(rows, rows.transpose(1, 2))) == 2 * 8 * (2 * 2 + 3 * 3)
+
+
+def test_a_jagged_linear_layer_counts_the_rows_there_are() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
+    assert total_flops(lambda: F.linear(rows, torch.ones(4, 8))) == 2 * 5 * 8 * 4
+
+
+def test_an_affine_grid_is_a_product_with_each_samples_matrix() -> None:
+    theta = leaf(2, 2, 3)
+    # 4x5 points with 3 homogeneous coordinates, 2 results, for 2 samples; the backward is one product as large.
+    forward = 2 * 2 * 4 * 5 * 3 * 2
+    assert forward_and_backward(lambda: F.affine_grid(theta, [2, 1, 4, 5], align_corners=False)) == (forward, forward)
+
+
+def test_elementwise_spellings_of_products_are_free() -> None:
+    for run in (lambda: torch.outer(leaf(3), leaf(4)), lambda: torch.linalg.vecdot(leaf(2, 3), leaf(2, 3))):
+        assert record(run).work == []
+        with torch.inference_mode():
+            assert record(run).work == []
+
+
+def test_complex_products_count_like_real_ones() -> None:
+    left, right = torch.ones(3, 4, dtype=torch.complex64), torch.ones(4, 5, dtype=torch.complex64)
+    assert total_flops(lambda: left @ right) == 120
+
+
+def test_complex_products_run_in_the_dtype_of_their_parts() -> None:
+    call = (meta(3, 4, dtype=torch.complex64), meta(4, 5, dtype=torch.complex64))
+    assert lookup(operator("aten::mm")).dtype_of(call, {}, None) is torch.float32
+
+
+def test_list_products_report_the_dtype_of_their_first_pair() -> None:
+    half = torch.bfloat16
+    call = ([meta(3, 4, dtype=half)], [meta(4, 5, dtype=half)])
+    assert lookup(operator("aten::_foreach_mm")).dtype_of(call, {}, None) is half
+
+
+def test_products_report_the_dtype_of_their_factors() -> None:
+    half = torch.bfloat16
+    call = (meta(5), meta(3, 4, dtype=half), meta(4, 5, dtype=half))
+    assert lookup(operator("aten::addmm")).dtype_of(call, {}, meta(3, 5)) is half

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_flops.instrument.timing.clocks import CudaEventClock, WallClock, clock_for
+from tests.fake_clock import FakeEvent, FakeNow
+
+
+def test_the_wall_clock_tells_host_seconds() -> None:
+    now = FakeNow()
+    clock = WallClock(now)
+    start = clock.stamp()
+    now.sleep(1.5)
+    end = clock.stamp()
+    clock.settle()
+    assert clock.seconds_between(start, end) == 1.5
+    assert clock.host_seconds_between(start, end) == 1.5
+
+
+def test_event_seconds_are_the_devices_and_host_seconds_the_hosts() -> None:
+    now = FakeNow()
+    lags = iter([0.0, 2.0])
+    clock = CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now)
+    start = clock.stamp()
+    now.sleep(0.5)
+    end = clock.stamp()  # the host is ahead: the device reaches this event two seconds later
+    assert clock.host_seconds_between(start, end) == 0.5
+    assert clock.seconds_between(start, end) == 2.5
+
+
+def test_one_synchronization_settles_all_stamps() -> None:
+    now = FakeNow()
+    events: list[FakeEvent] = []
+
+    def new_event() -> FakeEvent:
+        events.append(FakeEvent(now))
+        return events[-1]
+
+    clock = CudaEventClock(new_event=new_event, now=now)
+    for _ in range(5):
+        clock.stamp()
+    assert [event.synchronized for event in events] == [0, 0, 0, 0, 0]
+    clock.settle()
+    assert [event.synchronized for event in events] == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("device", "clock"), [("cpu", WallClock), ("cuda", CudaEventClock)])
+def test_each_device_has_the_clock_that_sees_its_work(device: str, clock: type) -> None:
+    assert type(clock_for(torch.device(device))) is clock
+
+
+def test_a_device_whose_events_we_do_not_read_has_no_clock() -> None:
+    assert clock_for(torch.device("mps")) is None

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from lightning_flops.instrument.timing.monitor import Monitor, MonitorReading
+from tests.fake_clock import FakeNow
+
+
+def one_batch(monitor: Monitor, now: FakeNow, *, wait: float, work: float, ends_step: bool = True) -> None:
+    monitor.fetch_begins()
+    now.sleep(wait)
+    monitor.fetch_ends()
+    now.sleep(work)
+    monitor.batch(samples=8, ends_step=ends_step, counted_signature=True)
+
+
+def test_a_reading_is_what_went_by_since_the_last() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    for _ in range(3):
+        one_batch(monitor, now, wait=0.25, work=0.75)
+    assert monitor.read() == MonitorReading(
+        seconds=3.0, data_wait_sec=0.75, batches=3, steps=3, samples=24, counted_signature=True
+    )
+    one_batch(monitor, now, wait=0.5, work=1.5, ends_step=False)
+    one_batch(monitor, now, wait=0.5, work=1.5)
+    assert monitor.read() == MonitorReading(
+        seconds=4.0, data_wait_sec=1.0, batches=2, steps=1, samples=16, counted_signature=True
+    )
+
+
+def test_validation_is_not_training_time() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    one_batch(monitor, now, wait=0.0, work=1.0)
+    monitor.exclude("validation")
+    now.sleep(60.0)
+    monitor.include("validation")
+    one_batch(monitor, now, wait=0.0, work=1.0)
+    assert monitor.read().seconds == 2.0
+
+
+def test_an_exclusion_lasts_until_its_own_reason_is_over() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    monitor.exclude("epoch restart")
+    now.sleep(10.0)
+    monitor.exclude("checkpoint")
+    now.sleep(10.0)
+    monitor.include("checkpoint")
+    now.sleep(10.0)
+    monitor.include("epoch restart")
+    now.sleep(1.0)
+    monitor.include("validation")  # which never began
+    assert monitor.read().seconds == 1.0
+
+
+def test_a_fetch_inside_an_exclusion_is_excluded_too() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    monitor.exclude("epoch restart")
+    monitor.fetch_begins()
+    now.sleep(60.0)
+    monitor.fetch_ends()
+    monitor.include("epoch restart")
+    one_batch(monitor, now, wait=1.0, work=1.0)
+    reading = monitor.read()
+    assert (reading.seconds, reading.data_wait_sec) == (2.0, 1.0)
+
+
+def test_a_reading_inside_an_exclusion_splits_it() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    now.sleep(1.0)
+    monitor.exclude("validation")
+    now.sleep(10.0)
+    assert monitor.read().seconds == 1.0
+    now.sleep(10.0)
+    monitor.include("validation")
+    now.sleep(2.0)
+    assert monitor.read().seconds == 2.0
+
+
+def test_one_batch_of_unknown_size_makes_the_samples_unknown() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    one_batch(monitor, now, wait=0.0, work=1.0)
+    monitor.batch(samples=None, ends_step=True, counted_signature=True)
+    assert monitor.read().samples is None
+    one_batch(monitor, now, wait=0.0, work=1.0)
+    assert monitor.read().samples == 8
+
+
+def test_one_step_of_other_shapes_spoils_the_signature_of_its_reading_only() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    one_batch(monitor, now, wait=0.0, work=1.0)
+    monitor.batch(samples=4, ends_step=True, counted_signature=False)
+    assert not monitor.read().counted_signature
+    one_batch(monitor, now, wait=0.0, work=1.0)
+    assert monitor.read().counted_signature
+
+
+def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
+    asked: list[object] = []
+
+    def describe(shapes: object, updates: int, ends_step: bool) -> tuple[int | None, bool]:
+        asked.append(shapes)
+        return {((8, 4),): 8, ((2, 4),): 2}.get(shapes), updates == 1  # type: ignore[call-overload]
+
+    now = FakeNow()
+    monitor = Monitor(now, describe=describe)
+    monitor.fetch_begins()
+    now.sleep(0.25)
+    monitor.fetch_ends()
+    now.sleep(0.75)
+    assert monitor.passed(((8, 4),), 0, False) == 2  # a fetch and a batch
+    monitor.exclude("validation")
+    now.sleep(60.0)
+    monitor.include("validation")
+    now.sleep(1.0)
+    assert monitor.passed(((2, 4),), 1, True) == 5
+    assert asked == []
+    assert monitor.read() == MonitorReading(
+        seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, counted_signature=False
+    )
+    assert asked == [((8, 4),), ((2, 4),)]
+    monitor.add_up()
+    assert len(asked) == 2

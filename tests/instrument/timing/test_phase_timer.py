@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from lightning_flops.instrument.timing.clocks import CudaEventClock, WallClock
+from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer
+from lightning_flops.records import PhaseSeconds
+from tests.fake_clock import FakeEvent, FakeNow
+
+
+def started() -> tuple[FakeNow, PhaseTimer]:
+    now = FakeNow()
+    timer = PhaseTimer(WallClock(now))
+    timer.begin()
+    return now, timer
+
+
+def test_parts_of_a_step_add_up_to_its_wall_time() -> None:
+    now, timer = started()
+    for part, seconds in (
+        ("data_wait", 1.0),
+        ("transfer", 2.0),
+        ("forward", 4.0),
+        ("backward", 8.0),
+        ("optimizer", 16.0),
+    ):
+        timer.enter(Mark(part))
+        now.sleep(seconds)
+        timer.leave()
+        now.sleep(0.5)  # what the loop does in between
+    times = timer.read(timer.cut())
+    assert times.seconds == PhaseSeconds(
+        data_wait=1.0, transfer=2.0, forward=4.0, backward=8.0, optimizer=16.0, other=2.5
+    )
+    assert times.seconds.total == now() - 100.0
+
+
+def test_the_innermost_part_owns_the_time() -> None:
+    now, timer = started()
+    timer.enter(Mark("optimizer"))  # Lightning runs forward and backward inside the optimizer's closure
+    now.sleep(1.0)
+    timer.enter(Mark("forward"))
+    now.sleep(2.0)
+    timer.leave()
+    timer.enter(Mark("backward"))
+    now.sleep(4.0)
+    timer.leave()
+    now.sleep(8.0)
+    timer.leave()
+    assert timer.read(timer.cut()).seconds == PhaseSeconds(forward=2.0, backward=4.0, optimizer=9.0)
+
+
+def test_the_next_step_begins_where_the_last_ended() -> None:
+    now, timer = started()
+    now.sleep(1.0)
+    first = timer.cut()
+    now.sleep(2.0)
+    second = timer.cut()
+    assert timer.read(first).seconds.total == 1.0
+    assert timer.read(second).seconds.total == 2.0
+    assert first.stamps[-1] == second.stamps[0]
+
+
+def test_time_inside_a_part_that_is_no_phase_is_left_out_and_named() -> None:
+    now, timer = started()
+    now.sleep(1.0)
+    timer.enter(Mark("validation"))
+    now.sleep(2.0)
+    timer.enter(Mark("forward"))  # a forward of the validation is validation
+    now.sleep(4.0)
+    timer.leave()
+    timer.leave()
+    now.sleep(8.0)
+    times = timer.read(timer.cut())
+    assert times.seconds == PhaseSeconds(other=9.0)
+    assert times.excluded_sec == {"validation": 6.0}
+
+
+def test_a_pause_lasts_until_resumed_whatever_is_entered_meanwhile() -> None:
+    now, timer = started()
+    timer.pause("epoch restart")
+    now.sleep(1.0)
+    timer.enter(Mark("data_wait"))
+    now.sleep(2.0)
+    timer.leave()
+    timer.resume()
+    timer.enter(Mark("forward"))
+    now.sleep(4.0)
+    timer.leave()
+    times = timer.read(timer.cut())
+    assert times.seconds == PhaseSeconds(forward=4.0)
+    assert times.excluded_sec == {"epoch restart": 3.0}
+
+
+def test_the_reader_is_timed_on_the_host_and_the_wait_on_the_device() -> None:
+    now = FakeNow()
+    # The device runs 3 s behind when the loader is asked and only 1 s behind when it has delivered.
+    lags = iter([3.0, 3.0, 1.0, 1.0])
+    timer = PhaseTimer(CudaEventClock(new_event=lambda: FakeEvent(now, next(lags)), now=now))
+    timer.begin()
+    timer.enter(Mark("data_wait"))
+    now.sleep(2.5)
+    timer.leave()
+    times = timer.read(timer.cut())
+    assert times.reader_sec == 2.5
+    assert times.seconds.data_wait == 0.5
+
+
+def test_a_leave_too_many_is_harmless() -> None:
+    now, timer = started()
+    timer.leave()
+    now.sleep(1.0)
+    assert timer.read(timer.cut()).seconds == PhaseSeconds(other=1.0)
+
+
+def test_a_claim_names_what_ran_since_the_last_border_unless_it_has_a_name() -> None:
+    now, timer = started()
+    timer.enter(Mark("forward"))
+    now.sleep(1.0)
+    timer.leave()
+    now.sleep(2.0)
+    timer.claim("backward")
+    now.sleep(4.0)
+    timer.enter(Mark("optimizer"))
+    now.sleep(8.0)
+    timer.claim("backward")
+    timer.leave()
+    assert timer.read(timer.cut()).seconds == PhaseSeconds(forward=1.0, backward=2.0, optimizer=8.0, other=4.0)
+
+
+def test_a_part_that_is_open_when_its_step_ends_goes_on_in_the_next() -> None:
+    now, timer = started()
+    timer.enter(Mark("validation"))
+    timer.enter(Mark("forward", counts=False))
+    now.sleep(1.0)
+    first = timer.cut()
+    now.sleep(2.0)
+    timer.leave()
+    timer.leave()
+    timer.enter(Mark("forward"))
+    now.sleep(4.0)
+    second = timer.cut()
+    assert timer.read(first).excluded_sec == {"validation": 1.0}
+    assert timer.read(second).excluded_sec == {"validation": 2.0}
+    assert timer.read(second).seconds == PhaseSeconds(forward=4.0)
+    assert (first.entered, second.entered) == (("validation",), ("forward",))
+
+
+def test_what_the_profiler_does_between_two_steps_is_in_neither() -> None:
+    now, timer = started()
+    now.sleep(1.0)
+    first = timer.cut()
+    now.sleep(64.0)
+    timer.go_on()
+    now.sleep(2.0)
+    timer.enter(Mark("forward"))
+    now.sleep(4.0)
+    timer.go_on()  # too late: the step has begun
+    timer.leave()
+    second = timer.cut()
+    assert timer.read(first).seconds == PhaseSeconds(other=1.0)
+    assert timer.read(second).seconds == PhaseSeconds(forward=4.0, other=2.0)

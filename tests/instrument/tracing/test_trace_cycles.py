@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops.config import TraceSchedule
+from lightning_flops.instrument.recorder import State
+from lightning_flops.instrument.timing.clocks import Clock, WallClock
+from lightning_flops.instrument.timing.forward_timer import ForwardTimer
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
+from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedStepRecord
+from tests.fake_clock import FakeNow
+from tests.instrument.test_recorder import SHAPES, Run
+
+OTHER_SHAPES = ((2, 3), (2,))
+
+
+def signature(name: str = "same") -> StepSignature:
+    return StepSignature(batches=(name,), forwards=1, backwards=1, updates=1)
+
+
+class FakeTracer:
+    """Writes down what it is told; is lost when the test says so."""
+
+    def __init__(self, *, lost_at: str = "") -> None:
+        self.calls: list[str] = []
+        self.record: TracedStepRecord | ModuleSecondsRecord | None = None
+        self.lost: str | None = None
+        self.lost_at = lost_at
+        self.first: int | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if name.partition(" ")[0] == self.lost_at:
+            self.lost = f"Lost at {name}."
+
+    def warm_up(self) -> None:
+        self._call("warm_up")
+
+    def start(self, index: int) -> None:
+        self.first = index if self.first is None else self.first
+        self._call(f"start {index}")
+
+    def enter(self, part: str) -> None:
+        self._call(f"enter {part}")
+
+    def leave(self) -> None:
+        self._call("leave")
+
+    def stop(self, signature: StepSignature) -> None:
+        assert self.first is not None
+        self.record = TracedStepRecord(
+            index=self.first, signature=signature, process=1, columns=None, path=None, metadata={}
+        )
+        self.first = None
+        self._call("stop")
+
+    def give_up(self) -> None:
+        self.calls.append("give_up")
+
+
+def steps_of(cycles: TraceCycles, *signatures: StepSignature) -> list[int]:
+    """Indexes of the steps that ran until the cycles were over."""
+    ran = []
+    for index, one in enumerate(signatures):
+        if cycles.over:
+            break
+        cycles.batch_begins(index)
+        cycles.step_ends(one)
+        ran.append(index)
+    return ran
+
+
+def test_a_cycle_waits_warms_up_and_records_several_steps_as_one_trace() -> None:
+    tracer = FakeTracer()
+    cycles = TraceCycles([tracer], TraceSchedule(wait=2, warmup=1, active=3))
+    cycles.begin(lambda one: True)
+    assert steps_of(cycles, *[signature()] * 20) == [0, 1, 2, 3, 4, 5]
+    assert tracer.calls == ["warm_up", "start 3", "start 4", "start 5", "stop"]
+    assert [record.index for record in cycles.traces] == [3]
+
+
+def test_cycles_are_repeated_and_every_trace_is_kept() -> None:
+    cycles = TraceCycles([FakeTracer()], TraceSchedule(wait=1, warmup=1, active=1, repeat=3))
+    cycles.begin(lambda one: True)
+    assert steps_of(cycles, *[signature()] * 20) == list(range(9))
+    assert [record.index for record in cycles.traces] == [2, 5, 8]
+
+
+def test_without_warm_up_the_next_step_is_recorded() -> None:
+    tracer = FakeTracer()
+    cycles = TraceCycles([tracer], TraceSchedule(warmup=0))
+    cycles.begin(lambda one: True)
+    assert steps_of(cycles, signature(), signature()) == [0]
+    assert tracer.calls == ["start 0", "stop"]
+
+
+def test_a_step_unlike_the_counted_one_is_tried_again_three_times_in_all() -> None:
+    odd = signature("last batch of an epoch")
+    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0))
+    cycles.begin(lambda one: one == signature())
+    assert steps_of(cycles, odd, signature(), signature()) == [0, 1]
+    assert [record.signature for record in cycles.traces] == [odd, signature()]
+    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0))
+    cycles.begin(lambda one: one == signature())
+    assert steps_of(cycles, *[odd] * 9) == [0, 1, 2]
+
+
+def test_of_several_recorded_steps_one_that_is_unlike_gives_the_trace_its_signature() -> None:
+    odd = signature("odd")
+    cycles = TraceCycles([FakeTracer()], TraceSchedule(warmup=0, active=3))
+    cycles.begin(lambda one: one == signature())
+    steps_of(cycles, signature(), odd, signature())
+    assert [record.signature for record in cycles.traces] == [odd]
+
+
+@pytest.mark.parametrize(("lost_at", "taken_over"), [("warm_up", 1), ("start", 2), ("stop", 3)])
+def test_the_next_tracer_takes_over_when_one_is_lost(lost_at: str, taken_over: int) -> None:
+    first, second = FakeTracer(lost_at=lost_at), FakeTracer()
+    cycles = TraceCycles([first, second], TraceSchedule(warmup=1))
+    cycles.begin(lambda one: True)
+    assert steps_of(cycles, *[signature()] * 20)[-1] == taken_over
+    assert second.calls[-2:] == [f"start {taken_over}", "stop"]
+    assert first.calls[-1] == "give_up"
+    (note,) = cycles.notes
+    assert note.startswith(f"Lost at {lost_at}")
+
+
+def test_when_the_last_tracer_is_lost_it_is_over() -> None:
+    cycles = TraceCycles([FakeTracer(lost_at="warm_up"), FakeTracer(lost_at="start")], TraceSchedule())
+    cycles.begin(lambda one: True)
+    assert steps_of(cycles, *[signature()] * 20) == [0, 1]
+    assert cycles.traces == ()
+    assert len(cycles.notes) == 2
+
+
+# In the recorder's window
+
+
+class TracedRun(Run):
+    """A miniature loop whose window traces; counted is step 1, settled step 2, timed steps 3 and 4."""
+
+    def __init__(self, tracer: FakeTracer, schedule: TraceSchedule | None = None) -> None:
+        super().__init__(timing_steps=2, settle_steps=1, tracing=TraceCycles([tracer], schedule or TraceSchedule()))
+
+
+def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer)
+    while run.recorder.state is not State.CLOSED:
+        run.batch()
+    assert run.states[3:] == [State.TIMING] * 2 + [State.TRACING] * 2
+    parts = [call for part in ("data_wait", "forward", "backward", "optimizer") for call in (f"enter {part}", "leave")]
+    assert tracer.calls == ["warm_up", *parts, "start 6", *parts, "stop"]
+    window = run.close()
+    assert [record.index for record in window.traces] == [6]
+    assert window.traces[0].signature == window.counted_steps[0].signature
+    assert window.notes == ()
+
+
+def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer, TraceSchedule(wait=3))
+    for _ in range(5):
+        run.batch()
+    marking = []
+    while run.recorder.state is not State.CLOSED:
+        marking.append((run.recorder.marking, run.recorder.tracing))
+        if run.recorder.marking:
+            run.batch()
+        else:  # no taps are in, so no scope is entered
+            run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    assert marking == [(False, False)] * 3 + [(True, True)] * 2
+    assert [record.index for record in run.close().traces] == [9]
+
+
+def test_every_batch_of_a_traced_step_is_in_it() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer)
+    while run.recorder.state is not State.CLOSED:
+        run.batch(ends_step=False)
+        run.batch()
+    assert [call for call in tracer.calls if call.startswith(("start", "stop", "warm"))] == [
+        "warm_up", "warm_up", "start 6", "start 6", "stop"
+    ]  # fmt: skip
+
+
+def test_a_run_that_ends_in_the_middle_of_the_traced_step_says_so_and_lets_go() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer)
+    for _ in range(6):
+        run.batch()
+    with run.recorder.batch_scope():
+        run.recorder.enter("forward")
+    window = run.close()
+    assert tracer.calls[-1] == "give_up"
+    assert window.traces == ()
+    assert len(window.timed_steps) == 2
+    assert window.notes == ("Training ended before all was traced that was to be.",)
+
+
+def test_a_traced_step_of_other_shapes_is_traced_again() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer, TraceSchedule(warmup=0))
+    for _ in range(5):
+        run.batch()
+    run.batch(shapes=OTHER_SHAPES)
+    run.batch(shapes=SHAPES)
+    assert run.recorder.state is State.CLOSED
+    assert [record.index for record in run.close().traces] == [5, 6]
+
+
+def test_abandoning_the_window_ends_the_trace() -> None:
+    tracer = FakeTracer()
+    run = TracedRun(tracer)
+    for _ in range(6):
+        run.batch()
+    run.recorder.abandon()
+    assert tracer.calls[-1] == "give_up"
+    assert run.recorder.state is State.CLOSED
+
+
+# Where no profiler can run
+
+
+class Sleeper(nn.Module):
+    """A module whose forward takes so long on a fake clock."""
+
+    def __init__(self, now: FakeNow, seconds: float, *below: nn.Module) -> None:
+        super().__init__()
+        self.now, self.seconds = now, seconds
+        self.below = nn.ModuleList(below)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.now.sleep(self.seconds)
+        for module in self.below:
+            inputs = module(inputs)
+        return inputs
+
+
+def test_a_clock_at_module_borders_gives_every_forward_its_own_seconds() -> None:
+    now = FakeNow()
+    model = Sleeper(now, 1.0, Sleeper(now, 2.0), Sleeper(now, 4.0, Sleeper(now, 8.0)))
+    timer = ForwardTimer(model, lambda: WallClock(now))
+    for _ in range(2):  # two batches of one step
+        timer.start(7)
+        timer.enter("forward")
+        now.sleep(0.5)
+        model(torch.zeros(1))
+        timer.leave()
+        timer.enter("backward")
+        now.sleep(100.0)
+        timer.leave()
+    timer.stop(signature())
+    assert timer.lost is None
+    record = timer.record
+    assert record is not None
+    assert (record.index, record.signature) == (7, signature())
+    assert record.own_forward_sec == {"": 2 * 1.5, "below.0": 2 * 2.0, "below.1": 2 * 4.0, "below.1.below.0": 2 * 8.0}
+
+
+def test_a_device_without_a_clock_is_said() -> None:
+    def no_clock() -> Clock[Any] | None:
+        return None
+
+    timer = ForwardTimer(nn.Linear(1, 1), no_clock)
+    timer.start(0)
+    timer.enter("forward")
+    timer.leave()
+    timer.stop(signature())
+    assert timer.record is None
+    assert timer.lost == "Module latencies are n/a: no clock of ours reads this device."
