@@ -30,7 +30,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_flops import FlopsProfilerCallback, run_profiler
+from lightning_flops import FlopsProfilerCallback, run_profiler, window_profile
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
@@ -184,19 +184,22 @@ def recorders(planned: Sequence[bool], now: Callable[[], float]) -> Iterator[lis
     """Inside, windows are marked by plan and by this clock; they are kept."""
     windows: list[WindowRecord] = []
     replaced: Any = run_profiler
-    build_profile = replaced.build_profile
+    closing: Any = window_profile
+    build_profile = closing.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:
         windows.append(window)
         return build_profile(window, **kwargs)
 
-    before = (replaced.Recorder, replaced.clock_for, replaced.build_profile)
+    before = (replaced.Recorder, replaced.clock_for)
     replaced.Recorder = type("Planned", (RandomlyMarked,), {"planned": planned})
-    replaced.clock_for, replaced.build_profile = (lambda device: WallClock(now)), keep
+    replaced.clock_for = lambda device: WallClock(now)
+    closing.build_profile = keep
     try:
         yield windows
     finally:
-        replaced.Recorder, replaced.clock_for, replaced.build_profile = before
+        replaced.Recorder, replaced.clock_for = before
+        closing.build_profile = build_profile
 
 
 def ours(model: Model, now: Callable[[], float]) -> Pairs:
