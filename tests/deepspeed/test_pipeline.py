@@ -111,14 +111,24 @@ def test_throughput_of_a_whole_run_takes_a_train_batch_for_a_batch() -> None:
         assert summary.ips is not None and summary.ips.maximum == ROWS / step_sec
 
 
-def test_the_report_says_which_stage_it_is_of_and_shows_its_bubble() -> None:
+def test_the_first_stage_reports_on_the_model_and_the_others_on_themselves() -> None:
     for stage, returned in enumerate(on_two("attached")):
         lines = render_text(profile_in(returned)).splitlines()
         of_stage = [line for line in lines if " of stage" in line.partition(":")[0] and ": " in line]
-        labels = ["params of stage", "trainable params of stage", "fwd flops of stage"]
-        assert [line.partition(":")[0].partition(" =")[0] for line in of_stage] == labels
-        assert all(line.endswith(f" (stage {stage} of 2)") for line in of_stage)
-        assert not any(line.startswith(("params of model", "fwd flops of model")) for line in lines)
+        of_model = [line for line in lines if line.startswith(("params of model", "fwd flops of model"))]
+        if stage == 0:
+            forward = FIRST + SECOND + THIRD + FOURTH
+            params = IN * HIDDEN + HIDDEN + 2 * (HIDDEN * HIDDEN + HIDDEN) + HIDDEN * OUT + OUT
+            assert [line.partition(": ")[2].split() for line in of_model] == [
+                [f"{params}"],
+                [f"{round(forward / 1000, 2):g}", "K"],
+            ]
+            assert of_stage == []
+        else:
+            labels = ["params of stage", "trainable params of stage", "fwd flops of stage"]
+            assert [line.partition(":")[0].partition(" =")[0] for line in of_stage] == labels
+            assert all(line.endswith(" (stage 1 of 2)") for line in of_stage)
+            assert of_model == []
         assert any("(pp 2)" in line for line in lines)
         assert any(line.startswith("bubble ") for line in lines)
 
@@ -178,11 +188,12 @@ def test_an_exception_in_a_step_leaves_nothing_behind_and_is_the_users() -> None
         assert "Training was interrupted by FloatingPointError." in profile.notes
 
 
-def test_a_step_that_is_never_reached_is_one_warning_of_each_stage() -> None:
-    for returned in on_two("never_reached"):
-        assert returned["profile"] is None
-        (warning,) = returned["warnings"]
-        assert warning.startswith("nothing was profiled: profile_step is 50")
+def test_a_step_that_is_never_reached_is_one_warning_of_the_first_rank() -> None:
+    first, second = on_two("never_reached")
+    assert (first["profile"], second["profile"]) == (None, None)
+    (warning,) = first["warnings"]
+    assert warning.startswith("nothing was profiled: profile_step is 50")
+    assert second["warnings"] == []
 
 
 def test_ranks_that_see_different_data_are_told_from_stages() -> None:
