@@ -89,6 +89,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         causal_attention: ``"full"`` counts the whole score matrix, ``"half"`` half of it in calls flagged causal.
             Default ``"full"``.
         peak_flops_per_sec: dense peak of one device in FLOP/s, or a mapping from dtype name; None looks the device up.
+        advice_thresholds: from where on something is worth a word of advice: a mapping from the names of
+            ``config.AdviceThresholds``, such as ``{"data_wait": 0.1}``. Default: their own defaults.
         ranks_timeout_sec: how long rank 0's report waits for the measurements of the other ranks, while training goes
             on. Default 30.
         all_ranks: have every rank write files of its own profile, too, as profile.rank3.json. Default False.
@@ -121,6 +123,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         tokens_per_sample: int | Callable[[Any], int] | None = None,
         causal_attention: Literal["full", "half"] | None = None,
         peak_flops_per_sec: float | Mapping[str, float] | None = None,
+        advice_thresholds: Mapping[str, float] | None = None,
         ranks_timeout_sec: float | None = None,
         all_ranks: bool | None = None,
         tag_prefix: str | None = None,
@@ -146,6 +149,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             "tokens_per_sample": tokens_per_sample,
             "causal_attention": causal_attention,
             "peak_flops_per_sec": peak_flops_per_sec,
+            "advice_thresholds": advice_thresholds,
             "ranks_timeout_sec": ranks_timeout_sec,
             "all_ranks": all_ranks,
             "tag_prefix": tag_prefix,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,13 @@ def test_a_bad_setting_is_an_error_at_construction_naming_setting_rule_and_value
     with pytest.raises(ConfigError) as error:
         FlopsProfilerCallback(**settings)
     assert [part for part in said if part not in str(error.value)] == []
+
+
+def test_every_setting_but_those_of_an_engine_is_an_argument() -> None:
+    arguments = inspect.signature(FlopsProfilerCallback.__init__).parameters
+    # Whether a callback is enabled is said by adding it, or by a DeepSpeed config's block.
+    assert {field.name for field in fields(ProfilerConfig)} - set(arguments) == {"enabled", "tensorboard_dir"}
+    assert FlopsProfilerCallback(advice_thresholds={"data_wait": 0.2}).config.thresholds.data_wait == 0.2
 
 
 BLOCK = {"enabled": True, "profile_step": 3, "module_depth": 2, "top_modules": 4, "detailed": False, "timing_steps": 5}
