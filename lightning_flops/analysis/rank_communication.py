@@ -50,8 +50,6 @@ class RanksCommunication:
     wait_sec: Spread | None
     collectives: tuple[RanksCollective, ...]
     """Those that the ranks spent most time in first."""
-    computes_longest: int | None
-    """The rank that computes longest in a traced step; None if several tie."""
     notes: tuple[str, ...]
     """What could not be matched, in sentences."""
 
@@ -96,7 +94,6 @@ def compare_communication(records: Iterable[RankRecord]) -> RanksCommunication |
         transfer_sec=over_ranks(lambda row: row.transfer_us),
         wait_sec=over_ranks(lambda row: row.wait_us),
         collectives=_collectives(rows),
-        computes_longest=comparison.straggler,
         notes=comparison.notes,
     )
 

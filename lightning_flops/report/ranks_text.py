@@ -207,7 +207,7 @@ def _stage_lines(ranks: RanksProfile) -> list[str]:
     ]
     head = ["stage", "ranks", "params", "fwd flops", "bwd flops", "forward", "backward", "bubble"]
     lines = ["", *table(head, rows, least_width=9)]
-    lines += paragraph("Flops and params are those of one copy of the model, times the median of the stage's ranks.")
+    lines += paragraph("Flops and params are of one copy of the model; times are medians of the stage's ranks.")
     if more := len(ranks.stages) - len(rows):
         lines += paragraph(f"{more} more stages spend less time in forward and backward.")
     return lines
@@ -236,8 +236,6 @@ def _communication_lines(communication: RanksCommunication | None) -> list[str]:
         if spread is not None
     ]
     lines = ["", *_spread_table(f"of the traced step of {plain(communication.ranks)} ranks", rows)]
-    if communication.computes_longest is not None:
-        lines.append(f"Rank {communication.computes_longest} computes longest.")
     shown = communication.collectives[:_COLLECTIVES_SHOWN]
     cells = [
         [
