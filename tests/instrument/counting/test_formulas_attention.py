@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.instrument.counting.formulas import Unreadable, Work, lookup
-from tests.instrument.recording import (
+from tests.instrument.counting.recording import (
     flops_by_operator,
     forward_and_backward,
     leaf,

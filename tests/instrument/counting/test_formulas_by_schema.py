@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_flops.instrument.counting.formulas import Work
-from tests.instrument.recording import meta, operator, work_of
+from tests.instrument.counting.recording import meta, operator, work_of
 
 
 def work_by_name(name: str, out: Any, given: dict[str, Any]) -> Work:

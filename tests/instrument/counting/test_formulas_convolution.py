@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.instrument.recording import flops_by_operator, forward_and_backward, leaf, meta, total_flops, work_of
+from tests.instrument.counting.recording import (
+    flops_by_operator,
+    forward_and_backward,
+    leaf,
+    meta,
+    total_flops,
+    work_of,
+)
 
 # layer, input, forward FLOPs: 2 × outputs × (channels in / groups) × taps, for transposed layers
 # 2 × inputs × (channels out / groups) × taps

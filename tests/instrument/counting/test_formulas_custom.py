@@ -17,7 +17,7 @@ from lightning_flops.instrument.counting.formulas import (
     watch_functions,
 )
 from lightning_flops.instrument.counting.formulas import registry as formula_registry
-from tests.instrument.recording import flops_by_operator, leaf, meta, record, work_of
+from tests.instrument.counting.recording import flops_by_operator, leaf, meta, record, work_of
 
 
 @torch.library.custom_op("formulatest::pair_product", mutates_args=())

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from lightning_flops.instrument.counting.formulas import lookup
 from lightning_flops.instrument.counting.formulas.estimates import ESTIMATE_RULES
 from lightning_flops.instrument.counting.formulas.registry import RULES
-from tests.instrument.recording import forward_and_backward, leaf, meta, record, total_flops, work_of
+from tests.instrument.counting.recording import forward_and_backward, leaf, meta, record, total_flops, work_of
 
 
 def spd(size: int, batch: int = 1) -> torch.Tensor:

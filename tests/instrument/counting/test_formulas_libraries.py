@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_flops.instrument.counting.formulas import Work, lookup
-from tests.instrument.recording import forward_and_backward, leaf, meta, operator, work_of
+from tests.instrument.counting.recording import forward_and_backward, leaf, meta, operator, work_of
 
 # What these libraries define, as far as their formulas read it; none of them is needed.
 SCHEMAS = {

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from lightning_flops.instrument.counting.formulas import lookup
-from tests.instrument.recording import (
+from tests.instrument.counting.recording import (
     flops_by_operator,
     forward_and_backward,
     leaf,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_flops.instrument.counting.formulas import lookup
-from tests.instrument.recording import flops_by_operator, meta, operator, work_of
+from tests.instrument.counting.recording import flops_by_operator, meta, operator, work_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.instrument.recording import (
+from tests.instrument.counting.recording import (
     flops_by_operator,
     forward_and_backward,
     leaf,

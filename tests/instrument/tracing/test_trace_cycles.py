@@ -13,7 +13,7 @@ from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedStepRecord
 from tests.fake_clock import FakeNow
-from tests.instrument.test_recorder import SHAPES, Run
+from tests.instrument.small_run import SHAPES, Run
 
 OTHER_SHAPES = ((2, 3), (2,))
 

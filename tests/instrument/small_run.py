@@ -1,0 +1,123 @@
+"""A training loop in miniature, whose work and whose clock are the test's, told to a ``Recorder``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
+from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
+from tests.fake_clock import FakeNow
+
+CONTEXT = RunContext(
+    framework="test", framework_version="1", torch_version="2", device_type="cpu", device_name="cpu", precision="32"
+)
+SHAPES = ((4, 3), (4,))
+
+
+class FakeCounter:
+    """Counts what the test tells it to, while it is entered and not paused."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self.paused = 0
+        self.roots = 0
+        self.optimizers = 0
+        self.flops: dict[FlopPhase, int] = {"forward": 0, "backward": 0, "recompute": 0, "optimizer": 0}
+
+    def __enter__(self) -> None:
+        self.entered += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self.entered -= 1
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused += 1
+        yield
+        self.paused -= 1
+
+    @contextmanager
+    def in_root(self) -> Iterator[None]:
+        self.roots += 1
+        yield
+        self.roots -= 1
+
+    @contextmanager
+    def in_optimizer(self) -> Iterator[None]:
+        self.optimizers += 1
+        yield
+        self.optimizers -= 1
+
+    def spend(self, phase: FlopPhase, flops: int) -> None:
+        if self.entered and not self.paused:
+            self.flops["optimizer" if self.optimizers else phase] += flops
+
+    def total(self) -> PhaseFlops:
+        return PhaseFlops(**self.flops)
+
+    def record(self) -> FlopRecord:
+        return FlopRecord(
+            cells=tuple(
+                OperatorCell(module="", phase=phase, operator="aten.mm", dtype="float32", calls=1, flops=flops)
+                for phase, flops in self.flops.items()
+            )
+        )
+
+
+class Run:
+    """A training loop in miniature: each batch waits 1 s, runs forward 2 s, backward 4 s, and the optimizer 8 s."""
+
+    def __init__(
+        self,
+        *,
+        profile_step: int = 1,
+        timing_steps: int = 3,
+        settle_steps: int = 2,
+        clock: bool = True,
+        tracing: TraceCycles | None = None,
+    ) -> None:
+        self.now = FakeNow()
+        self.counter = FakeCounter()
+        self.states: list[State] = []
+        self.recorder = Recorder(
+            nn.Linear(3, 2),
+            profile_step=profile_step,
+            timing_steps=timing_steps,
+            settle_steps=settle_steps,
+            clock=WallClock(self.now) if clock else None,
+            new_counter=lambda root: self.counter,
+            tracing=tracing,
+        )
+
+    def part(self, name: str, seconds: float, phase: FlopPhase | None = None, flops: int = 0) -> None:
+        marking = self.recorder.marking
+        if marking:
+            self.recorder.enter(name)
+        self.now.sleep(seconds)
+        if phase is not None:
+            self.counter.spend(phase, flops)
+        if marking:
+            self.recorder.leave()
+
+    def batch(
+        self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
+    ) -> None:
+        self.states.append(self.recorder.state)
+        with self.recorder.batch_scope():
+            self.part("data_wait", 1.0, "forward", 10**9)  # what a loader computes is not the model's work
+            self.part("forward", 2.0 + slow, "forward", 100)
+            self.part("backward", 4.0, "backward", 200)
+            if ends_step:
+                self.part("optimizer", 8.0, "optimizer", 7)
+            self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
+
+    def close(self) -> WindowRecord:
+        window = self.recorder.close(context=CONTEXT, report_step=99)
+        assert window is not None
+        return window
