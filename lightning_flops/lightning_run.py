@@ -32,8 +32,10 @@ _DIMENSIONS = {
     "sequence_parallel": "sp",
     "sp": "sp",
     "ulysses": "sp",
+    "expert_parallel": "ep",
+    "ep": "ep",
 }
-"""Dimensions of a device mesh along which ranks share samples: Lightning's names, torchtitan's and the usual."""
+"""What dimensions of a device mesh are for, by their names: Lightning's, torchtitan's and the usual ones."""
 
 
 def is_lightnings_own(target: Any, name: str) -> bool:
@@ -83,6 +85,7 @@ def run_context(trainer: Trainer) -> RunContext:
     modules = [kind.__module__ for kind in type(trainer).__mro__]  # of a Trainer, or of a subclass of somebody's
     root = next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
     sizes = _parallel_sizes(trainer)
+    ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
     return RunContext(
         framework=root,
         framework_version=_version("lightning" if root.startswith("lightning.") else "pytorch-lightning"),
@@ -98,13 +101,14 @@ def run_context(trainer: Trainer) -> RunContext:
         pp_size=sizes.get("pp", 1),
         cp_size=sizes.get("cp", 1),
         sp_size=sizes.get("sp", 1),
+        ep_size=ep_size,
         accumulate=trainer.accumulate_grad_batches,
         strategy=type(trainer.strategy).__name__,
     )
 
 
 def _parallel_sizes(trainer: Trainer) -> dict[str, int]:
-    """Sizes of the dimensions of a ModelParallelStrategy's device mesh that share samples, by our names for them.
+    """Sizes of the dimensions of a ModelParallelStrategy's device mesh that are known, by our names for them.
 
     What is left of the ranks sees different data, whatever the mesh calls it: replicas, shards, both.
     """
