@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import lightning_flops
-from lightning_flops.errors import LightningFlopsError
+from lightning_flops.errors import ConfigError, LightningFlopsError
 
 PROGRAM = "lightning-flops"
 
@@ -68,7 +68,32 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument(
         "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
     )
+    trace.add_argument(
+        "--threshold",
+        type=_threshold,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="from where on something is worth a word of advice, as in advice_thresholds: straggler=1.05",
+    )
     return parser
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    from lightning_flops.config import ProfilerConfig
+
+    name, equals, value = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError
+        limit = float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a name, = and a number, got {text!r}") from None
+    try:
+        ProfilerConfig(advice_thresholds={name: limit})
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return name, limit
 
 
 def _rows(text: str) -> int:
@@ -104,14 +129,28 @@ def _print_trace(options: argparse.Namespace) -> int:
 
 
 def _trace(options: argparse.Namespace) -> str:
+    _refuse_repeated(options.files)
     try:
         from lightning_flops.analysis.trace import analyze_traces, load_trace
+        from lightning_flops.config import AdviceThresholds
         from lightning_flops.report.trace_text import render_traces
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
-    report = analyze_traces([load_trace(file) for file in options.files])
+    report = analyze_traces(
+        [load_trace(file) for file in options.files], thresholds=AdviceThresholds(**dict(options.threshold))
+    )
     if options.json:
         return report.to_json()
     return render_traces(report, top_rows=options.rows or None, children=options.children)
+
+
+def _refuse_repeated(files: Sequence[str]) -> None:
+    """A file that is given twice would stand for two ranks."""
+    seen: set[str] = set()
+    for file in files:
+        whole = file if "://" in file or "::" in file else os.path.realpath(file)
+        if whole in seen:
+            raise LightningFlopsError(f"{file}: given twice; give one trace for each rank")
+        seen.add(whole)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,14 +31,37 @@ def test_a_trace_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_several_traces_are_compared_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", *RANKS]) == 0
-    assert "rank 1 computes longest" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    # By 1.048 times the median, which the advice's threshold of 1.1 lets pass.
+    assert re.findall(r"^(computes longest|straggler): +(.*)$", out, re.MULTILINE) == [
+        ("computes longest", "rank 1"),
+        ("straggler", "none"),
+    ]
+
+
+def test_thresholds_of_advice_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "--threshold", "straggler=1.04", "--threshold", "straggler_sec=0.0002", *RANKS]) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"^straggler: +(.*)$", out, re.MULTILINE) == ["rank 1"]
+    # 5,500 us against a median of 5,250 in a step of 9,990.
+    assert "Rank 1 computes 1.05 times as long as the median rank, 250 us a step more. At stake: 2.50% of the" in out
+
+
+@pytest.mark.parametrize(
+    "wrong", ["straggler", "straggler=much", "stragler=1.2", "straggler=-1", "=1", "straggler=nan"]
+)
+def test_a_threshold_that_is_none_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["trace", "--threshold", wrong, RANKS[0]])
+    assert caught.value.code == 2
+    assert "argument --threshold: " in capsys.readouterr().err
 
 
 def test_json_holds_every_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "--json", *RANKS]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [trace["source"] for trace in found["traces"]] == RANKS
-    assert found["ranks"]["straggler"] == 1
+    assert found["ranks"]["computes_longest"] == 1
     assert found["traces"][0]["device_metrics"][0]["occupancy_percent"] == 22.0
 
 
@@ -76,9 +100,33 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
     assert err.count("\n") == 1
 
 
-def test_two_files_of_one_rank_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", RANKS[0], RANKS[0]]) == 1
-    assert "are both of rank 0" in capsys.readouterr().err
+def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(Path(RANKS[0]).read_bytes())
+    assert main(["trace", RANKS[0], str(copy)]) == 1
+    assert capsys.readouterr() == (
+        "",
+        f"lightning-flops: {RANKS[0]} and {copy} are both of rank 0: give one trace for each rank\n",
+    )
+
+
+def test_a_file_given_twice_is_refused_by_whatever_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    real = str(TRACES / "resnet50_num_workers_0.pt.trace.json.gz")  # which does not say its rank
+    link = tmp_path / "link.json.gz"
+    link.symlink_to(real)
+    assert main(["trace", real, str(link)]) == 1
+    assert capsys.readouterr() == ("", f"lightning-flops: {link}: given twice; give one trace for each rank\n")
+
+
+def test_traces_that_do_not_say_their_ranks_are_said_to_be_numbered_as_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / f"{name}.json") for name in ("one", "other")]
+    for file in files:
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5, "args": {}}
+        Path(file).write_text(json.dumps([event]))
+    assert main(["trace", *files]) == 0
+    assert "numbered in the order in which the traces were given" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +163,7 @@ def test_traces_are_read_without_torch_or_a_framework() -> None:
     )
     done = run("trace", *RANKS, program=program)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "rank 1 computes longest" in done.stdout
+    assert "computes longest:" in done.stdout
 
 
 def test_a_missing_numpy_is_named_with_what_installs_it() -> None:

@@ -310,16 +310,19 @@ def _straggler(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
             source=_OWN,
             stake=min(1.0, one.share),
         )
-    factor = evidence.slowest_over_median
-    if factor is None or factor <= thresholds.straggler:
+    factor, longer_sec = evidence.slowest_over_median, evidence.slowest_longer_sec
+    if factor is None or factor <= thresholds.straggler or longer_sec is None or longer_sec <= thresholds.straggler_sec:
         return None
     return Advice(
         rule="straggler",
-        evidence=f"Rank {evidence.slowest_rank} computes {plain(factor)} times as long as the median rank.",
-        threshold=f"more than {plain(thresholds.straggler)} times",
+        evidence=(
+            f"Rank {evidence.slowest_rank} computes {plain(factor)} times as long as the median rank, "
+            f"{duration(longer_sec)} a step more."
+        ),
+        threshold=f"more than {plain(thresholds.straggler)} times, and {duration(thresholds.straggler_sec)} more",
         action="Balance the work between ranks, and look at that rank's device.",
         source=f"{_TORCH_PROFILER}; the factor is of {_OWN}",
-        stake=1.0 - 1.0 / factor,
+        stake=evidence.slowest_longer_share,
     )
 
 

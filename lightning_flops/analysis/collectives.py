@@ -97,7 +97,8 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     )
     longest = max(per_step)
     alone = len(listed) > 1 and per_step.count(longest) == 1
-    return RankComparison(ranks=rows, straggler=listed[per_step.index(longest)].rank if alone else None, notes=notes)
+    computes_longest = listed[per_step.index(longest)].rank if alone else None
+    return RankComparison(ranks=rows, computes_longest=computes_longest, notes=notes)
 
 
 def _steps_in_words(traced: Iterable[TracedRank]) -> str:

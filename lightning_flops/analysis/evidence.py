@@ -70,6 +70,10 @@ class Evidence:
     slowest_rank: int | None = None
     slowest_over_median: float | None = None
     """Computation of the slowest rank ÷ the ranks' median."""
+    slowest_longer_sec: float | None = None
+    """The one less the other, in a step."""
+    slowest_longer_share: float | None = None
+    """The same ÷ that rank's step."""
     mfu: float | None = None
     """None too where it is only a lower bound."""
     data_parallel_devices: int | None = None

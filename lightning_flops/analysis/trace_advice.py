@@ -11,6 +11,8 @@ from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.trace_tables import RankComparison, TraceReport
 from lightning_flops.config import AdviceThresholds
 
+_US_PER_SEC = 1e6
+
 
 def advise_on_traces(
     traces: Sequence[TraceReport],
@@ -46,6 +48,15 @@ def advise_on_traces(
 
 
 def _straggler(ranks: RankComparison | None) -> Evidence:
-    known = [(row.compute_over_median, row.rank) for row in (ranks.ranks if ranks is not None else ())]
-    factor, rank = max(((factor, rank) for factor, rank in known if factor is not None), default=(None, None))
-    return Evidence(slowest_rank=rank, slowest_over_median=factor)
+    rows = ranks.ranks if ranks is not None else ()
+    known = [(row.compute_over_median, row) for row in rows if row.compute_over_median is not None]
+    if not known:
+        return Evidence()
+    factor, slowest = max(known, key=lambda item: item[0])
+    longer_us = slowest.overlap.computation_us * (1.0 - 1.0 / factor)
+    return Evidence(
+        slowest_rank=slowest.rank,
+        slowest_over_median=factor,
+        slowest_longer_sec=longer_us / slowest.steps / _US_PER_SEC,
+        slowest_longer_share=ratio(part=longer_us, whole=slowest.overlap.wall_us),
+    )

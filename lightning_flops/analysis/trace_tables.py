@@ -410,8 +410,9 @@ class RankComparison:
     """All ranks whose traces are at hand, by rank."""
 
     ranks: tuple[RankRow, ...]
-    straggler: int | None
-    """The rank that computes longest per step, overlap included; None for one rank, or if several tie."""
+    computes_longest: int | None
+    """The rank that computes longest per step, overlap included; None for one rank, or if several tie. Whether it holds
+    the others up is for the advice to say."""
     notes: tuple[str, ...]
 
 

@@ -38,7 +38,7 @@ def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, chil
     """
     lines = [line for trace in report.traces for line in _trace(trace, top_rows, children)]
     if report.ranks is not None:
-        lines += _ranks(report.ranks)
+        lines += _ranks(report.ranks, straggles=any(advice.rule == "straggler" for advice in report.advice))
     lines += ["", *advice_lines(report.advice)]
     return "\n".join([*lines, layout.rule()]) + "\n"
 
@@ -378,9 +378,10 @@ def _launches(report: TraceReport) -> list[str]:
     return [*_section("Launches", explanation), *layout.table(head, rows, least_width=6)]
 
 
-def _ranks(comparison: RankComparison) -> list[str]:
+def _ranks(comparison: RankComparison, *, straggles: bool) -> list[str]:
     explanation = (
-        "Transfer: the shortest of the ranks for each call of a collective; wait: the rest, until the last rank came."
+        "Transfer: the shortest of the ranks for each call of a collective; wait: the rest, until the last rank came. "
+        "A straggler is a rank that computes longer than the median by more than the advice's thresholds."
     )
     lines = ["", *_section("Ranks", explanation)[1:]]
     rows = [
@@ -409,8 +410,8 @@ def _ranks(comparison: RankComparison) -> list[str]:
     if rows:
         head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
         lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
-    straggler = "none" if comparison.straggler is None else f"rank {comparison.straggler} computes longest"
-    lines += ["", layout.line("straggler", straggler)]
+    longest = "several alike" if comparison.computes_longest is None else f"rank {comparison.computes_longest}"
+    lines += ["", layout.line("computes longest", longest), layout.line("straggler", longest if straggles else "none")]
     return [*lines, *(line for note in comparison.notes for line in layout.paragraph(note))]
 
 

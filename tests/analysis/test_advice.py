@@ -60,8 +60,8 @@ BORDERS = {
         Evidence(short_kernel_ratio=0.5 + A_LITTLE, idle_share=0.11),
     ),
     "straggler": (
-        Evidence(slowest_rank=3, slowest_over_median=1.1),
-        Evidence(slowest_rank=3, slowest_over_median=1.1 + A_LITTLE),
+        Evidence(slowest_rank=3, slowest_over_median=1.1, slowest_longer_sec=0.002),
+        Evidence(slowest_rank=3, slowest_over_median=1.1 + A_LITTLE, slowest_longer_sec=0.002),
     ),
     "data_parallel": (Evidence(data_parallel_devices=1), Evidence(data_parallel_devices=2)),
     "backend": (Evidence(backend="nccl"), Evidence(backend="gloo")),
@@ -117,6 +117,8 @@ def test_healthy_run_is_told_nothing() -> None:
         short_kernel_ratio=0.3,
         slowest_rank=1,
         slowest_over_median=1.02,
+        slowest_longer_sec=0.002,
+        slowest_longer_share=0.01,
         mfu=0.45,
         data_parallel_devices=0,
         backend="nccl",
@@ -168,10 +170,17 @@ def test_threshold_that_breaks_its_rule_is_refused(wrong: object) -> None:
         ProfilerConfig(advice_thresholds=wrong)  # type: ignore[arg-type]
 
 
-def test_straggler_at_twice_the_median_puts_half_of_the_step_at_stake() -> None:
-    (advice,) = advise(Evidence(slowest_rank=3, slowest_over_median=2.0), DEFAULTS)
-    assert advice.stake == 0.5
-    assert advice.evidence == "Rank 3 computes 2 times as long as the median rank."
+def test_what_a_straggler_computes_longer_is_at_stake() -> None:
+    slow = Evidence(slowest_rank=3, slowest_over_median=2.0, slowest_longer_sec=0.004, slowest_longer_share=0.4)
+    (advice,) = advise(slow, DEFAULTS)
+    assert advice.stake == 0.4
+    assert advice.evidence == "Rank 3 computes 2 times as long as the median rank, 4 ms a step more."
+
+
+def test_a_straggler_by_microseconds_is_none() -> None:
+    slow = Evidence(slowest_rank=3, slowest_over_median=2.0, slowest_longer_sec=0.001)
+    assert rules(slow) == []
+    assert rules(slow, AdviceThresholds(straggler_sec=0.0009)) == ["straggler"]
 
 
 # ---- as text

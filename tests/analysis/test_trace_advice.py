@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.analysis.trace import Trace, analyze_traces
+from lightning_flops.analysis.trace import Trace, TracesReport, analyze_traces
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.report.trace_text import render_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
 
 V100: dict[str, Any] = {
@@ -14,9 +16,15 @@ FULL: dict[str, Any] = {"blocks per SM": 4.0, "est. achieved occupancy %": 60}
 
 
 def busy(rank: int, kernel_us: float) -> Trace:
-    """One step of 1,000 us of this rank, of which one kernel takes *kernel_us*."""
-    events = (step(1, 0, 1000), launch(1, 1, 1), kernel(1, 10, kernel_us, **FULL))
+    """One step of 10,000 us of this rank, of which one kernel takes *kernel_us*."""
+    events = (step(1, 0, 10_000), launch(1, 1, 1), kernel(1, 10, kernel_us, **FULL))
     return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 3})
+
+
+def said_of_ranks(report: TracesReport) -> dict[str, str]:
+    """Who computes longest, and who is called a straggler, as the text has it."""
+    pairs = (line.split(":", 1) for line in render_traces(report).splitlines() if ":  " in line)
+    return {name: text.strip() for name, text in pairs if name in ("computes longest", "straggler")}
 
 
 def test_a_step_that_waits_for_data_is_told_so() -> None:
@@ -31,14 +39,27 @@ def test_a_trace_of_steps_that_nothing_holds_back_has_no_advice() -> None:
 
 
 def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
-    report = analyze_traces([busy(0, 800), busy(1, 800), busy(2, 960)])
+    report = analyze_traces([busy(0, 8000), busy(1, 8000), busy(2, 9600)])
     (advice,) = (one for one in report.advice if one.rule == "straggler")
-    assert advice.evidence == "Rank 2 computes 1.2 times as long as the median rank."
-    assert not any(one.rule == "straggler" for one in analyze_traces([busy(0, 800), busy(1, 800), busy(2, 840)]).advice)
+    assert advice.evidence == "Rank 2 computes 1.2 times as long as the median rank, 1.6 ms a step more."
+    assert advice.stake is not None
+    assert round(advice.stake, 9) == 0.16  # 1.6 of the step's 10 ms
+    assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "rank 2"}
+
+
+def test_who_computes_longest_is_no_straggler_by_less_than_the_thresholds() -> None:
+    traces = [busy(0, 8000), busy(1, 8000), busy(2, 8400)]
+    report = analyze_traces(traces)
+    assert not any(one.rule == "straggler" for one in report.advice)
+    assert report.ranks is not None
+    assert report.ranks.computes_longest == 2
+    assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "none"}
+    lower = AdviceThresholds(straggler=1.04, straggler_sec=0.0003)
+    assert any(one.rule == "straggler" for one in analyze_traces(traces, thresholds=lower).advice)
 
 
 def test_what_several_ranks_show_is_told_once_with_the_rank_that_has_most_at_stake() -> None:
-    report = analyze_traces([busy(0, 300), busy(1, 200), busy(2, 250)])
+    report = analyze_traces([busy(0, 3000), busy(1, 2000), busy(2, 2500)])
     (advice,) = (one for one in report.advice if one.rule == "gpu_utilization")
     assert advice.evidence.startswith("Rank 1: Kernels run during 20.00% of the time")
 

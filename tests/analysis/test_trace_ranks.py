@@ -98,17 +98,17 @@ def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
     )
 
 
-def test_the_straggler_computes_longest_per_step() -> None:
+def test_the_rank_that_computes_longest_does_so_per_step() -> None:
     def computing(rank: int, *lengths: float) -> Trace:
         steps = [step(number, 100 * number, 100) for number in range(len(lengths))]
         return of_rank(rank, *steps, *(kernel(n, 100 * n + 10, length) for n, length in enumerate(lengths)))
 
     found = compare_ranks([computing(0, 20, 20, 20), computing(1, 30), computing(2, 20, 24)])
-    assert found.straggler == 1
+    assert found.computes_longest == 1
     assert [row.compute_over_median for row in found.ranks] == [20 / 22, 30 / 22, 22 / 22]
-    assert compare_ranks([computing(0, 20), computing(1, 20)]).straggler is None
+    assert compare_ranks([computing(0, 20), computing(1, 20)]).computes_longest is None
     alone = compare_ranks([computing(0, 20)])
-    assert (alone.straggler, alone.ranks[0].compute_over_median) == (None, None)
+    assert (alone.computes_longest, alone.ranks[0].compute_over_median) == (None, None)
 
 
 def test_a_collective_that_the_host_performs_is_communication() -> None:

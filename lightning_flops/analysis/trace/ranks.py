@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from lightning_flops.analysis.trace.names import is_point_to_point
 from lightning_flops.analysis.trace_tables import RankComparison
 
 _LONGEST_GROUP_CHARS = 40
+_UNNUMBERED = "No trace says which rank it is of: the ranks are numbered in the order in which the traces were given."
 
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
@@ -28,7 +30,7 @@ def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    return compare(
+    comparison = compare(
         [
             TracedRank(
                 rank=rank,
@@ -40,6 +42,9 @@ def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
             for rank, trace in zip(rank_numbers(traces), traces, strict=True)
         ]
     )
+    if any(trace.rank is not None for trace in traces):
+        return comparison
+    return replace(comparison, notes=(_UNNUMBERED, *comparison.notes))
 
 
 def rank_numbers(traces: Sequence[Trace]) -> list[int]:

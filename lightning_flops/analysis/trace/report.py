@@ -26,8 +26,9 @@ from lightning_flops.analysis.trace_tables import (
     TraceReport,
     TracesReport,
 )
+from lightning_flops.config import AdviceThresholds
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def analyze_trace(trace: Trace) -> TraceReport:
@@ -58,8 +59,12 @@ def analyze_trace(trace: Trace) -> TraceReport:
     )
 
 
-def analyze_traces(traces: Sequence[Trace]) -> TracesReport:
+def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
     """Every table of each of *traces*, one for each rank, and the ranks side by side.
+
+    Args:
+        traces: each of another rank.
+        thresholds: from where on something is worth a word of advice; None for the defaults.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
@@ -76,5 +81,5 @@ def analyze_traces(traces: Sequence[Trace]) -> TracesReport:
         schema_version=SCHEMA_VERSION,
         traces=reports,
         ranks=comparison,
-        advice=advise_on_traces(reports, comparison, compute_capabilities=capabilities),
+        advice=advise_on_traces(reports, comparison, compute_capabilities=capabilities, thresholds=thresholds),
     )
