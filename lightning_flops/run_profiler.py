@@ -29,6 +29,7 @@ from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
+from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
 from lightning_flops.rank_reports import RankReports, join_ranks, output_of_rank
@@ -179,6 +180,7 @@ class RunProfiler(StepTaps):
             self._ranks.await_window(profile_step)
         self._micro_batch_size = None
         self._memory = MemoryWatch(self._root, read=memory_reader(device), on_device=device.type == "cuda")
+        self._processors = ProcessorWatch()
         self._recorder = Recorder(
             self._root,
             profile_step=self._steps_done + 1 if profile_step is None else profile_step,
@@ -341,6 +343,7 @@ class RunProfiler(StepTaps):
         recorder = self._recorder
         assert recorder is not None
         self._tap_window()
+        self._processors.follow(timed=recorder.timer is not None)
         if self._in_window and recorder.state is State.CLOSED:
             self._report()
             self._await_window(self._config.next_profile_step(steps_done=self._steps_done))
@@ -414,6 +417,8 @@ class RunProfiler(StepTaps):
         recorder = self._recorder
         assert recorder is not None
         self._name_steps_passed_over(recorder)
+        for sentence in self._processors.sentences():
+            recorder.note(sentence)
         self._in_window = False
         self._next_step = None
         started = time.perf_counter()
