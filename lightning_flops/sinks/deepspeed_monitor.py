@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import html
 import importlib
-import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from lightning_flops.sinks.services import Services
 
 
 class DeepSpeedMonitorSink:
@@ -31,13 +30,12 @@ class DeepSpeedMonitorSink:
         if tensorboard_dir is not None:
             monitors.append(_TensorBoard(tensorboard_dir))
         self._monitors = tuple(monitors)
-        self._failed: set[int] = set()
+        self._guarded = Services(monitors, name="monitors")
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Write all *scalars* as events at *step*, in one call per monitor."""
         events = [(tag, value, step) for tag, value in scalars.items()]
-        for index in range(len(self._monitors)):
-            self._guarded(index, lambda monitor: monitor.write_events(list(events)))
+        self._guarded.each(lambda monitor: monitor.write_events(list(events)))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Show *text*, which is Markdown, wherever a text can be shown.
@@ -45,10 +43,7 @@ class DeepSpeedMonitorSink:
         Returns:
             Whether any monitor took it.
         """
-        taken = False
-        for index in range(len(self._monitors)):
-            taken |= self._guarded(index, lambda monitor: _add_text(monitor, tag, text, step)) is True
-        return taken
+        return self._guarded.each(lambda monitor: _add_text(monitor, tag, text, step))
 
     def folder(self) -> str | None:
         """The local folder of the first monitor that has one."""
@@ -58,21 +53,6 @@ class DeepSpeedMonitorSink:
             if isinstance(folder, str) and folder:
                 return folder
         return None
-
-    def _guarded(self, index: int, write: Callable[[Any], Any]) -> Any:
-        monitor = self._monitors[index]
-        try:
-            return write(monitor)
-        except Exception as error:  # somebody's service, in the middle of training: whatever it raises stays here
-            if index not in self._failed:
-                self._failed.add(index)
-                logger.warning(
-                    "%s did not take the FLOPs report, the other monitors did not notice: %s: %s",
-                    type(monitor).__name__,
-                    type(error).__name__,
-                    error,
-                )
-            return None
 
 
 class _TensorBoard:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from lightning_flops.sinks.services import Services
 
 
 class LoggersSink:
@@ -18,14 +17,12 @@ class LoggersSink:
     """
 
     def __init__(self, loggers: Iterable[Any]) -> None:
-        self._loggers = tuple(loggers)
-        self._failed: set[int] = set()
+        self._loggers = Services(loggers, name="loggers")
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Log all *scalars* in one call per logger."""
-        for index in range(len(self._loggers)):
-            # A dict of its own for each: some loggers add a prefix or a step in place.
-            self._guarded(index, lambda target: target.log_metrics(dict(scalars), step=step))
+        # A dict of its own for each: some loggers add a prefix or a step in place.
+        self._loggers.each(lambda target: target.log_metrics(dict(scalars), step=step))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Add *text*, which TensorBoard reads as Markdown, and flush it so that it shows at once.
@@ -33,25 +30,7 @@ class LoggersSink:
         Returns:
             Whether any logger took it.
         """
-        taken = False
-        for index in range(len(self._loggers)):
-            taken |= self._guarded(index, lambda target: _add_text(target, tag, text, step)) is True
-        return taken
-
-    def _guarded(self, index: int, write: Callable[[Any], Any]) -> Any:
-        target = self._loggers[index]
-        try:
-            return write(target)
-        except Exception as error:  # a user's logger, in the middle of training: whatever it raises stays here
-            if index not in self._failed:
-                self._failed.add(index)
-                logger.warning(
-                    "%s did not take the FLOPs report, the other loggers did not notice: %s: %s",
-                    type(target).__name__,
-                    type(error).__name__,
-                    error,
-                )
-            return None
+        return self._loggers.each(lambda target: _add_text(target, tag, text, step))
 
 
 def _add_text(target: Any, tag: str, text: str, step: int) -> bool:
