@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,20 +12,29 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 
+def global_hooks() -> dict[str, dict[int, Any]]:
+    """Every hook that torch calls for any module or optimizer, by the table it is in."""
+    return {
+        f"{holder.__name__}.{name}": dict(hooks)
+        for holder in (torch_module, torch_optimizer)
+        for name, hooks in vars(holder).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    }
+
+
 def torch_state() -> dict[str, Any]:
     """Everything of torch that this package touches while it measures; equal before and after if nothing is left."""
     return {
-        "hooks": [
-            list(hooks)
-            for holder in (torch_module, torch_optimizer)
-            for name, hooks in sorted(vars(holder).items())
-            if name.startswith("_global_") and isinstance(hooks, dict)
-        ],
+        "hooks": global_hooks(),
         "functions": [
             torch.autograd.backward,
             torch.autograd.grad,
+            torch.autograd.graph._engine_run_backward,
             torch.Tensor.backward,
             torch.nn.Module.__call__,
+            torch.nn.functional.linear,
+            torch.matmul,
+            torch.optim.SGD.step,
             torch.utils.checkpoint.checkpoint,
             DataLoader.__iter__,
             torch_dataloader._BaseDataLoaderIter.__next__,
@@ -35,3 +45,8 @@ def torch_state() -> dict[str, Any]:
         "profiler": torch.autograd.profiler._is_profiler_enabled,
         "kineto": torch._C._autograd._profiler_enabled(),
     }
+
+
+def torch_state_and_warnings() -> dict[str, Any]:
+    """The same, and the filters of warnings: for where nothing is imported in between that sets filters of its own."""
+    return {**torch_state(), "filters": list(warnings.filters)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,35 +10,16 @@ import pytest
 import torch
 import torch._dynamo  # adds to the warning filters when it is first imported, which is not ours to undo
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.pytorch import count_flops
+from tests.left_on_torch import torch_state_and_warnings
 
 
 def small_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, 7))
-
-
-def torch_state() -> dict[str, Any]:
-    """Whatever of torch's global state a counter could leave something in."""
-    hooks = {
-        name: dict(value)
-        for owner in (torch_module, torch_optimizer)
-        for name, value in vars(owner).items()
-        if name.startswith("_global_") and isinstance(value, dict)
-    }
-    return {
-        "hooks": hooks,
-        "modes": torch._C._len_torch_dispatch_stack(),
-        "filters": list(warnings.filters),
-        "engine": torch.autograd.graph._engine_run_backward,
-        "call": nn.Module.__call__,
-        "step": torch.optim.SGD.step,
-    }
 
 
 def model_state(model: nn.Module) -> list[tuple[int, dict[str, Any]]]:
@@ -53,11 +33,11 @@ def run_step(model: nn.Module, *, seed: int = 1) -> None:
 
 def test_nothing_is_left_on_torch_or_on_the_model() -> None:
     model = small_model()
-    before, model_before = torch_state(), model_state(model)
+    before, model_before = torch_state_and_warnings(), model_state(model)
     with count_flops(model) as counts:
         run_step(model)
     assert counts.forward > 0
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
     assert [(key, sorted(values)) for key, values in model_state(model)] == [
         (key, sorted(values)) for key, values in model_before
     ]
@@ -65,11 +45,11 @@ def test_nothing_is_left_on_torch_or_on_the_model() -> None:
 
 def test_nothing_is_left_when_the_block_raises() -> None:
     model = small_model()
-    before = torch_state()
+    before = torch_state_and_warnings()
     with pytest.raises(KeyError, match="mine"), count_flops(model):
         run_step(model)
         raise KeyError("mine")
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -87,12 +67,12 @@ def test_a_forward_that_raises_leaves_later_modules_their_own_work(error: type[B
             return x
 
     model = nn.ModuleDict({"raising": Raising(), "after": nn.Linear(3, 7)})
-    before = torch_state()
+    before = torch_state_and_warnings()
     with count_flops(model) as counts:
         with pytest.raises(error):
             model["raising"](torch.randn(2, 3))
         model["after"](torch.randn(2, 3))
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
     assert counts.own_by_module()["raising.inner"].forward == 2 * 2 * 3 * 5
     assert counts.own_by_module()["after"].forward == 2 * 2 * 3 * 7
 
@@ -103,13 +83,13 @@ def test_a_users_hook_that_raises_raises_as_it_would_without_counting() -> None:
     def refuse(module: nn.Module, args: Any) -> None:
         raise ValueError("refused")
 
-    before = torch_state()
+    before = torch_state_and_warnings()
     with model[3].register_forward_pre_hook(refuse), count_flops(model) as counts:
         with pytest.raises(ValueError, match="refused"):
             model(torch.randn(2, 3))
         counted = counts.by_module()
     assert counted["0"].forward == 2 * 2 * 3 * 5
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
@@ -192,7 +172,7 @@ def test_a_failure_of_the_counter_itself_is_noted_once_and_breaks_nothing(
 def test_two_counters_at_once_both_count_everything() -> None:
     model = small_model()
     first, second = FlopCounter(model), FlopCounter(model[3])
-    before = torch_state()
+    before = torch_state_and_warnings()
     with first, second:
         run_step(model)
     from lightning_flops.analysis.flop_counts import FlopCounts
@@ -200,19 +180,19 @@ def test_two_counters_at_once_both_count_everything() -> None:
     assert FlopCounts(first.record()).forward == 2 * 2 * 3 * 5 + 2 * 2 * 5 * 7
     assert FlopCounts(second.record()).by_module()[""].forward == 2 * 2 * 5 * 7
     assert FlopCounts(second.record()).by_module()["(outside)"].forward == 2 * 2 * 3 * 5
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 def test_counters_that_are_left_in_the_wrong_order_leave_nothing() -> None:
     model = small_model()
     first, second = FlopCounter(model), FlopCounter(model)
-    before = torch_state()
+    before = torch_state_and_warnings()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
     run_step(model)
     second.__exit__(None, None, None)
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
     assert not first.record().cells
     assert sum(cell.flops for cell in second.record().cells if cell.phase == "forward") == 2 * 2 * (3 * 5 + 5 * 7)
 

@@ -10,13 +10,12 @@ from typing import Any
 import deepspeed
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from tests.left_on_torch import global_hooks
 
 SAMPLES = 2
 """Of a micro-batch."""
@@ -112,6 +111,13 @@ def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str,
 def left_on(engine: Any) -> list[str]:
     """What there is of ours on *engine*, its module and torch; nothing if all is well."""
     found = [f"engine.{name}" for name, value in vars(engine).items() if hasattr(value, "__lightning_flops_patch__")]
+    found += [
+        f"engine.{name}: {function}"  # a pipeline's table of instructions
+        for name, table in vars(engine).items()
+        if isinstance(table, dict)
+        for function in table.values()
+        if "lightning_flops" in _origin(function)
+    ]
     for owner, name in (
         (torch.autograd, "backward"),
         (torch_dataloader._BaseDataLoaderIter, "__next__"),
@@ -119,10 +125,8 @@ def left_on(engine: Any) -> list[str]:
     ):
         if hasattr(getattr(owner, name), "__lightning_flops_patch__"):
             found.append(f"{owner.__name__}.{name}")
-    for holder in (torch_module, torch_optimizer):
-        for name, hooks in vars(holder).items():
-            if name.startswith("_global_") and isinstance(hooks, dict):
-                found += [f"{name}: {hook}" for hook in hooks.values() if "lightning_flops" in _origin(hook)]
+    for name, hooks in global_hooks().items():
+        found += [f"{name}: {hook}" for hook in hooks.values() if "lightning_flops" in _origin(hook)]
     for module in engine.module.modules():
         found += [
             f"{name} of a module: {hook}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+import torch
+
+from tests.left_on_torch import global_hooks
 
 
 def footprint(run: Any, net: Any) -> dict[str, Any]:
-    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on."""
+    """Everything of a trainer, its loops, its strategy, a model and torch that a profiler might write on.
+
+    Names and numbers alone, so that the footprints of two processes can be compared.
+    """
     fit_loop = run.fit_loop
     objects = {
         "trainer": run,
@@ -26,24 +29,11 @@ def footprint(run: Any, net: Any) -> dict[str, Any]:
     return {
         **{name: sorted(vars(thing)) for name, thing in objects.items()},
         "module hooks": {
-            name: len(getattr(module, name))
-            for module in net.modules()
-            for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+            f"{name}.{table}": len(hooks)
+            for name, module in net.named_modules()
+            for table, hooks in sorted(vars(module).items())
+            if table.endswith("_hooks") and isinstance(hooks, dict)
         },
-        **torch_footprint(),
+        "global hooks": {table: len(hooks) for table, hooks in global_hooks().items()},
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
     }
-
-
-def torch_footprint() -> dict[str, Any]:
-    """What torch itself holds: global hooks and dispatch modes."""
-    return {
-        "global module hooks": [
-            len(getattr(torch_module, name)) for name in vars(torch_module) if name.startswith("_global_")
-            and hasattr(getattr(torch_module, name), "__len__")
-        ],
-        "optimizer hooks": [
-            len(torch_optimizer._global_optimizer_pre_hooks),
-            len(torch_optimizer._global_optimizer_post_hooks),
-        ],
-        "modes": len(_get_current_dispatch_mode_stack()),
-    }  # fmt: skip

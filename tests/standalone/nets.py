@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
 
 from tests.fake_clock import FakeNow
 
 FIRST = 2 * 2 * 3 * 5  # FLOPs of a batch of 2 through Linear(3, 5)
 SECOND = 2 * 2 * 5 * 7  # and through Linear(5, 7)
-
-
-def torch_state() -> dict[str, Any]:
-    """Whatever of torch's global state a profiler could leave something in."""
-    return {
-        "hooks": {
-            name: dict(value)
-            for owner in (torch_module, torch_optimizer)
-            for name, value in vars(owner).items()
-            if name.startswith("_global_") and isinstance(value, dict)
-        },
-        "modes": torch._C._len_torch_dispatch_stack(),
-        "filters": list(warnings.filters),
-        "call": nn.Module.__call__,
-        "linear": F.linear,
-        "matmul": torch.matmul,
-    }
 
 
 def model_state(model: nn.Module) -> list[Any]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lightning_flops import get_model_profile
 from tests.fake_clock import FakeNow
 from tests.golden_files import golden
-from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state, torch_state
+from tests.left_on_torch import torch_state_and_warnings
+from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
 
 PARAMS = 3 * 5 + 5 + 5 * 7 + 7
 
@@ -69,7 +70,7 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     model[1].eval()
     last[0].train()
     before, weights = model_state(model), {name: value.clone() for name, value in model.state_dict().items()}
-    torch_before, random = torch_state(), torch.get_rng_state()
+    torch_before, random = torch_state_and_warnings(), torch.get_rng_state()
     modes = []
     hook = last.register_forward_hook(lambda module, args, output: modes.append([m.training for m in model.modules()]))
     quiet(model, input_shape=(2, 3))
@@ -77,7 +78,7 @@ def test_every_module_is_left_in_the_mode_it_came_in(root_trains: bool) -> None:
     assert modes
     assert not any(any(training) for training in modes)
     assert model_state(model) == before
-    assert torch_state() == torch_before
+    assert torch_state_and_warnings() == torch_before
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
@@ -127,11 +128,11 @@ def test_whichever_forward_raises_nothing_is_left(failing_call: int, error: type
         return y
 
     model = nn.Sequential(Calling(fail, nn.Linear(3, 5)))
-    before, torch_before, random = model_state(model), torch_state(), torch.get_rng_state()
+    before, torch_before, random = model_state(model), torch_state_and_warnings(), torch.get_rng_state()
     with pytest.raises(error, match="mine"):
         quiet(model, input_shape=(2, 3), warm_up=2)
     assert len(calls) == failing_call
-    assert torch_state() == torch_before
+    assert torch_state_and_warnings() == torch_before
     assert model_state(model) == before
     assert torch.equal(torch.get_rng_state(), random)
 
@@ -285,10 +286,10 @@ def test_the_latency_of_a_generation_is_that_of_the_whole_call(
 
 def test_a_generation_that_raises_leaves_nothing() -> None:
     model = Generator()
-    before, torch_before = model_state(model), torch_state()
+    before, torch_before = model_state(model), torch_state_and_warnings()
     with pytest.raises(IndexError):
         quiet(model, args=[torch.tensor([[9]])], kwargs={"new_tokens": 1}, mode="generate", warm_up=0)
-    assert (model_state(model), torch_state()) == (before, torch_before)
+    assert (model_state(model), torch_state_and_warnings()) == (before, torch_before)
 
 
 # Wrong arguments

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from lightning_flops import FlopsProfiler, LightningFlopsError
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes
 from tests.fake_clock import FakeNow
-from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state, torch_state
+from tests.left_on_torch import torch_state_and_warnings
+from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
 
 
 def flops_of(model: nn.Module, *args: Any) -> Any:
@@ -33,7 +34,7 @@ def test_a_training_loop_as_deepspeed_documents_it(capsys: pytest.CaptureFixture
     model = model_of_two()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     profiler = FlopsProfiler(model)
-    before, model_before = torch_state(), model_state(model)
+    before, model_before = torch_state_and_warnings(), model_state(model)
     for step in range(4):
         if step == 2:
             profiler.start_profile()
@@ -48,12 +49,12 @@ def test_a_training_loop_as_deepspeed_documents_it(capsys: pytest.CaptureFixture
             assert (profiler.flops, profiler.macs) == (FIRST + SECOND, (FIRST + SECOND) // 2)
             assert profiler.params == 3 * 5 + 5 + 5 * 7 + 7
             profiler.end_profile()
-            assert torch_state() == before
+            assert torch_state_and_warnings() == before
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert "Profile Summary at step 2:" in capsys.readouterr().out
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
     assert model_state(model) == model_before
 
 
@@ -125,7 +126,7 @@ def test_a_reset_forgets_and_a_running_profiler_goes_on() -> None:
 
 def test_a_profiler_knows_whether_it_was_started() -> None:
     profiler = FlopsProfiler(model_of_two())
-    before = torch_state()
+    before = torch_state_and_warnings()
     assert not profiler.started
     profiler.stop_profile()
     profiler.end_profile()
@@ -137,13 +138,13 @@ def test_a_profiler_knows_whether_it_was_started() -> None:
     profiler.end_profile()
     profiler.end_profile()
     assert not profiler.started
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 def test_two_profilers_at_once_count_each_their_own_model_and_leave_nothing() -> None:
     first, second = model_of_two(), nn.Linear(3, 4)
     one, other, same = FlopsProfiler(first), FlopsProfiler(second), FlopsProfiler(first)
-    before = torch_state()
+    before = torch_state_and_warnings()
     one.start_profile()
     first(torch.randn(2, 3))
     other.start_profile()
@@ -158,7 +159,7 @@ def test_two_profilers_at_once_count_each_their_own_model_and_leave_nothing() ->
     assert one.get_total_flops() == 2 * (FIRST + SECOND)
     assert same.get_total_flops() == 2 * (FIRST + SECOND)
     assert other.get_total_flops() == 2 * 8 * 3 * 4
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 # What DeepSpeed's profiler raises at, or counts wrongly
@@ -339,13 +340,13 @@ def raising(self: Calling, x: Tensor) -> Tensor:
 
 def test_a_forward_that_raises_leaves_nothing_on_torch_or_model(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(Calling(raising, nn.Linear(3, 5)))
-    before, model_before = torch_state(), model_state(model)
+    before, model_before = torch_state_and_warnings(), model_state(model)
     profiler = FlopsProfiler(model)
     profiler.start_profile()
     model(torch.randn(2, 3))
     with caplog.at_level(logging.WARNING), pytest.raises(Boom):
         model(torch.randn(8, 3))
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
     assert model_state(model) == model_before
     assert "raised: profiling stopped" in caplog.text
     model(torch.randn(2, 3))
@@ -354,7 +355,7 @@ def test_a_forward_that_raises_leaves_nothing_on_torch_or_model(caplog: pytest.L
     model(torch.randn(2, 3))
     profiler.end_profile()
     assert profiler.get_total_flops() == FIRST
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 def test_an_error_that_the_model_itself_handles_stops_nothing() -> None:
@@ -389,7 +390,7 @@ def test_a_model_called_while_an_error_is_handled_has_not_raised() -> None:
 
 def test_with_later_hooks_of_others_the_profiler_leaves_at_the_next_call() -> None:
     model = Calling(raising, nn.Linear(3, 5))
-    before = torch_state()
+    before = torch_state_and_warnings()
     profiler = FlopsProfiler(model)
     profiler.start_profile()
     theirs = register_module_forward_hook(lambda module, args, output: None)
@@ -397,13 +398,13 @@ def test_with_later_hooks_of_others_the_profiler_leaves_at_the_next_call() -> No
         model(torch.randn(8, 3))
     theirs.remove()
     nn.ReLU()(torch.ones(1))
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
     assert profiler.get_total_flops() == 2 * 8 * 3 * 5
 
 
 def test_a_profiler_that_an_error_leaves_behind_takes_itself_off_torch() -> None:
     model = model_of_two()
-    before = torch_state()
+    before = torch_state_and_warnings()
 
     def step() -> None:
         profiler = FlopsProfiler(model)
@@ -414,7 +415,7 @@ def test_a_profiler_that_an_error_leaves_behind_takes_itself_off_torch() -> None
     with contextlib.suppress(Boom):
         step()
     gc.collect()
-    assert torch_state() == before
+    assert torch_state_and_warnings() == before
 
 
 def test_nothing_to_read_before_the_first_start_is_an_error_that_says_so() -> None:
