@@ -58,6 +58,13 @@ def plain(value: float | None) -> str:
     return NOT_AVAILABLE if number is None else _short(number, group=True)
 
 
+def plural(noun: str, number: float) -> str:
+    """*noun* as it stands behind *number*: "1 step", "2 steps"."""
+    if number == 1:
+        return noun
+    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+
+
 def _known(value: float | None) -> Decimal | None:
     """The exact value; None if there is none to show."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.units import duration, percent, plain, si
+from lightning_flops.units import duration, percent, plain, plural, si
 
 
 @pytest.mark.parametrize(
@@ -89,3 +89,8 @@ def test_count_reads_back_to_within_its_last_decimal(value: int) -> None:
 def test_every_finite_number_prints(value: float) -> None:
     for text in (si(value), duration(value), percent(value), plain(value)):
         assert text not in ("", "n/a")
+
+
+def test_one_thing_stands_alone_and_any_other_number_of_them_in_the_plural() -> None:
+    assert [plural("step", number) for number in (0, 1, 1.5, 2)] == ["steps", "step", "steps", "steps"]
+    assert plural("batch", 2) == "batches"

@@ -7,7 +7,7 @@ counted, notes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lightning_flops.analysis.forward_profile import ForwardModule, ForwardProfile
@@ -20,8 +20,8 @@ from lightning_flops.report.deepspeed_units import (
     number_to_string,
     params_to_string,
 )
-from lightning_flops.report.layout import line, paragraph
-from lightning_flops.units import NOT_AVAILABLE, plain
+from lightning_flops.report.layout import encodable, line, marked, paragraph, some_of, title
+from lightning_flops.units import NOT_AVAILABLE, plain, plural
 
 _TITLE_WIDTH = 78
 _SECTION_WIDTH = 86
@@ -64,18 +64,18 @@ class ForwardReportSettings:
 def render_forward_text(profile: ForwardProfile, settings: ForwardReportSettings) -> str:
     """The report, beginning with an empty line and ending in a line break."""
     sections = [
-        ["", _title("Flops Profiler", _TITLE_WIDTH), *_summary_lines(profile, settings)],
-        ["", _title("Aggregated Profile per GPU", _SECTION_WIDTH), *_aggregated_lines(profile, settings)],
+        ["", title("Flops Profiler", width=_TITLE_WIDTH), *_summary_lines(profile, settings)],
+        ["", title("Aggregated Profile per GPU", width=_SECTION_WIDTH), *_aggregated_lines(profile, settings)],
         _detailed_lines(profile, settings) if settings.detailed else [],
         _remarks(profile),
         ["-" * _TITLE_WIDTH],
     ]
-    return _encodable("".join(f"{text}\n" for section in sections for text in section))
+    return encodable("".join(f"{text}\n" for section in sections for text in section))
 
 
 def render_aggregated_text(profile: ForwardProfile, settings: ForwardReportSettings) -> str:
     """The aggregated profile alone."""
-    return _encodable("".join(f"{text}\n" for text in _aggregated_lines(profile, settings)))
+    return encodable("".join(f"{text}\n" for text in _aggregated_lines(profile, settings)))
 
 
 def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
@@ -96,10 +96,10 @@ def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> 
     lines += [
         line("params per GPU", params_to_string(module.local_params)),
         line(params_of_model, params_to_string(module.params)),
-        line("fwd MACs per GPU", _marked(macs_to_string(root.macs), at_least)),
-        line("fwd flops per GPU", _marked(number_to_string(forward), at_least)),
+        line("fwd MACs per GPU", marked(macs_to_string(root.macs), *at_least)),
+        line("fwd flops per GPU", marked(number_to_string(forward), *at_least)),
         line(
-            "fwd flops of model = fwd flops per GPU * mp_size", _marked(number_to_string(forward * mp_size), at_least)
+            "fwd flops of model = fwd flops per GPU * mp_size", marked(number_to_string(forward * mp_size), *at_least)
         ),
         line("fwd latency", _latency(profile.forward_sec, counted)),
         line(
@@ -120,7 +120,7 @@ def _backward_lines(profile: ForwardProfile) -> Iterator[str]:
         ("recomputed flops per GPU", profile.flops.recompute),
     ):
         if flops:
-            yield line(label, _marked(number_to_string(flops), ["measured", *at_least]))
+            yield line(label, marked(number_to_string(flops), "measured", *at_least))
 
 
 def _engine_rate_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _engine_rate_lines(profile: ForwardProfile, settings: ForwardReportSettings)
     )
     yield line(
         "samples/second",
-        NOT_AVAILABLE if samples is None else _marked(f"{samples:.2f}", _bound(profile.timed_while_counted)),
+        NOT_AVAILABLE if samples is None else marked(f"{samples:.2f}", *_bound(profile.timed_while_counted)),
     )
 
 
@@ -197,7 +197,7 @@ def _aggregated_lines(profile: ForwardProfile, settings: ForwardReportSettings) 
 def _detailed_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
     return [
         "",
-        _title("Detailed Profile per GPU", _SECTION_WIDTH),
+        title("Detailed Profile per GPU", width=_SECTION_WIDTH),
         "Each module profile is listed after its name in the following order:",
         "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd "
         "latency, fwd FLOPS",
@@ -261,20 +261,15 @@ def _remarks(profile: ForwardProfile) -> list[str]:
     if profile.outside.total:
         lines.append(f"Flops outside the model: {number_to_string(profile.outside.total).rstrip()}")
     for name, operator in sorted(profile.uncounted.items()):
+        modules = some_of(operator.modules, most=_MODULES_NAMED)
+        heavy = "; it looks like matmul work" if operator.heavy else ""
         lines += paragraph(
-            f"Not counted: {name}, {plain(operator.calls)} call{'' if operator.calls == 1 else 's'} in "
-            f"{_some_of(operator.modules)}{'; it looks like matmul work' if operator.heavy else ''}.",
+            f"Not counted: {name}, {plain(operator.calls)} {plural('call', operator.calls)} in {modules}{heavy}.",
             rest=_STEP,
         )
     for note in profile.notes:
         lines += paragraph(f"Note: {note}", rest=_STEP)
     return ["", *lines] if lines else []
-
-
-def _some_of(names: Iterable[str]) -> str:
-    shown = [name or "the root" for name in names]
-    more = len(shown) - _MODULES_NAMED
-    return ", ".join(shown[:_MODULES_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _depth_shown(profile: ForwardProfile, settings: ForwardReportSettings) -> int:
@@ -284,34 +279,21 @@ def _depth_shown(profile: ForwardProfile, settings: ForwardReportSettings) -> in
 
 def _latency(seconds: float | None, counted: bool) -> str:
     """*seconds*, an upper bound if they were *counted* in."""
-    return _marked(duration_to_string(seconds), ["upper bound"] if counted and seconds is not None else [])
+    return marked(duration_to_string(seconds), *(["upper bound"] if counted and seconds is not None else []))
 
 
 def _rate(profile: ForwardProfile, flops: float, seconds: float | None, counted: bool, *words: str) -> str:
     rate = per_second(amount=flops, seconds=seconds)
     if rate is None:
         return NOT_AVAILABLE
-    return _marked(flops_to_string(rate), [*words, *_bound(counted or profile.lower_bound)])
+    return marked(flops_to_string(rate), *words, *_bound(counted or profile.lower_bound))
 
 
 def _bound(is_lower_bound: bool) -> list[str]:
     return ["lower bound"] if is_lower_bound else []
 
 
-def _marked(text: str, words: list[str]) -> str:
-    return f"{text.rstrip()} ({', '.join(words)})" if words else text
-
-
 def _share(part: float | None, whole: float | None) -> str:
     if part is None or whole is None:
         return NOT_AVAILABLE
     return f"{round(100 * part / whole, 2) if whole else 0:g}%"
-
-
-def _title(text: str, width: int) -> str:
-    return f" {text} ".center(width, "-")
-
-
-def _encodable(text: str) -> str:
-    # A module may describe itself in characters that no file can hold.
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -12,9 +12,9 @@ _LABEL_WIDTH = 70
 _TITLE_WIDTH = 100
 
 
-def title(text: str) -> str:
+def title(text: str, *, width: int = _TITLE_WIDTH) -> str:
     """*text* in the middle of a rule."""
-    return f" {text} ".center(_TITLE_WIDTH, "-")
+    return f" {text} ".center(width, "-")
 
 
 def rule() -> str:
@@ -38,6 +38,23 @@ def paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
+
+
+def marked(text: str, *words: str) -> str:
+    """*text* with what is to be known of it in brackets, if there is anything: ``6.28 G (measured, lower bound)``."""
+    return f"{text.rstrip()} ({', '.join(words)})" if words else text
+
+
+def some_of(names: Collection[str], *, most: int) -> str:
+    """Names of modules, of many the first *most* and how many more there are."""
+    shown = [name or "the root" for name in names][:most]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def encodable(text: str) -> str:
+    """*text* without the characters that no file can hold, in which a module may describe itself."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def table(

@@ -11,7 +11,7 @@ from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
 from lightning_flops.report.layout import WIDTH, paragraph, title
-from lightning_flops.units import duration, percent, si
+from lightning_flops.units import duration, percent, plural, si
 
 _STEP = "  "
 _NOT_DESCRIBED = "(not described)"
@@ -55,7 +55,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
             entries = ", ".join(f"'{name}': '{words(value)}'" for name, value in heaviest)
             lines += paragraph(f"{{{entries}}}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19)
     if _depth_shown(profile) == limit < _deepest(profile):
-        levels = f"{_deepest(profile)} level{'' if _deepest(profile) == 1 else 's'}"
+        levels = f"{_deepest(profile)} {plural('level', _deepest(profile))}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
@@ -201,7 +201,7 @@ class _Tree:
         micro_steps = self._profile.micro_steps
         calls = self._profile.per_step(module.calls)
         if module.calls and calls != micro_steps:
-            parts.append(f"{si(calls)} call{'' if calls == 1 else 's'}")
+            parts.append(f"{si(calls)} {plural('call', calls)}")
         return ", ".join(parts)
 
 

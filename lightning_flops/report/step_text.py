@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.timing import PartTiming
-from lightning_flops.report.layout import line, paragraph, table, title
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.report.layout import line, paragraph, some_of, table, title
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 _OPERATORS_SHOWN = 10
 _MODULES_SHOWN = 3
@@ -118,7 +118,7 @@ def time_lines(profile: Profile) -> list[str]:
 
     rows = [row(part) for part in (*timing.parts, timing.global_step)]
     lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
-    steps = f"{plain(timing.timed_steps)} timed step{'' if timing.timed_steps == 1 else 's'}"
+    steps = f"{plain(timing.timed_steps)} timed {plural('step', timing.timed_steps)}"
     lines.append(f"Mean, least, median and greatest of {steps}; the steps that were counted are not among them.")
     if timing.reader_sec is not None:
         lines.append(
@@ -244,15 +244,13 @@ def uncounted_lines(profile: Profile) -> list[str]:
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
     rows = []
     for name, operator in ordered:
-        modules = [module or "the root" for module in operator.modules[:_MODULES_SHOWN]]
-        more = len(operator.modules) - len(modules)
         rows.append(
             [
                 name,
                 plain(operator.calls),
                 si(operator.output_elements),
                 "heavy" if operator.heavy else "",
-                ", ".join(modules) + (f" and {more} more" if more else ""),
+                some_of(operator.modules, most=_MODULES_SHOWN),
             ]
         )
     numbers = table(["", "calls", "output elements", ""], [row[:4] for row in rows], least_width=0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.advice_text import advice_lines
-from lightning_flops.report.layout import line, paragraph, rule, title
+from lightning_flops.report.layout import encodable, line, marked, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.ranks_text import ranks_lines, whose
@@ -20,7 +20,7 @@ from lightning_flops.report.step_text import (
     uncounted_lines,
 )
 from lightning_flops.report.traced_text import traced_lines
-from lightning_flops.units import duration, plain, si
+from lightning_flops.units import duration, plain, plural, si
 
 _NOTATIONS = (
     "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
@@ -50,9 +50,7 @@ def render_text(profile: Profile) -> str:
         aggregated_lines(profile),
         detailed_lines(profile) if profile.settings.detailed else [],
     ]
-    text = "\n\n".join("\n".join(section) for section in sections if section) + f"\n{rule()}\n"
-    # A module may describe itself in characters that no file can hold.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return encodable("\n\n".join("\n".join(section) for section in sections if section) + f"\n{rule()}\n")
 
 
 def _summary_lines(profile: Profile) -> list[str]:
@@ -64,13 +62,12 @@ def _summary_lines(profile: Profile) -> list[str]:
     if flops.without_backward:  # DeepSpeed's formulas would not give these figures
         bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
     model = _of_model(profile)
-    micro_steps = f"({plain(profile.micro_steps)} micro-step{'' if profile.micro_steps == 1 else 's'})"
 
     def rate(value: float | None, *words: str) -> str:
-        return _marked(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
+        return marked(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
 
     def count(text: str, *words: str) -> str:
-        return _marked(f"{text} {micro_steps}", *words, *_bound(profile))
+        return marked(f"{text} ({_micro_steps(profile)})", *words, *_bound(profile))
 
     return [
         title("Flops Profiler"),
@@ -88,7 +85,7 @@ def _summary_lines(profile: Profile) -> list[str]:
         line(f"trainable params {model.words}", f"{si(model.trainable_params)}{model.mark}"),
         line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
         line("fwd flops per GPU", count(si(flops.forward))),
-        line(model.forward_label, _marked(f"{si(model.forward)}{model.mark}", *_bound(profile))),
+        line(model.forward_label, marked(f"{si(model.forward)}{model.mark}", *_bound(profile))),
         line("fwd latency", duration(timing.forward_sec if timing else None)),
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
         line("bwd latency", duration(timing.backward_sec if timing else None)),
@@ -214,18 +211,15 @@ def _batch_size(profile: Profile) -> str:
     if profile.micro_steps == 1 and profile.samples == size:
         return plain(size)
     about = "on average, " if profile.variable else ""
-    return (
-        f"{plain(size)} (a global step: {about}{plain(profile.micro_steps)} micro-step"
-        f"{'' if profile.micro_steps == 1 else 's'}, {plain(profile.samples)} samples)"
-    )
+    return f"{plain(size)} (a global step: {about}{_micro_steps(profile)}, {plain(profile.samples)} samples)"
+
+
+def _micro_steps(profile: Profile) -> str:
+    return f"{plain(profile.micro_steps)} {plural('micro-step', profile.micro_steps)}"
 
 
 def _bound(profile: Profile) -> list[str]:
     return ["lower bound"] if profile.lower_bound else []
-
-
-def _marked(text: str, *words: str) -> str:
-    return f"{text} ({', '.join(words)})" if words else text
 
 
 def _samples_per_sec(profile: Profile) -> str:

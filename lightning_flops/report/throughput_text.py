@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.report.layout import paragraph, rule, table, title
-from lightning_flops.units import NOT_AVAILABLE, percent, plain
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
 
 
 def render_throughput(summary: ThroughputSummary) -> str:
@@ -28,7 +28,7 @@ def render_throughput(summary: ThroughputSummary) -> str:
             ],
         ),
         *paragraph(
-            f"Over {plain(summary.batches)} batch{'' if summary.batches == 1 else 'es'} of this rank; ips adds up all "
+            f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank; ips adds up all "
             "ranks that see different data. Averages are totals over totals. Not in it: batches that were counted or "
             "traced, validation, checkpoints and what lies "
             "between epochs."
