@@ -8,13 +8,14 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
+.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 test-hta lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
 	@echo "make demo-deepspeed  train a small GPT with DeepSpeed on two processes, profiled by its config's block"
 	@echo "make test      lint, type-check and test"
 	@echo "make test-all  the same, with the slow tests"
+	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make lint      lint and type-check only"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
@@ -52,6 +53,18 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	grep -v '^deepspeed==' constraints.txt > $(OLD_VENV)/constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard,trace]' deepspeed==0.16.9 pytest pytest-timeout
+	@touch $@
+
+# Another program that reads the same traces, in an environment of its own: nothing here depends on it.
+HTA_VENV := .venv-hta
+
+test-hta: $(HTA_VENV)/.installed
+	$(HTA_VENV)/bin/python -m pytest tests/oracle
+
+$(HTA_VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(HTA_VENV)/bin/python || $(PYTHON) -m venv $(HTA_VENV)
+	$(HTA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
 
 lint: $(VENV)/.installed-dev
