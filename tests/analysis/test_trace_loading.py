@@ -219,7 +219,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(
         ("{folder}/missing.json", "cannot be read: No such file or directory"),
         ("{folder}", "cannot be read: Is a directory"),
         ("nosuch://bucket/trace.json", "cannot be opened"),
-        ("memory://traces/missing.json", "cannot be read"),
+        ("memory://traces/missing.json", "cannot be read: FileNotFoundError"),
     ],
 )
 def test_a_file_that_cannot_be_opened_is_named(path: str, words: str, tmp_path: Path) -> None:

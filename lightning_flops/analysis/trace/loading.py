@@ -56,7 +56,8 @@ def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | Non
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceFormatError(f"{source}: the gzip data is damaged or cut off: {error}") from error
     except OSError as error:
-        raise TraceFormatError(f"{source}: cannot be read: {error.strerror or error}") from error
+        reason = error.strerror or f"{type(error).__name__}: {error}"  # remote file systems often give a path alone
+        raise TraceFormatError(f"{source}: cannot be read: {reason}") from error
     except LightningFlopsError:
         raise
     except Exception as error:
