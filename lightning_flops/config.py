@@ -119,6 +119,8 @@ class AdviceThresholds:
     """The slowest rank's own time above this many times the median ..."""
     straggler_sec: float = 0.001
     """... and longer by more than so many seconds a step."""
+    waiting: float = 0.10
+    """Waiting for other ranks above this share, though none of them is a straggler."""
     mfu: float = 0.30
     """MFU below this."""
     pageable_copies: float = 0.05

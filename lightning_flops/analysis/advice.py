@@ -24,6 +24,9 @@ _MODULES_NAMED = 3
 _LOW_MFU = "mfu"
 """The rule that points at the others."""
 
+RULES_ON_COMMUNICATION = ("exposed_communication", "overlap")
+"""Rules that say something else where the other ranks tell how much of a rank's communication was waiting for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -85,12 +88,13 @@ def _data_wait(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
 
 
 def _exposed_communication(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
-    share = evidence.exposed_communication_share
-    if share is None or share <= thresholds.exposed_communication:
+    share, stake = evidence.exposed_communication_share, _exposed_transfer(evidence)
+    if share is None or stake is None or stake <= thresholds.exposed_communication:
         return None
+    waiting = f", {percent(stake)} without waiting for other ranks" if evidence.waiting_share else ""
     return Advice(
         rule="exposed_communication",
-        evidence=f"Communication that no computation hides takes {percent(share)} of the step.",
+        evidence=f"Communication that no computation hides takes {percent(share)} of the step{waiting}.",
         threshold=f"more than {percent(thresholds.exposed_communication)}",
         # Sharded gradients (ZeRO-2 and -3, FSDP) are reduced in every micro-step: accumulation saves nothing there.
         action=(
@@ -98,19 +102,26 @@ def _exposed_communication(evidence: Evidence, thresholds: AdviceThresholds) -> 
             "accumulate them over more micro-steps."
         ),
         source=_TORCH_PROFILER,
-        stake=share,
+        stake=stake,
     )
 
 
+def _exposed_transfer(evidence: Evidence) -> float | None:
+    """Exposed communication that would be left if all ranks came at once: no batch size changes the rest."""
+    share = evidence.exposed_communication_share
+    return None if share is None else max(0.0, share - (evidence.waiting_share or 0.0))
+
+
 def _overlap(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
-    share, hidden = evidence.exposed_communication_share, evidence.overlap_ratio
+    share, hidden = _exposed_transfer(evidence), evidence.overlap_ratio
     if share is None or hidden is None:
         return None
     if hidden >= thresholds.overlap or share <= thresholds.exposed_communication:
         return None
+    what = "exposed transfer" if evidence.waiting_share else "exposed"
     return Advice(
         rule="overlap",
-        evidence=f"Computation hides {percent(hidden)} of the communication; {percent(share)} of the step is exposed.",
+        evidence=f"Computation hides {percent(hidden)} of the communication; {percent(share)} of the step is {what}.",
         threshold=(
             f"less than {percent(thresholds.overlap)} hidden, and more than "
             f"{percent(thresholds.exposed_communication)} of the step exposed"
@@ -326,6 +337,20 @@ def _straggler(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
     )
 
 
+def _waiting(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.waiting_share
+    if share is None or share <= thresholds.waiting or evidence.straggler is not None:
+        return None
+    return Advice(
+        rule="waiting",
+        evidence=f"In the traced step ranks waited for each other for {percent(share)} of it, and none is always last.",
+        threshold=f"more than {percent(thresholds.waiting)}, without a straggler",
+        action="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
+        source=_OWN,
+        stake=share,
+    )
+
+
 def _data_parallel(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     devices = evidence.data_parallel_devices
     if devices is None or devices < 2:
@@ -400,6 +425,7 @@ _RULES: tuple[_Check, ...] = (
     _host_idle,
     _short_kernels,
     _straggler,
+    _waiting,
     _data_parallel,
     _backend,
     _pageable_copies,

@@ -33,6 +33,8 @@ class Evidence:
     data_wait_share: float | None = None
     exposed_communication_share: float | None = None
     """Communication that no computation hides."""
+    waiting_share: float | None = None
+    """As much of that, at most, is waiting for other ranks to come; None where their calls are not known."""
     overlap_ratio: float | None = None
     """Communication that computation hides ÷ communication."""
     gpu_utilization: float | None = None

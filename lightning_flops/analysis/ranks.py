@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, get_args
 
-from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.advice import RULES_ON_COMMUNICATION, advise
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
     DeviceGroup,
@@ -29,6 +29,7 @@ from lightning_flops.analysis.job_rates import (
 from lightning_flops.analysis.rank_communication import RanksCommunication, compare_communication
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
+from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.spreads import Spread, spread_over
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.analysis.stragglers import Straggler, find_stragglers
@@ -154,11 +155,28 @@ def with_ranks(
         return profile
     limits = AdviceThresholds() if thresholds is None else thresholds
     ranks = _merged(records, absences, waited_sec=waited_sec, thresholds=limits)
+    evidence, known = _evidence(ranks), profile.advice
+    if evidence.waiting_share is not None:
+        known = tuple(one for one in known if one.rule not in RULES_ON_COMMUNICATION)
+    return replace(profile, ranks=ranks, advice=advise(evidence, limits, known=known))
+
+
+def _evidence(ranks: RanksProfile) -> Evidence:
+    """What the ranks together tell; of communication that is the median rank's."""
     evidence = Evidence(
         straggler=ranks.stragglers[0] if ranks.stragglers else None,
         mfu=None if ranks.lower_bound else ranks.rates.mfu,
     )
-    return replace(profile, ranks=ranks, advice=advise(evidence, limits, known=profile.advice))
+    traced = ranks.communication
+    if traced is None or traced.wait_sec is None:
+        return evidence
+    wall_sec, exposed_sec = traced.wall_sec.median, traced.exposed_sec.median
+    return replace(
+        evidence,
+        exposed_communication_share=ratio(part=exposed_sec, whole=wall_sec),
+        waiting_share=ratio(part=min(exposed_sec, traced.wait_sec.median), whole=wall_sec),
+        overlap_ratio=None if traced.overlap_ratio is None else traced.overlap_ratio.median,
+    )
 
 
 def _sorted_out(

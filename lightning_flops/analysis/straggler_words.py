@@ -16,15 +16,13 @@ def straggler_evidence(straggler: Straggler) -> str:
     late += f" {straggler.rank}"
     if straggler.part is None:
         cause = "no part of its step stands out alone"
-    elif straggler.module is None:
-        cause = f"its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs"
     else:
-        module = straggler.module or "the root module"
-        cause = (
-            f"its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs, "
-            f"{duration(straggler.module_sec)} of that in {module}"
-        )
-    sentence = f"{late}: {cause} ({straggler.shown_by})."
+        cause = f"its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs"
+    sentence = f"{late}: {cause} ({straggler.shown_by})"
+    if straggler.module is not None:
+        # Not by how much: that is of the traced step, and the part's figure may be of all timed ones.
+        sentence += f", mostly in {straggler.module or 'the root module'}"
+    sentence += "."
     if straggler.exposed_sec is None or straggler.others_exposed_sec is None:
         return sentence
     return (

@@ -63,6 +63,7 @@ BORDERS = {
         Evidence(slowest_rank=3, slowest_over_median=1.1, slowest_longer_sec=0.002),
         Evidence(slowest_rank=3, slowest_over_median=1.1 + A_LITTLE, slowest_longer_sec=0.002),
     ),
+    "waiting": (Evidence(waiting_share=0.1), Evidence(waiting_share=0.1 + A_LITTLE)),
     "data_parallel": (Evidence(data_parallel_devices=1), Evidence(data_parallel_devices=2)),
     "backend": (Evidence(backend="nccl"), Evidence(backend="gloo")),
     "pageable_copies": (Evidence(pageable_copy_share=0.05), Evidence(pageable_copy_share=0.05 + A_LITTLE)),
@@ -98,6 +99,7 @@ def test_healthy_run_is_told_nothing() -> None:
     healthy = Evidence(
         data_wait_share=0.01,
         exposed_communication_share=0.03,
+        waiting_share=0.02,
         overlap_ratio=0.8,
         gpu_utilization=0.97,
         low_blocks_kernel_share=0.02,
@@ -204,3 +206,20 @@ def test_advice_reads_evidence_then_stake_then_what_to_do() -> None:
 
 def test_no_advice_says_so() -> None:
     assert advice_lines(())[1:] == ["Nothing that was measured is above its threshold."]
+
+
+def test_waiting_for_other_ranks_is_nothing_that_larger_batches_would_mend() -> None:
+    waits = Evidence(exposed_communication_share=0.5, overlap_ratio=0.25, waiting_share=0.41)
+    assert rules(waits) == ["waiting"]
+    transfers = replace(waits, waiting_share=0.125)
+    exposed, hidden, waiting = advise(transfers, DEFAULTS)
+    assert (exposed.rule, exposed.stake, hidden.rule, hidden.stake) == (
+        "exposed_communication",
+        0.375,
+        "overlap",
+        0.375,
+    )
+    assert exposed.evidence == (
+        "Communication that no computation hides takes 50.00% of the step, 37.50% without waiting for other ranks."
+    )
+    assert (waiting.rule, waiting.stake) == ("waiting", 0.125)

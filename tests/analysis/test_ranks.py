@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_flops.analysis.advice import Advice
 from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
@@ -315,6 +316,19 @@ def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> No
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].evidence
     assert whole.advice[1].evidence == "MFU is 8.33%."  # 4 x 1.4 G over 4 x 700 GFLOP/s x 24 ms: the job's
     assert whole.advice[1].action == "Begin with the first of the above, straggler."
+
+
+def test_what_ranks_wait_for_a_straggler_is_at_stake_there_and_not_in_communication() -> None:
+    profile, answers = jobs.thousands(24)
+    exposed = Advice(
+        rule="exposed_communication", evidence="Rank 0's.", threshold="", action="", source="", stake=11.5 / 24
+    )
+    whole = with_ranks(replace(profile, advice=(exposed,)), answers, waited_sec=0.0)
+    # Of the others' 24 ms 11.5 are exposed, 8 of them waiting for rank 22.
+    found = {one.rule: one.stake for one in whole.advice}
+    assert list(found) == ["straggler", "exposed_communication", "overlap", "mfu"]
+    assert found["straggler"] == pytest.approx(8 / 24, rel=1e-12)
+    assert found["exposed_communication"] == found["overlap"] == pytest.approx(3.5 / 24, rel=1e-12)
 
 
 def test_threshold_of_stragglers_is_a_setting() -> None:

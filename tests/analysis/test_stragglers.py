@@ -11,6 +11,7 @@ import pytest
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record
+from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.analysis.stragglers import Straggler, find_stragglers
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.analysis.trace_tables import TracedPart
@@ -135,6 +136,10 @@ def test_a_slow_module_is_named_with_its_forward() -> None:
     found = only(find_stragglers([mine, other]))
     assert (found.rank, found.part, milliseconds(found.late_sec)) == (1, "forward", 30)
     assert (found.module, milliseconds(found.module_sec)) == ("second", 30)
+    assert straggler_evidence(found).startswith(
+        "The other ranks wait 30 ms a step (23.08% of it) for rank 1: its forward takes 30 ms longer than theirs "
+        "(timed steps), mostly in second. In the traced step"
+    )
 
 
 def test_a_forward_that_is_slow_everywhere_names_no_module() -> None:
