@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -82,8 +84,7 @@ def loader_workers(trainer: Trainer) -> int | None:
 def run_context(trainer: Trainer) -> RunContext:
     """Where this fit runs, as far as a rank can tell without asking the others."""
     device = trainer.strategy.root_device
-    modules = [kind.__module__ for kind in type(trainer).__mro__]  # of a Trainer, or of a subclass of somebody's
-    root = next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
+    root = _import_root(trainer)
     sizes = _parallel_sizes(trainer)
     ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
     return RunContext(
@@ -123,6 +124,11 @@ def _parallel_sizes(trainer: Trainer) -> dict[str, int]:
     return sizes
 
 
+def _import_root(trainer: Trainer) -> str:
+    modules = [kind.__module__ for kind in type(trainer).__mro__]  # of a Trainer, or of a subclass of somebody's
+    return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
+
+
 def _version(distribution: str) -> str:
     try:
         return version(distribution)
@@ -140,7 +146,15 @@ def fit_output(trainer: Trainer, config: ProfilerConfig) -> LoggedOutput:
         files=RunFiles(output_file=config.output_file, folder=lambda: None if development else _log_folder(trainer)),
         text_file=True,
         x_axis=lambda step: step,
+        announce=functools.partial(_announce, _import_root(trainer)),
     )
+
+
+def _announce(root: str, sentence: str) -> None:
+    """Say *sentence* in Lightning's own log, which a terminal shows unasked, unless the package's log is shown."""
+    ours = logging.getLogger("lightning_flops")
+    if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # where it is, INFO lines have named each file
+        logging.getLogger(root).info("%s", sentence)
 
 
 def _log_folder(trainer: Trainer) -> str:

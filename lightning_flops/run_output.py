@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.markdown import fenced, render_markdown
@@ -40,6 +40,13 @@ class RunOutput(Protocol):
         """Give what the whole run's batches came to, when the run ends."""
 
 
+class WrittenProfile(NamedTuple):
+    """The files that hold one profile; None for one that was not asked for or could not be written."""
+
+    text_path: str | None
+    json_path: str | None
+
+
 class RunFiles:
     """The files that one rank writes about its run; those of a rank other than 0 have its number in their names.
 
@@ -56,20 +63,22 @@ class RunFiles:
         self._rank = rank
         self._profiles_written = 0
 
-    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> None:
+    def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
         """Write *profile*, and *text* if a file was named for it or else *keep_text*."""
         self._profiles_written += 1
+        text_path: str | None = None
         if self._output_file is not None:
             path = self._of_rank(self._output_file)
             # The first report of a run takes the place of another run's; those that follow lie beside it.
-            _write_file(path if self._profiles_written == 1 else free_path(path), text)
+            text_path = _write_file(path if self._profiles_written == 1 else free_path(path), text)
         folder = self.folder()
         if folder is None:
-            return
-        json_path = free_path(self._of_rank(f"{folder}/profile.json"))
-        _write_file(json_path, profile.to_json())
+            return WrittenProfile(text_path, None)
+        path = free_path(self._of_rank(f"{folder}/profile.json"))
+        json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
-            _write_file(json_path.removesuffix(".json") + ".txt", text)
+            text_path = _write_file(path.removesuffix(".json") + ".txt", text)
+        return WrittenProfile(text_path, json_path)
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*."""
@@ -97,6 +106,7 @@ class LoggedOutput:
         files: what the run leaves.
         text_file: a report that neither a logger shows nor a file was named for gets a file of its own.
         x_axis: the loggers' x-axis value, given the step of a report.
+        announce: says in a sentence where a report lies, to somebody who may see nothing else of it.
     """
 
     def __init__(
@@ -108,6 +118,7 @@ class LoggedOutput:
         files: RunFiles,
         text_file: bool,
         x_axis: Callable[[int], int],
+        announce: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._config = config
         self._loggers = loggers
@@ -116,6 +127,7 @@ class LoggedOutput:
         """What the run leaves."""
         self._text_file = text_file
         self._x_axis = x_axis
+        self._announce = announce
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""
@@ -126,7 +138,15 @@ class LoggedOutput:
         self._loggers.write_text(f"{prefix}/advice", render_advice_markdown(profile.advice), step=at)
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
-        self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
+        written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
+        places = {
+            "the report is in": written.text_path,
+            "the loggers show the report as the text": f"{prefix}/profile" if shown else None,
+            "every number is in": written.json_path,
+        }
+        said = [f"{words} {place}" for words, place in places.items() if place is not None]
+        if said:
+            self._announce(f"FLOPs of step {profile.profile_step}: {', '.join(said)}")
 
     def write_reading(
         self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
@@ -171,10 +191,12 @@ class RankOutput:
         self._files.write_throughput(summary)
 
 
-def _write_file(path: str, text: str) -> None:
+def _write_file(path: str, text: str) -> str | None:
+    """Write *text* to *path*, and return that; None, after a warning, if it cannot be written."""
     try:
         write_text_file(path, text)
     except OSError as error:
         logger.warning("the FLOPs report was not written: %s", error)
-    else:
-        logger.info("wrote %s", path)
+        return None
+    logger.info("wrote %s", path)
+    return path

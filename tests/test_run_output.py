@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,14 @@ class Scalars:
         return False
 
 
-def output(folder: Path, *, loggers: Any = None, text_file: bool = True, output_file: str | None = None) -> RunOutput:
+def output(
+    folder: Path,
+    *,
+    loggers: Any = None,
+    text_file: bool = True,
+    output_file: str | None = None,
+    announce: Callable[[str], None] = lambda sentence: None,
+) -> RunOutput:
     config = ProfilerConfig(output_file=output_file)
     return LoggedOutput(
         config,
@@ -43,6 +50,7 @@ def output(folder: Path, *, loggers: Any = None, text_file: bool = True, output_
         files=RunFiles(output_file=output_file, folder=lambda: str(folder)),
         text_file=text_file,
         x_axis=lambda step: 100 * step,
+        announce=announce,
     )
 
 
@@ -85,6 +93,19 @@ def test_the_console_shows_a_report_that_no_file_was_named_for(
     assert capsys.readouterr().out == ""
     output(tmp_path).write_profile(PROFILE, step=7)
     assert capsys.readouterr().out == TEXT
+
+
+def test_one_sentence_says_where_a_report_lies_and_names_no_place_where_it_does_not(tmp_path: Path) -> None:
+    said: list[str] = []
+    output(tmp_path, announce=said.append).write_profile(PROFILE, step=7)
+    output(tmp_path, loggers=MemorySink(), announce=said.append).write_profile(PROFILE, step=7)
+    (tmp_path / "a file").write_text("")
+    output(tmp_path / "a file", announce=said.append).write_profile(PROFILE, step=7)
+    assert said == [
+        f"FLOPs of step 3: the report is in {tmp_path}/profile.txt, every number is in {tmp_path}/profile.json",
+        "FLOPs of step 3: the loggers show the report as the text flops_profiler/profile, "
+        f"every number is in {tmp_path}/profile-2.json",
+    ]
 
 
 def test_loggers_get_everything_at_the_x_axis_of_the_run(tmp_path: Path) -> None:

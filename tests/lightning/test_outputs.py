@@ -242,6 +242,23 @@ def test_the_console_is_the_packages_log_and_nothing_is_printed(
     assert "Flops Profiler" not in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("shown", [False, True])
+def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not_shown(
+    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, shown: bool
+) -> None:
+    heard: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(root).addHandler(listener)
+    try:
+        with caplog.at_level(logging.INFO if shown else logging.WARNING, logger="lightning_flops"):
+            trainer(FlopsProfilerCallback(timing_steps=1, trace=False)).fit(new_net(root), loader(6))
+    finally:
+        logging.getLogger(root).removeHandler(listener)
+    sentence = f"FLOPs of step 1: the report is in {tmp_path}/profile.txt, every number is in {tmp_path}/profile.json"
+    assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
+
+
 def test_without_any_logger_the_profile_lies_in_the_default_folder(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
