@@ -51,10 +51,8 @@ def run_ranks(
         AssertionError: a rank failed or was not done in time; with everything that every rank printed.
     """
     statuses_meant = [(ends_with or {}).get(rank, 0) for rank in range(ranks)]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with contextlib.ExitStack() as undo:
+        port = _held_port(undo)
         processes: list[subprocess.Popen[bytes]] = []
         outputs: list[IO[bytes]] = []
         for rank in range(ranks):
@@ -95,6 +93,18 @@ def run_ranks(
     assert not late or any(status > 0 for status in statuses), f"not done in {timeout_sec:.0f} s\n{whole}"
     assert statuses == statuses_meant, f"exit statuses {statuses}\n{whole}"
     return printed
+
+
+def _held_port(undo: contextlib.ExitStack) -> int:
+    """A port that nobody else is given until *undo*: a socket is bound to it, and rank 0 may listen there all the same.
+
+    The system gives no port that is bound to who asks for any; who asks for this one gets it if both reuse addresses.
+    """
+    held = undo.enter_context(socket.socket())
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    port: int = held.getsockname()[1]
+    return port
 
 
 def _place(rank: int, ranks: int, port: int) -> dict[str, str]:

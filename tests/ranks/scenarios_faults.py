@@ -26,6 +26,8 @@ from tests.lightning.nets import BATCH, Rows, loader, new_net, new_trainer
 ROOT = "lightning.pytorch"
 RANK = int(os.environ.get("RANK", "0"))
 BATCHES = 16
+SEC_FOR_ANSWERS = 10.0
+"""Less than rank 0 waits for a rank that does not answer."""
 WINDOW: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False}
 
 distributed: Any = torch_distributed  # which does not say what of it is public
@@ -50,15 +52,15 @@ def train(
         "collectives": sum(pg._get_sequence_number_for_group() for pg in [group]),
         "ours": our_keys(),
         "logged": lines,
-        "threads": [thread.name for thread in threading.enumerate() if "lightning_flops" in thread.name],
+        "threads": our_threads(),
     }
 
 
-def profiled(*, callback: FlopsProfilerCallback | None = None, **settings: Any) -> dict[str, Any]:
+def profiled(*, callback: FlopsProfilerCallback | None = None, waits: bool = True, **settings: Any) -> dict[str, Any]:
     """The same with the profiler, and its profile."""
     callback = callback or FlopsProfilerCallback(**WINDOW)
     before = distributed.group.WORLD._get_sequence_number_for_group()
-    result = train(callback, **settings)
+    result = train(callback, *[WaitsForAnswers()] * waits, **settings)
     result["collectives"] -= before
     # A collective of the test's own: the group still works.
     total = torch.tensor([RANK + 1])
@@ -102,6 +104,21 @@ def logged() -> Iterator[list[str]]:
     finally:
         ours.removeHandler(handler)
         ours.setLevel(level)
+
+
+class WaitsForAnswers(Callback):
+    """Has rank 0 wait before its last batches, for a while at most, until nobody's answer is missing any more."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if RANK == 0 and batch_idx == BATCHES - 4:
+            deadline = time.monotonic() + SEC_FOR_ANSWERS
+            while our_threads() and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+
+def our_threads() -> list[str]:
+    """The threads of ours that run: they end when they have nothing more to do."""
+    return [thread.name for thread in threading.enumerate() if "lightning_flops" in thread.name]
 
 
 def on_rank_1(target: str, error: Exception) -> Any:
@@ -180,25 +197,12 @@ def manual_net(updates: Callable[[int], bool]) -> Any:
 def silent() -> dict[str, Any]:
     """Rank 1 sends nothing before its fit ends, because its window never closes: it never updates."""
     callback = FlopsProfilerCallback(**WINDOW, ranks_timeout_sec=0.05)
-    return profiled(callback=callback, net=manual_net(lambda batch_idx: RANK == 0), around=slowly)
+    return profiled(callback=callback, net=manual_net(lambda batch_idx: RANK == 0))
 
 
 def skips_steps() -> dict[str, Any]:
     """Rank 1 updates after every other batch: its window closes later."""
-    return profiled(net=manual_net(lambda batch_idx: RANK == 0 or batch_idx % 2 == 1))
-
-
-class SlowBatches(Callback):
-    """Lets some time go by after every batch."""
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def slowly(run: Any) -> Iterator[None]:
-    run.callbacks.append(SlowBatches())
-    yield
+    return profiled(net=manual_net(lambda batch_idx: RANK == 0 or batch_idx % 2 == 1), waits=False)
 
 
 class Joined(Callback):
