@@ -8,7 +8,7 @@ import math
 import numbers
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -216,6 +216,16 @@ _RULES: Mapping[str, _Rule] = {
 }
 
 
+_OF_THE_TRACE: Mapping[str, object] = {
+    "trace_dir": None,
+    "record_shapes": False,
+    "profile_memory": False,
+    "with_stack": False,
+    "trace_schedule": TraceSchedule(),
+}
+"""Settings that say something of the traced step alone, with the values that ask for nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfig:
     """Settings of one profiler; the first seven are DeepSpeed's, with DeepSpeed's defaults except ``enabled``.
@@ -291,6 +301,10 @@ class ProfilerConfig:
             object.__setattr__(self, "profile_step", tuple(sorted({int(step) for step in self.profile_step})))
         if not isinstance(self.trace_schedule, TraceSchedule):
             object.__setattr__(self, "trace_schedule", TraceSchedule(**(self.trace_schedule or {})))
+        if not self.trace:
+            for name, default in _OF_THE_TRACE.items():
+                if getattr(self, name) != default:
+                    raise ConfigError(f"{BLOCK}.trace must be true where {name} is given, got {self.trace!r}")
         object.__setattr__(self, "recompute_fwd_factor", float(self.recompute_fwd_factor))
         object.__setattr__(self, "ranks_timeout_sec", float(self.ranks_timeout_sec))
         if isinstance(self.peak_flops_per_sec, Mapping):
@@ -339,11 +353,7 @@ class ProfilerConfig:
         """
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {block!r}")
-        for key in block:
-            if key not in _RULES:
-                near = difflib.get_close_matches(str(key), _RULES, n=1)
-                hint = f", did you mean {near[0]}?" if near else f"; the settings are {', '.join(_RULES)}"
-                raise ConfigError(f"{BLOCK}.{key} is not a setting{hint}")
+        refuse_unknown(block, known=_RULES)
         return cls(**{"enabled": False, **block})
 
     @classmethod
@@ -365,6 +375,20 @@ class ProfilerConfig:
 
 
 assert [field.name for field in fields(ProfilerConfig)] == list(_RULES), "every setting has its rule, in the same order"
+
+
+def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str = "") -> None:
+    """Do nothing if all *names* are *known* settings.
+
+    Raises:
+        ConfigError: one is not; the message has the nearest, and *owner* where that knows only some of the settings.
+    """
+    known = list(known)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f", did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
+            raise ConfigError(f"{BLOCK}.{name} is not a setting{f' of {owner}' if owner else ''}{hint}")
 
 
 def _read_json_object(path: str | Path) -> Mapping[str, Any]:

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lightning_flops.config import ProfilerConfig
+from lightning_flops.config import ProfilerConfig, refuse_unknown
 from lightning_flops.errors import ConfigError
 from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice, settings_from
 from lightning_flops.lightning_fit import FitProfiler
@@ -97,7 +97,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         tag_prefix: prefix of the scalars' and texts' tags. Default ``"flops_profiler"``.
 
     Raises:
-        ConfigError: a setting breaks its rule; for the DeepSpeed config's block, when the fit begins.
+        ConfigError: a setting breaks its rule, or there is none of the name; for the DeepSpeed config's block, when the
+            fit begins.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         ranks_timeout_sec: float | None = None,
         all_ranks: bool | None = None,
         tag_prefix: str | None = None,
+        **unknown: NoReturn,
     ) -> None:
         arguments = {
             "profile_step": profile_step,
@@ -154,6 +156,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             "all_ranks": all_ranks,
             "tag_prefix": tag_prefix,
         }
+        refuse_unknown(unknown, known=arguments, owner="FlopsProfilerCallback")
         # None means "not given": a command line passes every default explicitly.
         self._set_up({name: value for name, value in arguments.items() if value is not None})
 

@@ -105,6 +105,23 @@ def test_a_timer_needs_the_monitor() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "asked", "nothing"),
+    [
+        ("trace_dir", "traces", None),
+        ("record_shapes", True, False),
+        ("profile_memory", True, False),
+        ("with_stack", True, False),
+        ("trace_schedule", {"repeat": 2}, {"repeat": 1}),
+    ],
+)
+def test_what_is_asked_of_the_trace_needs_one(name: str, asked: Any, nothing: Any) -> None:
+    said = refusal(trace=False, **{name: asked})
+    assert said == f"flops_profiler.trace must be true where {name} is given, got False"
+    assert ProfilerConfig(trace=False, **{name: nothing}).trace is False
+    assert ProfilerConfig(**{name: asked}).trace is True
+
+
 def test_steps_of_a_list_are_put_in_order_each_once() -> None:
     config = ProfilerConfig.from_block({"enabled": True, "profile_step": [50, 1, np.int64(9), 50]})
     assert config.profile_step == (1, 9, 50)

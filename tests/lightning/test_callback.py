@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -53,6 +54,18 @@ def test_a_bad_setting_is_an_error_at_construction_naming_setting_rule_and_value
     with pytest.raises(ConfigError) as error:
         FlopsProfilerCallback(**settings)
     assert [part for part in said if part not in str(error.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("profile_steps", ", did you mean profile_step?"), ("zzz", "; the settings are profile_step, module_depth,")],
+)
+def test_an_argument_that_there_is_not_is_named_with_the_nearest(name: str, hint: str) -> None:
+    arguments: dict[str, Any] = {name: True}
+    with pytest.raises(
+        ConfigError, match=re.escape(f"flops_profiler.{name} is not a setting of FlopsProfilerCallback{hint}")
+    ):
+        FlopsProfilerCallback(**arguments)
 
 
 def test_every_setting_but_those_of_an_engine_is_an_argument() -> None:
