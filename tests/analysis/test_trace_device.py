@@ -18,7 +18,7 @@ from lightning_flops.analysis.trace import (
 )
 from lightning_flops.analysis.trace.durations import durations_of, group_by
 from lightning_flops.analysis.trace.names import collective_of_kernel, may_use_tensor_cores, uses_tensor_cores
-from tests.analysis.test_trace_intervals import columns
+from tests.analysis.spans import columns
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
 
 

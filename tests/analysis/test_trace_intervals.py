@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace.intervals import (
     Intervals,
-    Ints,
     covered_within,
     intersect,
     load_within,
@@ -16,16 +15,10 @@ from lightning_flops.analysis.trace.intervals import (
     subtract,
     union,
 )
+from tests.analysis.spans import Span, columns
 
-Span = tuple[int, int]
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12)
 """Any spans on a short line, those of no and of negative length among them."""
-
-
-def columns(spans: Sequence[Span]) -> tuple[Ints, Ints]:
-    """Starts and ends of *spans*."""
-    table = np.array(spans, dtype=np.int64).reshape(-1, 2)
-    return table[:, 0].copy(), table[:, 1].copy()
 
 
 def intervals(spans: Sequence[Span]) -> Intervals:

@@ -14,8 +14,7 @@ from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import MemoryRecord, StepSignature
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.memory_text import module_memory_table as as_text
-from tests.analysis.test_trace_modules import accumulation, made, module, node, phase
-from tests.analysis.trace_events import memory, operator, step, trace
+from tests.analysis.trace_events import accumulation, made, memory, module, node, operator, phase, step, trace
 
 STEP = (
     step(4, 0, 400),

@@ -5,39 +5,21 @@ from __future__ import annotations
 import pytest
 
 from lightning_flops.analysis.trace import module_table
-from lightning_flops.analysis.trace_marks import module_mark, phase_mark
 from lightning_flops.analysis.trace_tables import ModuleRow, ModuleTable
-from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
-
-
-def module(name: str, start: float, length: float, *, thread: int = 1) -> Event:
-    # Marks are operators in a trace of torch's own writing.
-    return operator(module_mark(name), start, length, thread=thread)
-
-
-def phase(part: str, start: float, length: float) -> Event:
-    return operator(phase_mark(part), start, length)
-
-
-def made(sequence: int, start: float, length: float = 1, *, name: str = "aten::addmm", thread: int = 1) -> Event:
-    """A forward operator that makes the node of this number."""
-    return operator(name, start, length, thread=thread, **{"Sequence number": sequence, "Fwd thread id": 0})
-
-
-def node(
-    sequence: int, start: float, length: float, *, name: str = "AddmmBackward0", thread: int = 1, made_on: int = 1
-) -> Event:
-    return operator(
-        f"autograd::engine::evaluate_function: {name}",
-        start,
-        length,
-        thread=thread,
-        **{"Sequence number": sequence, "Fwd thread id": made_on},
-    )
-
-
-def accumulation(start: float, length: float) -> Event:
-    return operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start, length)
+from tests.analysis.trace_events import (
+    Event,
+    accumulation,
+    kernel,
+    launch,
+    made,
+    module,
+    node,
+    operator,
+    phase,
+    scope,
+    step,
+    trace,
+)
 
 
 def table_of(*events: Event) -> ModuleTable:

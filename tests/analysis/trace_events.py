@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_flops.analysis.trace import Trace, trace_from_events
+from lightning_flops.analysis.trace_marks import module_mark, phase_mark
 
 Event = dict[str, Any]
 
@@ -59,6 +60,39 @@ def on_device(
         "ph": "X", "cat": category, "name": name, "pid": device, "tid": stream, "ts": start, "dur": length,
         "args": arguments,
     }  # fmt: skip
+
+
+def module(name: str, start: float, length: float, *, thread: int = 1) -> Event:
+    """The mark around a module's forward: an operator, in a trace of torch's own writing."""
+    return operator(module_mark(name), start, length, thread=thread)
+
+
+def phase(part: str, start: float, length: float) -> Event:
+    """The mark around a part of a step."""
+    return operator(phase_mark(part), start, length)
+
+
+def made(sequence: int, start: float, length: float = 1, *, name: str = "aten::addmm", thread: int = 1) -> Event:
+    """A forward operator that makes the node of this number."""
+    return operator(name, start, length, thread=thread, **{"Sequence number": sequence, "Fwd thread id": 0})
+
+
+def node(
+    sequence: int, start: float, length: float, *, name: str = "AddmmBackward0", thread: int = 1, made_on: int = 1
+) -> Event:
+    """Autograd runs the node of this number."""
+    return operator(
+        f"autograd::engine::evaluate_function: {name}",
+        start,
+        length,
+        thread=thread,
+        **{"Sequence number": sequence, "Fwd thread id": made_on},
+    )
+
+
+def accumulation(start: float, length: float) -> Event:
+    """Autograd adds a gradient to a parameter's."""
+    return operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start, length)
 
 
 def memory(start: float, size: int, *, thread: int = 1, device: int | None = None) -> Event:
