@@ -1,4 +1,4 @@
-"""One DeepSpeed engine under the profiler: where it is tapped, and what of its calls belongs to a step.
+"""One DeepSpeed engine under the profiler: what of its calls belongs to a step, and to which part of it.
 
 A step runs from the end of one ``engine.step`` at the accumulation border to the end of the next. Its parts are
 ``engine.forward`` and what runs between it and the backward that follows (the loss), the backward, and
@@ -12,21 +12,18 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed_run import engine_device, engine_output, run_context, settle_steps
+from lightning_flops.deepspeed_taps import EngineTaps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.counting import dispatch_stack
-from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.recorder import State
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
-from lightning_flops.run_profiler import RunProfiler
 from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
@@ -39,47 +36,31 @@ logger = logging.getLogger(__name__)
 
 _EVALUATION = "validation"
 
-_ITERATOR_CLASS: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
-"""The class of every DataLoader's iterators; None where torch keeps them in another way, and no wait is seen."""
-
 _STEPS_BETWEEN_READINGS = 10
 """How often throughput is written where ``steps_per_print`` does not say it; it is DeepSpeed's default for that."""
 
 
-class EngineProfiler(RunProfiler):
+class EngineProfiler(EngineTaps):
     """The profiler on one engine, on one rank. Made by ``start``; inert after ``take_out``."""
 
     def __init__(self, engine: Any, *, config: ProfilerConfig, publish: Callable[[Profile], None]) -> None:
-        super().__init__(
-            engine.module,
-            config=config,
-            publish=publish,
-            rank=int(engine.global_rank),
-            world_size=int(engine.world_size),
-        )
-        self._engine = engine
+        super().__init__(engine, config=config, publish=publish)
         self._meter = BatchMeter(
             batch_size=config.batch_size,
             tokens_per_sample=config.tokens_per_sample,
             note=self._note,
             declared=engine.train_micro_batch_size_per_gpu,
         )
-        self._thread: int | None = None
         self._scope: AbstractContextManager[Any] | None = None
         self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
         # The first step is whole if no micro-step of it has run yet.
         self._whole_step = int(engine.micro_steps) % int(engine.gradient_accumulation_steps()) == 0
         self._at_border = True
         self._trains_in_eval_mode = False
-        self._evaluating = False
-        self._forward_depth = 0
-        self._backward_depth = 0
         self._loss_may_follow = False
         self._micro_step_is_over = False
         self._fetches = 0
         self._fetching = False
-        self._monitored_fetch = False
-        self._on_class = Patches()
         self._iterator: Callable[[], Any] | None = None
         self._iterator_is_used_up = False
         self._modes_in_scope = 0
@@ -124,207 +105,7 @@ class EngineProfiler(RunProfiler):
         )
         self._tap_engine(self._whole_run)
 
-    # ---- taps
-
-    def _tap_engine(self, taps: Patches) -> None:
-        """Put the taps that stay for the whole run: they tell steps and evaluation, and whether the engine raises."""
-        engine = self._engine
-        taps.replace(engine, "forward", self._around_forward)
-        taps.replace(engine, "backward", self._around_backward)
-        taps.replace(engine, "step", self._around_step)
-        taps.replace(engine, "train", self._around_train)
-        taps.replace(engine, "eval", self._around_eval)
-        taps.replace(engine, "save_checkpoint", self._around_checkpoint)
-        taps.replace(engine, "destroy", self._around_destroy)
-        if callable(getattr(type(engine), "_backward_epilogue", None)):
-            taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
-        if self._monitor is not None and _ITERATOR_CLASS is not None:
-            self._on_class.replace(_ITERATOR_CLASS, "__next__", self._around_monitored_fetch)
-            weakref.finalize(self, self._on_class.undo).atexit = False
-
-    def _tap_parts(self, taps: Patches) -> None:
-        # What loss.backward() calls, and engine.backward() in the end.
-        taps.replace(torch.autograd, "backward", self._around_backward)
-        self._tap_loaders(taps)
-        self._tap_optimizer_work(taps)
-
-    def _tap_loaders(self, taps: Patches) -> None:
-        """See every torch DataLoader, whoever made it."""
-        if _ITERATOR_CLASS is not None:
-            taps.replace(_ITERATOR_CLASS, "__next__", self._around_fetch)
-        taps.replace(DataLoader, "__iter__", self._around_loader_start)
-
-    def _tap_optimizer_work(self, taps: Patches) -> None:
-        """Have what the engine itself computes for the update, as Muon's products, counted as the optimizer's."""
-        for name in ("_backward_epilogue", "_take_model_step"):
-            if callable(getattr(type(self._engine), name, None)):
-                taps.replace(self._engine, name, self._around_optimizer_work)
-
-    def _take_out_taps(self) -> None:
-        self._leave_scope()
-        self._on_class.undo()
-        if self._builtin is not None:
-            self._builtin.enabled, self._builtin = True, None
-
-    def _around_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            marked = self._forward_begins(args, kwargs)
-            self._forward_depth += 1
-            try:
-                result = forward(*args, **kwargs)
-            except BaseException as error:
-                self._interrupted(error)
-                raise
-            finally:
-                self._forward_depth -= 1
-            if marked:
-                self._forward_ends()
-            return result
-
-        return run
-
-    def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not self._backward_begins():
-                return backward(*args, **kwargs)
-            self._backward_depth += 1
-            try:
-                result = backward(*args, **kwargs)
-            except BaseException as error:
-                self._interrupted(error)
-                raise
-            finally:
-                self._backward_depth -= 1
-            self._leave()
-            return result
-
-        return run
-
-    def _around_backward_epilogue(self, epilogue: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            result = epilogue(*args, **kwargs)
-            self._gradients_are_there()
-            return result
-
-        return run
-
-    def _around_optimizer_work(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            scope = self._optimizer_work_begins()
-            try:
-                return work(*args, **kwargs)
-            finally:
-                if scope is not None:
-                    self._optimizer_work_ends(scope)
-
-        return run
-
-    def _around_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            marked = (self._marking or self._evaluating) and self._step_begins()
-            before = self._engine.global_steps
-            try:
-                result = step(*args, **kwargs)
-            except BaseException as error:
-                self._interrupted(error)
-                raise
-            if marked:
-                self._leave()
-            self._micro_step_ends(ends_step=self._engine.global_steps != before)
-            return result
-
-        return run
-
-    def _around_train(self, train: Callable[..., Any]) -> Callable[..., Any]:
-        def run(mode: bool = True) -> Any:
-            self._mode_changes(mode)
-            return train(mode)
-
-        return run
-
-    def _around_eval(self, evaluate: Callable[[], Any]) -> Callable[[], Any]:
-        def run() -> Any:
-            self._mode_changes(False)
-            return evaluate()
-
-        return run
-
-    def _around_checkpoint(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        outside = self._outside_of_steps("checkpoint")(save)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self._looks_left("checkpoint", "a checkpoint was saved")
-            return outside(*args, **kwargs)
-
-        return run
-
-    def _around_destroy(self, destroy: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.end()
-            return destroy(*args, **kwargs)
-
-        return run
-
-    def _around_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def run(iterator: Any) -> Any:
-            if not self._fetch_starts(iterator):
-                return fetch(iterator)
-            try:
-                batch = fetch(iterator)
-            except StopIteration:
-                self._iterator_is_used_up = True
-                self._fetch_is_over()
-                raise
-            except BaseException as error:
-                self._interrupted(error)
-                raise
-            self._fetches += 1
-            self._fetch_is_over()
-            return batch
-
-        return run
-
-    def _around_monitored_fetch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        # The class lives on; through it the engine would, too, when its user has let it go.
-        profiler = weakref.ref(self)
-
-        # Called for every batch of the run: it asks little, and what it calls only looks at a clock.
-        def run(iterator: Any) -> Any:
-            known = profiler()
-            monitor = None if known is None else known._monitor
-            if known is None or monitor is None or known._monitored_fetch or known._evaluating:
-                return fetch(iterator)
-            if not known._on_our_thread():
-                return fetch(iterator)
-            known._monitored_fetch = True
-            monitor.fetch_begins()
-            try:
-                return fetch(iterator)
-            finally:
-                monitor.fetch_ends()
-                known._monitored_fetch = False
-
-        return run
-
-    def _around_loader_start(self, start: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def run(loader: Any) -> Any:
-            if not self._on_our_thread():
-                return start(loader)
-            if not self._iterator_is_used_up:
-                self._looks_left("loader", "a DataLoader was started")
-            self._enter("epoch restart")
-            try:
-                return start(loader)
-            finally:
-                self._leave()
-
-        return run
-
     # ---- what the taps tell
-
-    def _on_our_thread(self) -> bool:
-        """Whether this is the thread that trains; the engine's first forward says which one that is."""
-        return self._thread in (None, threading.get_ident())
 
     @guarded
     def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -401,22 +182,10 @@ class EngineProfiler(RunProfiler):
         return managed is not None and not managed(self._engine)
 
     @guarded
-    def _optimizer_work_begins(self) -> ExitStack:
-        assert self._recorder is not None
-        scope = ExitStack()
-        scope.enter_context(self._recorder.optimizer_work())
-        return scope
-
-    def _optimizer_work_ends(self, scope: ExitStack) -> None:
-        # Not @guarded: what was entered is left, also when the profiler has taken itself out meanwhile.
-        try:
-            scope.close()
-        except Exception as error:
-            self._fail(error)
-
-    @guarded
     def _step_begins(self) -> bool:
         """``engine.step`` begins; True if it is going to update."""
+        if not (self._marking or self._evaluating):
+            return False
         self._loss_may_follow = False
         self._evaluation_ends()
         # An engine that leaves the border to its user says that it is there while its step runs only.
@@ -493,9 +262,20 @@ class EngineProfiler(RunProfiler):
         return True
 
     @guarded
-    def _fetch_is_over(self) -> None:
+    def _fetch_ends(self, *, used_up: bool) -> None:
         self._fetching = False
         self._leave()
+        self._iterator_is_used_up = used_up
+        self._fetches += not used_up
+
+    @guarded
+    def _loader_starts(self) -> bool:
+        if not self._on_our_thread():
+            return False
+        if not self._iterator_is_used_up:
+            self._looks_left("loader", "a DataLoader was started")
+        self._enter("epoch restart")
+        return True
 
     # ---- evaluation
 
@@ -583,6 +363,12 @@ class EngineProfiler(RunProfiler):
     def _enter_scope(self) -> None:
         self._scope = self._enter_batch_scope()
         self._modes_in_scope = dispatch_stack.depth()
+
+    def _take_out_taps(self) -> None:
+        self._leave_scope()
+        super()._take_out_taps()
+        if self._builtin is not None:
+            self._builtin.enabled, self._builtin = True, None
 
     def _leave_scope(self) -> None:
         scope, self._scope = self._scope, None

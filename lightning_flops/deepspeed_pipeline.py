@@ -142,7 +142,7 @@ class PipelineProfiler(EngineProfiler):
         self._in_train_batch = True
         self._micro_batches.clear()
         if self._scope is None and self._marking:
-            self._scope = self._enter_batch_scope()
+            self._enter_scope()
 
     @guarded
     def _wait_begins(self) -> None:
@@ -171,7 +171,7 @@ class PipelineProfiler(EngineProfiler):
         self._leave_scope()
         self._after_batch()
         if self._marking and not self._out:
-            self._scope = self._enter_batch_scope()
+            self._enter_scope()
 
     def _ends(self, batch: Any, shapes: Shapes, *, ends_step: bool) -> None:
         self._batch, self._shapes = batch, shapes

@@ -323,7 +323,7 @@ class Recorder:
                 self._start_timing()
         elif state is State.TIMING:
             self._end_timed_step(step)
-        elif state is State.TRACING and self._tracing is not None:
+        elif state is State.TRACING:
             self._tracing.step_ends(step.signature())  # left alone, so it had no scope
         self._steps_done += 1
         if state is State.WAITING and self._steps_done >= self._profile_step:
