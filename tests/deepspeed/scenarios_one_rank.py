@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.deepspeed.scenarios_doors import SCENARIOS as DOORS
+from tests.deepspeed.scenarios_failures import SCENARIOS as FAILURES
 from tests.deepspeed.scenarios_steps import SCENARIOS as STEPS
 from tests.deepspeed.scenarios_zero import SCENARIOS as ZERO
 
-SCENARIOS = {**ZERO, **STEPS, **DOORS}
+SCENARIOS = {**ZERO, **STEPS, **DOORS, **FAILURES}
