@@ -337,7 +337,8 @@ class MemoryRecord:
     """By tensors on the device, or by the whole process on the host."""
     phases: tuple[PhaseMemory, ...]
     run_peak_bytes: int | None
-    """Most that was ever held: since the process began, or since the user reset the device's peak."""
+    """Most that was ever held, as far as the device's books tell: no phase went above it. They begin with the process,
+    or anew where the user has reset their peak before the counted step."""
     run_reserved_peak_bytes: int | None
     parameter_bytes: int
     """Of this rank's shards."""

@@ -64,6 +64,8 @@ class MemoryWatch:
         self._open: list[tuple[str, MemoryReading]] = []
         self._last: MemoryReading | None = None
         self._phases: dict[str, _Phase] = {}
+        self._peak: int | None = None
+        self._reserved_peak: int | None = None
         self._kept: int | None = None
         self._gradients = 0
 
@@ -89,7 +91,7 @@ class MemoryWatch:
 
     def _border(self) -> MemoryReading:
         """Read, and give a peak that was set since the last border to the part that was running."""
-        now, last = self._read(), self._last
+        now, last = self._look(), self._last
         self._last = now
         if self._on_device and last is not None and self._open and self._open[-1][0] in _PHASES:
             phase = self._phases.setdefault(self._open[-1][0], _Phase())
@@ -97,6 +99,13 @@ class MemoryWatch:
                 phase.peak = _larger(phase.peak, now.peak)
             if _rose(last.reserved_peak, now.reserved_peak):
                 phase.reserved_peak = _larger(phase.reserved_peak, now.reserved_peak)
+        return now
+
+    def _look(self) -> MemoryReading:
+        """Read, and keep the highest peaks: the user may reset the allocator's."""
+        now = self._read()
+        self._peak = _larger(self._peak, now.peak)
+        self._reserved_peak = _larger(self._reserved_peak, now.reserved_peak)
         return now
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
@@ -110,7 +119,7 @@ class MemoryWatch:
         """
         if self._last is None:
             return None
-        now = self._read()
+        self._look()
         return MemoryRecord(
             kind="allocated" if self._on_device else "resident",
             phases=tuple(
@@ -124,8 +133,8 @@ class MemoryWatch:
                 for name in _PHASES
                 if (phase := self._phases.get(name)) is not None
             ),
-            run_peak_bytes=now.peak,
-            run_reserved_peak_bytes=now.reserved_peak,
+            run_peak_bytes=self._peak,
+            run_reserved_peak_bytes=self._reserved_peak,
             parameter_bytes=_bytes(self._root.parameters()),
             buffer_bytes=_bytes(self._root.buffers()),
             gradient_bytes=self._gradients or None,

@@ -67,12 +67,14 @@ def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list
     head = ["", f"{memory.kind} at its end"]
     rows = [[_NAMES[phase.name], si(phase.current_bytes, "B")] for phase in memory.phases]
     if on_device:
-        head += ["new peak in it", "reserved at its end", "new peak in it"]
+        head += ["peak in it", "reserved at its end", "peak in it"]
         for row, phase in zip(rows, memory.phases, strict=True):
-            row += [_peak(phase.peak_bytes), si(phase.reserved_bytes, "B"), _peak(phase.reserved_peak_bytes)]
+            row.append(_peak(phase.peak_bytes, before=memory.run_peak_bytes))
+            row.append(si(phase.reserved_bytes, "B"))
+            row.append(_peak(phase.reserved_peak_bytes, before=memory.run_reserved_peak_bytes))
         about = (
-            "Bytes on the device, as its caching allocator books them. Nothing here resets the run's peak, so a phase "
-            "that set no new one shows none."
+            "Bytes on the device, as its caching allocator books them. It keeps one peak, which nothing here resets: a "
+            "phase that set a new one has it, of any other is known that it went no higher than the process had."
         )
     else:
         about = "Bytes of this process on the host, all of it."
@@ -80,10 +82,10 @@ def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list
         title("Memory of this rank in the counted step"),
         *paragraph(about),
         *table(head, rows),
-        line(f"peak {memory.kind}, of the run so far", si(memory.run_peak_bytes, "B")),
+        line(f"peak {memory.kind}, of this process so far", si(memory.run_peak_bytes, "B")),
     ]
     if on_device:
-        lines.append(line("peak reserved, of the run so far", si(memory.run_reserved_peak_bytes, "B")))
+        lines.append(line("peak reserved, of this process so far", si(memory.run_reserved_peak_bytes, "B")))
     return [
         *lines,
         line("parameters on this rank", si(memory.parameter_bytes, "B")),
@@ -111,5 +113,8 @@ def _kept_on_host(traced: TracedStep | None) -> str:
     return f"{NOT_AVAILABLE} (set profile_memory, which tells)"
 
 
-def _peak(value: int | None) -> str:
-    return "-" if value is None else si(value, "B")
+def _peak(value: int | None, *, before: int | None) -> str:
+    """The peak that a phase set, or the one *before* that it did not pass."""
+    if value is not None:
+        return si(value, "B")
+    return NOT_AVAILABLE if before is None else f"<= {si(before, 'B')}"

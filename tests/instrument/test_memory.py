@@ -53,6 +53,23 @@ def test_phase_has_what_it_held_at_its_end_and_the_peak_it_set() -> None:
     assert record.kept_by_forward_bytes == 300
 
 
+def test_no_phase_goes_above_the_peak_of_all_also_where_the_user_resets_it() -> None:
+    books = Allocator(current=100, peak=400)
+    watch = MemoryWatch(nn.Linear(2, 2), read=books.read, on_device=True)
+    watch.enter("forward")
+    books.take(250)  # 350, no new peak
+    books.free(200)
+    watch.leave()
+    books.peak = books.current  # 150
+    watch.enter("backward")
+    books.take(50)  # 200, which is new since then
+    watch.leave()
+    books.peak = books.current = 10
+    record = record_of(watch)
+    assert [phase.peak_bytes for phase in record.phases] == [None, 200]
+    assert (record.run_peak_bytes, record.run_reserved_peak_bytes) == (400, 800)
+
+
 def test_peak_inside_a_phase_belongs_to_the_innermost_one() -> None:
     # Lightning's closure runs forward and backward inside the optimizer's step.
     books = Allocator(current=100, peak=100)
