@@ -12,6 +12,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
+from lightning_flops.instrument.module_scope import require_module
 from lightning_flops.standalone import FlopsProfiler, get_model_profile
 
 __all__ = [
@@ -37,7 +38,12 @@ def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "h
 
     Yields:
         The counts.
+
+    Raises:
+        TypeError: *model* is neither a module nor None.
     """
+    if model is not None:
+        require_module(model)
     counter = FlopCounter(model, causal_attention=causal_attention)
     counts = FlopCounts(counter.record)
     try:
@@ -62,7 +68,9 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
         The counts.
 
     Raises:
+        TypeError: *model* is no module.
         LightningFlopsError: a lazy module has no shapes yet.
         Exception: whatever the model raises where its forward needs the values of tensors, and not their shapes alone.
     """
+    require_module(model)
     return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))

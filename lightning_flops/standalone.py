@@ -6,9 +6,10 @@ A forward is counted, and a forward is timed; where they are not the same one th
 from __future__ import annotations
 
 import logging
+import numbers
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from lightning_flops.analysis.forward_profile import (
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.module_scope import describe_modules, named_modules
+from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
@@ -90,9 +91,13 @@ class FlopsProfiler:
         model: the model.
         ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
         recompute_fwd_factor: forwards that a backward repeats, for the estimated lines of the report.
+
+    Raises:
+        TypeError: *model* is no module.
     """
 
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
+        require_module(model)
         self.model = model
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
@@ -116,12 +121,17 @@ class FlopsProfiler:
                 around them. With ``count=False``, None keeps those of the start before.
             count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
                 to ``stop_profile``, and keeps what was counted before: for a second, like forward.
+
+        Raises:
+            TypeError: *ignore_list* is no list of classes.
         """
+        if ignore_list is not None:
+            ignore_list = _module_classes(ignore_list)
         self.stop_profile()
         self.started = True
         counter = FlopCounter(self.model) if count or self._counted is None else None
         if counter is not None or ignore_list is not None:
-            self._ignored_types = tuple(ignore_list or ())
+            self._ignored_types = ignore_list or ()
         self._open(counter)
 
     def stop_profile(self) -> None:
@@ -292,10 +302,15 @@ def get_model_profile(
         FLOPs, MACs and parameters: ints, or text with *as_string*.
 
     Raises:
-        TypeError: *model* is no module, or *input_shape* no tuple.
+        TypeError: *model* is no module, *input_shape* no tuple of sizes, *args* no list or tuple, *kwargs* no mapping,
+            *ignore_modules* no list of classes, or *warm_up* no integer.
         ValueError: the model would be called without arguments, or *mode* is neither.
     """
     call = _call_of(model, input_shape, args, kwargs, mode)
+    if ignore_modules is not None:
+        ignore_modules = _module_classes(ignore_modules)
+    if not isinstance(warm_up, int):
+        raise TypeError(f"warm_up must be an integer, got {warm_up!r}")
     profiler = FlopsProfiler(model)
     try:
         with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -332,13 +347,17 @@ def _call_of(
     kwargs: Mapping[str, Any] | None,
     mode: str,
 ) -> Callable[[], Any]:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    require_module(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {mode!r}')
+    # A tensor or a text would come apart into its rows or letters.
+    if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
+        raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
+    if not (kwargs is None or isinstance(kwargs, Mapping)):
+        raise TypeError(f"kwargs must be a mapping of the model's keyword arguments, got {type(kwargs).__name__}")
     positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
-        if not isinstance(input_shape, tuple) or not input_shape:
+        if not isinstance(input_shape, tuple) or not input_shape or not all(_is_size(size) for size in input_shape):
             raise TypeError(f"input_shape must be a tuple of at least one size, got {input_shape!r}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
         positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
@@ -346,6 +365,17 @@ def _call_of(
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
     function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
     return lambda: function(*positional, **named)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and int(value) >= 0
+
+
+def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
+    classes = tuple(given) if isinstance(given, Iterable) else (given,)
+    if isinstance(given, type) or not all(isinstance(kind, type) for kind in classes):
+        raise TypeError(f"modules to ignore must be a list of module classes, got {given!r}")
+    return classes
 
 
 @contextmanager

@@ -212,3 +212,11 @@ def test_an_offline_count_of_a_scripted_model_is_its_own_and_leaves_it_usable() 
 def test_an_offline_count_of_a_lazy_model_says_what_it_lacks() -> None:
     with pytest.raises(LightningFlopsError, match=r"shapes of all parameters, and 0\.bias, 0\.weight of lazy modules"):
         count_offline(nn.Sequential(nn.LazyLinear(5)), torch.empty(2, 3))
+
+
+def test_what_is_no_module_is_named() -> None:
+    function: Any = torch.relu
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got builtin_function_or_method"):
+        count_offline(function, torch.ones(2))
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got builtin_function_or_method"):
+        count_flops(function).__enter__()

@@ -48,6 +48,16 @@ _WRAPPERS = {
 }
 
 
+def require_module(model: object) -> None:
+    """Do nothing if *model* is a module.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+
+
 def wraps(module: nn.Module, child: str) -> bool:
     """Whether *module* is a wrapper whose child of this name is the module it wraps.
 
