@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -113,6 +114,12 @@ def join_the_others() -> None:
     deepspeed.init_distributed(verbose=False)
 
 
+def _tensorboard() -> str:
+    """The command that is installed beside this Python, as short as it can be typed from here."""
+    command = Path(sys.executable).with_name("tensorboard")
+    return os.path.relpath(command) if command.exists() else "tensorboard"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Train, and print how well the text is predicted."""
     options = parse_arguments(arguments)
@@ -120,8 +127,9 @@ def main(arguments: list[str] | None = None) -> None:
     join_the_others()
     torch.manual_seed(0)
     model = Gpt()
+    config = read_config(options)
     engine, _, _, _ = deepspeed.initialize(
-        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3), config=read_config(options)
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3), config=config
     )
 
     text = language_reference()
@@ -145,6 +153,10 @@ def main(arguments: list[str] | None = None) -> None:
             loss = engine(excerpts(training, starts).to(engine.device))
             engine.backward(loss)
             engine.step()
+    board = config.get("tensorboard", {})
+    if engine.global_rank == 0 and board.get("enabled") and board.get("output_path"):
+        print(f"Logs are in {Path(board['output_path'], board.get('job_name', ''))}")
+        print(f"See them in TensorBoard: {_tensorboard()} --logdir {board['output_path']}", flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -51,6 +51,8 @@ def test_the_gpt_learns_on_two_ranks_and_its_report_is_exact(tmp_path: Path, sta
     assert bits[0] > 7.9 > 6 > bits[-1]  # a byte that nothing is known of has 8 bits
     assert "Flops Profiler" in printed[0]
     assert "Flops Profiler" not in printed[1]
+    (said,) = re.findall(r"^Logs are in (.+)$", printed[0], re.MULTILINE)
+    assert (tmp_path / said / "profile.json").is_file()
 
     (path,) = tmp_path.rglob("profile.json")
     profile = Profile.from_json(path.read_text())
