@@ -183,6 +183,7 @@ def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterato
                     step=TRACED_STEP,
                     calls=CALLS // 3,
                     bytes=CALLS // 3 * 10**6,
+                    total_ns=sum(latency_ns[place::3]),
                     latency_ns=latency_ns[place::3],
                 )
                 for place, name in enumerate(("all_gather", "reduce_scatter", "allreduce"))

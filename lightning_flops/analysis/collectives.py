@@ -27,6 +27,9 @@ else:
 _NS_PER_US = 1000
 _COUNTS_NAMED = 4
 
+_ROWS_AT_ONCE = 128
+"""So many ranks' latencies are read side by side: those of thousands do not fit into a processor's cache."""
+
 
 class RanksError(LightningFlopsError, ValueError):
     """Traces that cannot be of one run; the message names them and what contradicts."""
@@ -48,6 +51,8 @@ class CollectiveCalls:
     calls: int
     bytes: int | None
     """Of the larger side of each call, all calls together; None where the trace does not say."""
+    total_ns: int
+    """Latency of all calls together: the rank adds up its own, so that nobody adds up those of thousands."""
     latency_ns: Integers
     """From start to end of each call, typecode ``q``; of the first ones only, if they are fewer than *calls*."""
 
@@ -146,12 +151,11 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
             one = sums[index][calls.name]
             one.calls += calls.calls
             one.bytes = None if one.bytes is None or calls.bytes is None else one.bytes + calls.bytes
-            latency_ns = sum(calls.latency_ns)
-            one.latency_ns += latency_ns
+            one.latency_ns += calls.total_ns
             if calls.group is None:
                 groupless[calls.name] += calls.calls
             else:
-                together[_key(calls)].append(_TakingPart(index, calls, latency_ns))
+                together[_key(calls)].append(_TakingPart(index, calls))
     for taking_part in together.values():
         _match_one(taking_part, sums, unmatched=unmatched, partial=partial)
     tables = [tuple(sorted((_row(*item) for item in one.items()), key=_by_latency)) for one in sums]
@@ -174,8 +178,6 @@ class _TakingPart(NamedTuple):
 
     place: int
     calls: CollectiveCalls
-    latency_ns: int
-    """Added up once: thousands of ranks have millions of calls."""
 
 
 def _key(calls: CollectiveCalls) -> _Key:
@@ -202,14 +204,21 @@ def _match_one(
         partial[first.name] += first.calls
     # Of what was left out on one rank nobody knows the transfer.
     known = min(len(one.calls.latency_ns) for one in taking_part)
-    latencies = [one.calls.latency_ns for one in taking_part]
-    transfer_ns = sum(map(min, *latencies))
-    for place, calls, latency_ns in taking_part:
+    transfer_ns = _sum_of_least([one.calls.latency_ns for one in taking_part])
+    for place, calls in taking_part:
         total = sums[place][calls.name]
         total.matched_calls += known
         total.transfer_ns += transfer_ns
-        cut = len(calls.latency_ns) > known
-        total.wait_ns += (sum(calls.latency_ns[:known]) if cut else latency_ns) - transfer_ns
+        whole_ns = calls.total_ns if known == calls.calls else sum(calls.latency_ns[:known])
+        total.wait_ns += whole_ns - transfer_ns
+
+
+def _sum_of_least(rows: Sequence[Sequence[int]]) -> int:
+    """Of each column of *rows* the least number, as far as the shortest row goes, added up."""
+    while len(rows) > _ROWS_AT_ONCE:
+        batches = (rows[first : first + _ROWS_AT_ONCE] for first in range(0, len(rows), _ROWS_AT_ONCE))
+        rows = [list(map(min, *batch)) if len(batch) > 1 else batch[0] for batch in batches]
+    return sum(map(min, *rows) if len(rows) > 1 else rows[0])
 
 
 def _row(name: str, sums: _Sums) -> RankCollectiveRow:

@@ -16,9 +16,14 @@ EVERYONE = "[0, 1, 2]"
 
 
 def calls(
-    *latency_us: int, name: str = "all_reduce", group: str | None = EVERYONE, step: int = 7, made: int | None = None
+    *latency_us: int,
+    name: str = "all_reduce",
+    group: str | None = EVERYONE,
+    step: int = 7,
+    made: int | None = None,
+    left_out_us: int = 0,
 ) -> CollectiveCalls:
-    """Calls of 4 bytes each, of which the latencies are known."""
+    """Calls of 4 bytes each, of which the latencies are known; those of the rest come to *left_out_us*."""
     number = len(latency_us) if made is None else made
     return CollectiveCalls(
         name=name,
@@ -27,6 +32,7 @@ def calls(
         step=step,
         calls=number,
         bytes=4 * number,
+        total_ns=1000 * (sum(latency_us) + left_out_us),
         latency_ns=array("q", [1000 * one for one in latency_us]),
     )
 
@@ -59,11 +65,17 @@ def test_of_each_call_the_shortest_is_the_transfer_and_the_rest_is_waiting() -> 
 
 
 def test_calls_beyond_those_whose_latencies_are_known_are_counted_and_not_matched() -> None:
-    # Both made five calls; one tells of three, the other of two.
-    found = compare([rank(0, calls(9, 2, 8, made=5)), rank(1, calls(4, 5, made=5))])
+    # Both made five calls; one tells of three and took 20 us for the others, the other tells of two.
+    found = compare([rank(0, calls(9, 2, 8, made=5, left_out_us=20)), rank(1, calls(4, 5, made=5, left_out_us=30))])
     assert waits(found.ranks) == [(4 + 2, 5 + 0), (4 + 2, 0 + 3)]
     (row,) = found.ranks[0].collectives
-    assert (row.calls, row.matched_calls, row.bytes, row.latency_us) == (5, 2, 20, 9 + 2 + 8)
+    assert (row.calls, row.matched_calls, row.bytes, row.latency_us) == (5, 2, 20, 9 + 2 + 8 + 20)
+
+
+def test_hundreds_of_ranks_are_compared_as_few_are() -> None:
+    # Each takes 500 us for one of two calls, and one us more for the other than the rank before it.
+    found = compare([rank(number, calls(number + 1, 500)) for number in range(300)])
+    assert waits(found.ranks) == [(1 + 500, number) for number in range(300)]
 
 
 def test_unequally_many_calls_are_left_alone_and_named_even_if_as_many_latencies_are_known() -> None:

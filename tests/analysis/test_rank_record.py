@@ -42,6 +42,7 @@ def calls(*latency_ns: int, name: str = "allreduce", group: str = "world") -> Co
         step=8,
         calls=len(latency_ns),
         bytes=4 * len(latency_ns),
+        total_ns=sum(latency_ns),
         latency_ns=array("q", latency_ns),
     )
 
@@ -131,6 +132,7 @@ def records(draw: st.DrawFn) -> RankRecord:
         step=st.none() | counts,
         calls=counts,
         bytes=st.none() | counts,
+        total_ns=nanoseconds,
         latency_ns=st.lists(nanoseconds, max_size=5).map(lambda found: array("q", found)),
     )
     return replace(

@@ -171,7 +171,7 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
     assert traced is not None
     (calls,) = traced.collectives
     assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, 16)
-    assert calls.latency_ns == array("q", [30])
+    assert (calls.latency_ns, calls.total_ns) == (array("q", [30]), 30)
     # From 0 to 40: the product hides the first 10 of the 30.
     assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]
 

@@ -180,5 +180,6 @@ def _all_reduces(*latency_ns: int, group_size: int) -> CollectiveCalls:
         step=8,
         calls=len(latency_ns),
         bytes=12_000_000,
+        total_ns=sum(latency_ns),
         latency_ns=array("q", latency_ns),
     )

@@ -101,6 +101,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
             step=number,
             calls=len(rows),
             bytes=_sum([collective_bytes(trace, row) for row in rows]),
+            total_ns=int(trace.duration_ns[rows].sum()),
             latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )
         for (name, group, channel, number), rows in found.items()
