@@ -28,6 +28,7 @@ from lightning_flops.instrument.timing.loader_queue import Feed
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
+from lightning_flops.instrument.window_notes import notes_on_times
 from lightning_flops.records import (
     ModuleRecord,
     RunContext,
@@ -434,7 +435,17 @@ class Recorder:
             return None
         timed = self._read_times()
         mixed = self._counter.mixed
-        self._note_what_times_do_not_tell(timed=len(timed), mixed=mixed, closed_early=closed_early)
+        for sentence in notes_on_times(
+            counted=len(self._counted),
+            watched=len(self._timed),
+            timed=len(timed),
+            wanted=self._timing_steps,
+            clocked=self._timer is not None,
+            variable=self._variable,
+            mixed=_in_order(mixed),
+            closed_early=closed_early,
+        ):
+            self.note(sentence)
         return WindowRecord(
             profile_step=self._profile_step,
             report_step=report_step,
@@ -451,39 +462,6 @@ class Recorder:
             mixed_phases=_in_order(mixed | self._unseen),
             notes=(*self._notes, *self._tracing.notes),
         )
-
-    def _note_what_times_do_not_tell(self, *, timed: int, mixed: set[TimePhase], closed_early: bool) -> None:
-        if closed_early:
-            self.note("Training ended before the window closed.")
-        if mixed:
-            names = " and ".join(_in_order(mixed))
-            self.note(
-                f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
-                "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these "
-                "times cannot be told apart, their sum is true."
-            )
-        if self._timer is None:
-            self.note("This device has no clock this profiler can read without stopping it, so no phase was timed.")
-        elif self._variable:
-            self.note(
-                f"Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: "
-                f"FLOPs are of {len(self._counted)} steps and times of {timed} other steps of the same run, so rates "
-                "compare averages."
-            )
-        elif timed < len(self._timed):
-            self.note(
-                f"Steps differ: only {timed} of the {len(self._timed)} steps watched had the counted step's batch "
-                "shapes and numbers of forwards, backwards and updates. FLOPs, times and rates are of such steps."
-            )
-        if not self._variable and self._timer is not None and timed < self._timing_steps:
-            self.note(
-                f"{timed} of the {self._timing_steps} steps asked for were timed: "
-                + (
-                    "the run was too short."
-                    if closed_early
-                    else f"only they had the counted step's signature among {len(self._timed)} watched."
-                )
-            )
 
     def _read_times(self) -> tuple[StepRecord, ...]:
         if self._timer is None or self._clock is None or not self._timed:

@@ -1,0 +1,62 @@
+"""What the times of a window do not tell, in sentences for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lightning_flops.records import TimePhase
+
+
+def notes_on_times(
+    *,
+    counted: int,
+    watched: int,
+    timed: int,
+    wanted: int,
+    clocked: bool,
+    variable: bool,
+    mixed: Sequence[TimePhase],
+    closed_early: bool,
+) -> Iterator[str]:
+    """Sentences on a window's times, for whoever reads rates made of them.
+
+    Args:
+        counted: steps that were counted.
+        watched: steps that ran while some were timed.
+        timed: those of them whose times are in the record.
+        wanted: how many were to be timed.
+        clocked: the device can be timed.
+        variable: signatures kept changing from step to step.
+        mixed: phases whose work ran, in part, while the loop was in another of them.
+        closed_early: training ended before counts and times were complete.
+    """
+    if closed_early:
+        yield "Training ended before the window closed."
+    if mixed:
+        names = " and ".join(mixed)
+        yield (
+            f"In the counted step, work of one phase ran where the loop was in another ({names}), as with "
+            "autograd.grad in a forward, a backward the loop does not see, or a forward in a callback: these times "
+            "cannot be told apart, their sum is true."
+        )
+    if not clocked:
+        yield "This device has no clock this profiler can read without stopping it, so no phase was timed."
+        return
+    if variable:
+        yield (
+            "Batch shapes or the numbers of forwards, backwards and updates keep changing from step to step: FLOPs are "
+            f"of {counted} steps and times of {timed} other steps of the same run, so rates compare averages."
+        )
+        return
+    if timed < watched:
+        yield (
+            f"Steps differ: only {timed} of the {watched} steps watched had the counted step's batch shapes and "
+            "numbers of forwards, backwards and updates. FLOPs, times and rates are of such steps."
+        )
+    if timed < wanted:
+        reason = (
+            "the run was too short."
+            if closed_early
+            else f"only they had the counted step's signature among {watched} watched."
+        )
+        yield f"{timed} of the {wanted} steps asked for were timed: {reason}"
