@@ -61,6 +61,7 @@ class RankReports:
         self._show = show
         self._pending: collections.deque[tuple[Profile, Collection]] = collections.deque()
         self._awaited = config.next_profile_step(steps_done=0)
+        self._last_sent: int | None = None
 
     @property
     def pending(self) -> bool:
@@ -88,6 +89,7 @@ class RankReports:
         except Exception as error:  # rank 0 need not wait for what will not come
             packed = self._absence(f"its measurements could not be packed: {type(error).__name__}: {error}")
         self._exchange.send(step, packed)
+        self._last_sent = step
         self._show(profile)
 
     def say_absent(self, step: int, reason: str) -> None:
@@ -96,9 +98,12 @@ class RankReports:
             self._exchange.send(step, self._absence(reason))
 
     def say_out(self, reason: str) -> None:
-        """Tell rank 0 that nothing comes any more, if it may wait for something."""
-        if self._exchange.rank and self._awaited is not None:
-            self._exchange.send_out(self._absence(reason))
+        """Tell rank 0 that nothing comes any more; *reason* is why a window that was to come does not."""
+        if not self._exchange.rank:
+            return
+        if self._awaited is None:  # whoever waits for one all the same has other settings, or passed a step over
+            reason = "it profiled no step" if self._last_sent is None else f"it last profiled step {self._last_sent}"
+        self._exchange.send_out(self._absence(reason))
 
     def show_ready(self) -> bool:
         """Show the reports that need not wait any more; whether there were any."""

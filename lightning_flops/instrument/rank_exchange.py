@@ -4,16 +4,24 @@ Never by a collective: with one rank absent a collective waits, and after its ti
 too; a key that nobody wrote is just not there. Every errand runs on a thread of ours, which lives as long as there is
 one, with a client of our own: a client serves one call at a time, so whoever waits in training's holds training up.
 And no errand waits inside the store: it looks, and looks again later; a wait that times out prints torch's warnings.
+
+A store may outlive a job that is started anew on it, and still hold what ranks said that have died. So whatever is said
+lies below a word that rank 0 makes up when its run begins, and the others look up.
 """
 
 from __future__ import annotations
 
+import atexit
 import collections
+import contextlib
 import itertools
 import logging
 import threading
 import time
+import uuid
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -30,6 +38,9 @@ _LONGEST_PAUSE_SEC = 0.25
 
 _SEC_FOR_LAST_LOOK = 2.0
 """How long the last look at a store may take."""
+
+_SEC_TO_STOP = 1.0
+"""How long the end of the process waits at most for a thread of ours to end."""
 
 _run_numbers = itertools.count()
 
@@ -100,6 +111,7 @@ class Errand:
         self._look = look
         self._wake = threading.Event()
         self._over = threading.Event()
+        self._stopped = False
         self.failure: str | None = None
         """Why it could not be done; None as long as nothing went wrong."""
 
@@ -112,12 +124,22 @@ class Errand:
         """Wait until it is over, *timeout_sec* at most; whether it is."""
         return self._over.wait(max(0.0, timeout_sec))
 
+    def refuse(self, reason: str) -> None:
+        """It is not begun at all."""
+        self.failure = reason
+        self._over.set()
+
+    def stop(self) -> None:
+        """Have it look no more."""
+        self._stopped = True
+        self._wake.set()
+
     def run(self, open_store: Callable[[], KeyValueStore]) -> None:
         """Do it, on this thread."""
         pause_sec = _FIRST_PAUSE_SEC
         try:
             store = open_store()
-            while not self._look(store):
+            while not self._stopped and not self._look(store):
                 self._wake.wait(pause_sec)
                 self._wake.clear()
                 pause_sec = min(2 * pause_sec, _LONGEST_PAUSE_SEC)
@@ -198,38 +220,41 @@ class Collection(Errand):
         return True
 
 
+@dataclass(frozen=True, slots=True)
 class _Keys:
-    """Where what of one run lies in the store."""
+    """Where what the ranks of one run say lies in the store: below *folder*."""
 
-    def __init__(self, run_number: int) -> None:
-        self._folder = f"{_FOLDER}/{run_number}"
-        self.left = f"{self._folder}/left"
+    folder: str
 
-    def window(self, step: int, rank: int) -> str:
-        return f"{self._folder}/{step}/{rank}"
+    @property
+    def left(self) -> str:
+        return f"{self.folder}/left"
 
-    def out(self, rank: int) -> str:
-        return f"{self._folder}/out/{rank}"
-
-    def fact(self, name: str) -> str:
-        return f"{self._folder}/fact/{name}"
+    def of(self, name: str) -> str:
+        return f"{self.folder}/{name}"
 
     def answer_of(self, rank: int, *, step: int, store: KeyValueStore) -> bytes | None:
         """What *rank* has answered about the window of *step*, once; None if nothing yet."""
         # In this order: a rank that says that it is out has sent before whatever it had to send.
-        is_out = store.check([self.out(rank)])
-        key = self.window(step, rank)
+        out, key = self.of(_out(rank)), self.of(_window(step, rank))
+        is_out = store.check([out])
         if store.check([key]):
             answer = store.get(key)
             store.delete_key(key)
             return answer
-        return store.get(self.out(rank)) if is_out else None
+        return store.get(out) if is_out else None
 
-    def clear(self, store: KeyValueStore) -> None:
-        """Remove what nobody read."""
-        for key in store.list_keys():
-            if key.startswith(f"{self._folder}/"):
-                store.delete_key(key)
+
+def _window(step: int, rank: int) -> str:
+    return f"{step}/{rank}"
+
+
+def _out(rank: int) -> str:
+    return f"out/{rank}"
+
+
+def _fact(name: str) -> str:
+    return f"fact/{name}"
 
 
 class RankExchange:
@@ -261,25 +286,35 @@ class RankExchange:
         self.rank = rank
         self.world_size = world_size
         self.timeout_sec = timeout_sec
-        self._keys = _Keys(run_number)
+        self._folder = f"{_FOLDER}/{run_number}"
+        self._begun = f"{self._folder}/begun"
+        self._word = uuid.uuid4().hex
+        self._keys: _Keys | None = _Keys(f"{self._folder}/{self._word}") if rank == 0 else None
+        # To be said again if rank 0 begins later than this rank has something to say: the latest, as it begins soon.
+        self._said: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=2)
         self._find_store = find_store
         self._clock = clock
         self._client: KeyValueStore | None = None
         self._errands: collections.deque[Errand] = collections.deque()
+        self._errand: Errand | None = None
         self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
         self._running = False
         self._gone = False
+        _exchanges.add(self)
+        self._submit(Errand(lambda store: True))  # the training's group, which leads to the store, may go before us
 
     def send(self, step: int, packed: bytes) -> Errand:
         """Send to rank 0 what this rank has to say about the window of *step*."""
-        return self._write(self._keys.window(step, self.rank), packed)
+        return self._write(_window(step, self.rank), packed)
 
     def send_out(self, packed: bytes) -> Errand:
         """Send to rank 0 what this rank has to say about every window of which it has said nothing, and never will."""
-        return self._write(self._keys.out(self.rank), packed)
+        return self._write(_out(self.rank), packed)
 
     def collect(self, step: int) -> Collection:
         """Begin to collect, on rank 0, what the others say about the window of *step*."""
+        assert self._keys is not None, "rank 0 alone collects"
         collection = Collection(
             keys=self._keys, step=step, world_size=self.world_size, timeout_sec=self.timeout_sec, clock=self._clock
         )
@@ -288,16 +323,17 @@ class RankExchange:
 
     def tell(self, name: str, text: str) -> Errand:
         """Let all ranks know *text* as *name*."""
-        return self._write(self._keys.fact(name), text.encode())
+        return self._write(_fact(name), text.encode())
 
     def ask(self, name: str, *, within_sec: float) -> str | None:
         """What some rank has told as *name*; None if it has not come within *within_sec*."""
-        key, deadline = self._keys.fact(name), self._clock() + within_sec
+        deadline = self._clock() + within_sec
         found: list[str] = []
 
         def look(store: KeyValueStore) -> bool:
-            if store.check([key]):
-                found.append(store.get(key).decode())
+            keys = self._find_keys(store)
+            if keys is not None and store.check([keys.of(_fact(name))]):
+                found.append(store.get(keys.of(_fact(name))).decode())
             return bool(found) or self._clock() >= deadline
 
         self._submit(Errand(look)).wait(within_sec)
@@ -307,54 +343,106 @@ class RankExchange:
         """Be done, and wait *within_sec* at most until what was sent is there; the last rank to leave clears up."""
         if self._gone:
             return
-        errand = self._submit(Errand(self._look_around_and_leave))
+        deadline = self._clock() + within_sec
+        errand, thread = self._submit(Errand(self._look_around_and_leave)), self._thread
         self._gone = True
-        errand.wait(within_sec)
+        # A process that ends while its thread is about to close a client is aborted.
+        if errand.wait(within_sec) and thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - self._clock()))
+
+    def stop(self) -> None:
+        """The process ends: look no more, and wait a moment until the thread has ended."""
+        with self._lock:
+            self._gone = True
+            for errand in (self._errand, *self._errands):
+                if errand is not None:
+                    errand.stop()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_SEC_TO_STOP)
 
     def _look_around_and_leave(self, store: KeyValueStore) -> bool:
-        if store.add(self._keys.left, 1) == self.world_size:
-            self._keys.clear(store)
+        keys = self._find_keys(store)
+        if keys is not None and store.add(keys.left, 1) == self.world_size:
+            for key in store.list_keys():
+                if key.startswith(f"{self._folder}/"):
+                    store.delete_key(key)
         self._client = None
         return True
 
-    def _write(self, key: str, value: bytes) -> Errand:
+    def _find_keys(self, store: KeyValueStore) -> _Keys | None:
+        """Where this run's ranks say what they say; None if rank 0 has not begun it."""
+        if self.rank and store.check([self._begun]):
+            keys = _Keys(f"{self._folder}/{store.get(self._begun).decode()}")
+            if keys != self._keys:
+                # What was said below the word of a run that is no more is said again.
+                for name, value in self._said:
+                    store.set(keys.of(name), value)
+                self._keys = keys
+        return self._keys
+
+    def _write(self, name: str, value: bytes) -> Errand:
+        deadline = self._clock() + self.timeout_sec
+
         def look(store: KeyValueStore) -> bool:
-            store.set(key, value)
-            return True
+            keys = self._find_keys(store)
+            if keys is None and self._clock() >= deadline:
+                raise NoExchangeError("rank 0 has not begun this run")
+            if keys is not None:
+                store.set(keys.of(name), value)
+                self._said.append((name, value))
+            return keys is not None
 
         return self._submit(Errand(look))
 
     def _submit(self, errand: Errand) -> Errand:
         with self._lock:
             if self._gone:
-                errand.failure = "this rank has left"
-                errand.run(_refuse)
+                errand.refuse("this rank has left")
                 return errand
             self._errands.append(errand)
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run_errands, name="lightning_flops ranks", daemon=True).start()
+            if self._running:
+                return errand
+            self._running = True
+            thread = threading.Thread(target=self._run_errands, name="lightning_flops ranks", daemon=True)
+            # From Python 3.12 on none starts any more when the process ends: then this thread has to do it.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
+                return errand
+        self._run_errands()
         return errand
 
     def _run_errands(self) -> None:
         while True:
             with self._lock:
                 if not self._errands:
-                    self._running = False
+                    self._errand, self._running = None, False
                     return
-                errand = self._errands.popleft()
+                self._errand = errand = self._errands.popleft()
             errand.run(self._open_client)
+            if errand.failure is not None:
+                self._client = None  # there may be another store by now
 
     def _open_client(self) -> KeyValueStore:
         if self._client is None:
             store = self._find_store()
-            try:
-                self._client = store.clone()
-            except (AttributeError, NotImplementedError, RuntimeError):
-                # A store of somebody's own, which has no second client: no call of ours holds one for long.
-                return store
+            # A store of somebody's own has no second client: then its only one serves; no call of ours holds it long.
+            with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+                self._client = store = store.clone()
+            if self.rank == 0:
+                store.set(self._begun, self._word.encode())
+            return store
         return self._client
 
 
-def _refuse() -> KeyValueStore:
-    raise NoExchangeError("this rank has left")
+_exchanges: weakref.WeakSet[RankExchange] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for exchange in list(_exchanges):
+        exchange.stop()
+
+
+# Before anybody who reports when the process ends: what is asked for first is done last.
+atexit.register(_stop_all)

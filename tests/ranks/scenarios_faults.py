@@ -194,15 +194,29 @@ def manual_net(updates: Callable[[int], bool]) -> Any:
     return net
 
 
+def beside_plain(
+    callback: FlopsProfilerCallback, *, net: Callable[[], Any], waits: bool = True, **settings: Any
+) -> dict[str, Any]:
+    """A fit with the profiler, and beside it the same without."""
+    before = distributed.group.WORLD._get_sequence_number_for_group()
+    plain = train(net=net(), **settings)
+    plain["collectives"] -= before
+    return {**profiled(callback=callback, net=net(), waits=waits, **settings), "plain": plain}
+
+
 def silent() -> dict[str, Any]:
     """Rank 1 sends nothing before its fit ends, because its window never closes: it never updates."""
     callback = FlopsProfilerCallback(**WINDOW, ranks_timeout_sec=0.05)
-    return profiled(callback=callback, net=manual_net(lambda batch_idx: RANK == 0))
+    return beside_plain(callback, net=lambda: manual_net(lambda batch_idx: RANK == 0))
 
 
 def skips_steps() -> dict[str, Any]:
     """Rank 1 updates after every other batch: its window closes later."""
-    return profiled(net=manual_net(lambda batch_idx: RANK == 0 or batch_idx % 2 == 1), waits=False)
+    return beside_plain(
+        FlopsProfilerCallback(**WINDOW),
+        net=lambda: manual_net(lambda batch_idx: RANK == 0 or batch_idx % 2 == 1),
+        waits=False,
+    )
 
 
 class Joined(Callback):
@@ -219,12 +233,16 @@ class Joined(Callback):
         self.join.__exit__(None, None, None)
 
 
-def uneven(batches_of_rank_1: int) -> dict[str, Any]:
-    """Rank 1 has fewer batches, and so ends first."""
-    batches = batches_of_rank_1 if RANK else BATCHES
-    data = DataLoader(Rows(batches * BATCH), batch_size=BATCH)
-    callback = FlopsProfilerCallback(**WINDOW)
-    return profiled(callback=callback, data=data, use_distributed_sampler=False, around=joined)
+def uneven(*batches: int) -> dict[str, Any]:
+    """Each rank has so many *batches*: one has fewer, and so ends first."""
+    data = DataLoader(Rows(batches[RANK] * BATCH), batch_size=BATCH)
+    return beside_plain(
+        FlopsProfilerCallback(**WINDOW),
+        net=lambda: new_net(ROOT),
+        data=data,
+        use_distributed_sampler=False,
+        around=joined,
+    )
 
 
 @contextlib.contextmanager
@@ -236,11 +254,20 @@ def joined(run: Any) -> Iterator[None]:
 
 
 def ends_before_its_window() -> dict[str, Any]:
-    return uneven(1)
+    return uneven(BATCHES, 1)
 
 
 def ends_in_its_window() -> dict[str, Any]:
-    return uneven(5)
+    return uneven(BATCHES, 5)
+
+
+def ends_first_on_rank_0() -> dict[str, Any]:
+    return uneven(1, BATCHES)
+
+
+def other_settings() -> dict[str, Any]:
+    """Rank 1 was told of another step."""
+    return profiled(callback=FlopsProfilerCallback(**{**WINDOW, "profile_step": 3 if RANK else 1}), waits=False)
 
 
 def all_ranks() -> dict[str, Any]:
@@ -274,6 +301,8 @@ SCENARIOS = {
         skips_steps,
         ends_before_its_window,
         ends_in_its_window,
+        ends_first_on_rank_0,
+        other_settings,
         all_ranks,
         rank_0_alone_writes,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,15 @@ def ranks(store: Any, number: int, *, timeout_sec: float = 60.0, **settings: Any
     ]
 
 
+def begin(store: Any, rank: int, *, timeout_sec: float = 60.0, find_store: Any = None) -> RankExchange:
+    """One of two ranks begins its run, and has been to the store, if it could."""
+    exchange = RankExchange(
+        rank=rank, world_size=2, run_number=0, timeout_sec=timeout_sec, find_store=find_store or (lambda: store)
+    )
+    exchange.ask("nothing", within_sec=0.0)
+    return exchange
+
+
 def all_leave(exchanges: list[RankExchange]) -> None:
     for exchange in exchanges:
         exchange.leave(within_sec=60.0)
@@ -114,6 +122,105 @@ def test_windows_and_runs_do_not_get_each_others_answers() -> None:
         b"run 0, step 7",
     ]
     assert next_run_number() < next_run_number()
+
+
+def test_a_job_that_is_started_anew_on_a_store_hears_nothing_of_the_one_that_died(store: Any) -> None:
+    died = ranks(store, 3)
+    assert died[1].send(7, b"of the job that died").wait(60.0)
+    assert died[2].send_out(b"interrupted").wait(60.0)
+    died[1].leave(within_sec=60.0)
+    exchanges = zero, one, two = ranks(store, 3)
+    assert one.send(7, b"measured").wait(60.0)
+    first = zero.collect(7)
+    assert two.send(7, b"measured, too").wait(60.0)
+    assert first.wait(60.0)
+    assert first.answers == {1: b"measured", 2: b"measured, too"}
+    all_leave(exchanges)
+    assert keys(store) == set()
+
+
+def test_what_was_said_before_rank_0_began_the_run_anew_is_heard() -> None:
+    store = distributed.HashStore()
+    begin(store, 0)
+    one = begin(store, 1)
+    assert one.send(7, b"measured").wait(60.0)
+    assert one.send_out(b"over").wait(60.0)
+    zero = begin(store, 0)
+    one.leave(within_sec=60.0)
+    collections = [zero.collect(7), zero.collect(9)]
+    assert all(collection.wait(60.0) for collection in collections)
+    assert [collection.answers for collection in collections] == [{1: b"measured"}, {1: b"over"}]
+
+
+def test_who_has_something_to_say_waits_for_rank_0_to_begin_the_run_and_no_longer_than_the_time() -> None:
+    store = distributed.HashStore()
+    early, late = begin(store, 1), begin(store, 1, timeout_sec=0.0)
+    sent = early.send(7, b"measured")
+    never = late.send(9, b"measured")
+    assert never.wait(60.0)
+    assert never.failure == "the key-value store failed: NoExchangeError: rank 0 has not begun this run"
+    assert not sent.over
+    collection = begin(store, 0).collect(7)
+    assert collection.wait(60.0)
+    assert collection.answers == {1: b"measured"}
+
+
+def test_answers_come_when_the_group_that_led_to_the_store_is_gone() -> None:
+    store, gone = distributed.HashStore(), threading.Event()
+
+    def find_store() -> Any:
+        if gone.is_set():
+            raise NoExchangeError("torch.distributed has no process group")
+        return store
+
+    zero, one = (begin(store, rank, find_store=find_store) for rank in range(2))
+    gone.set()
+    one.send(7, b"measured")
+    collection = zero.collect(7)
+    assert collection.wait(60.0)
+    assert collection.answers == {1: b"measured"}
+
+
+def test_after_a_failure_the_ranks_find_each_other_in_the_store_that_is_there_then() -> None:
+    class Broken:
+        def clone(self) -> Any:
+            return self
+
+        def __getattr__(self, name: str) -> Any:
+            raise distributed.DistNetworkError("Connection reset by peer")
+
+    stores = [Broken()]
+    zero, one = (begin(None, rank, find_store=lambda: stores[-1]) for rank in range(2))
+    assert one.send(7, b"lost").wait(60.0)
+    assert zero.collect(7).wait(60.0)
+    stores.append(distributed.HashStore())
+    one.send(9, b"measured")
+    collection = zero.collect(9)
+    assert collection.wait(60.0)
+    assert (collection.answers, collection.failure) == ({1: b"measured"}, None)
+
+
+def test_where_no_thread_can_start_any_more_the_caller_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot_start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    store = distributed.HashStore()
+    exchanges = zero, one = ranks(store, 2)
+    assert one.send(7, b"measured").over
+    collection = zero.collect(7)
+    assert (collection.over, collection.answers) == (True, {1: b"measured"})
+    all_leave(exchanges)
+    assert keys(store) == set()
+
+
+def test_a_process_that_ends_waits_for_nobody() -> None:
+    store = distributed.HashStore()
+    zero, _ = ranks(store, 2)
+    collection = zero.collect(7)
+    zero.stop()
+    assert collection.over and collection.missing == (1,)
+    assert zero.collect(9).failure == "this rank has left"
 
 
 class Looks:
@@ -205,6 +312,9 @@ def test_a_store_that_fails_ends_the_wait_with_what_was_there_and_the_reason() -
         def clone(self) -> Any:
             return self
 
+        def set(self, key: str, value: bytes) -> None:
+            self.store.set(key, value)
+
         def check(self, names: list[str]) -> bool:
             if names[0].endswith("/2"):
                 raise distributed.DistNetworkError("Connection reset by peer")
@@ -217,7 +327,7 @@ def test_a_store_that_fails_ends_the_wait_with_what_was_there_and_the_reason() -
             return bool(self.store.delete_key(key))
 
     failing = Failing()
-    (zero, *_), (_, one, _) = ranks(failing, 3), ranks(failing.store, 3)
+    zero, one, _ = ranks(failing, 3)
     assert one.send(7, b"there").wait(60.0)
     collection = zero.collect(7)
     assert collection.wait(60.0)
@@ -254,10 +364,7 @@ def test_no_thread_is_left_when_there_is_nothing_to_do(store: Any) -> None:
     one.send(7, b"there")
     assert zero.collect(7).wait(60.0)
     all_leave(exchanges)
-    deadline = time.monotonic() + 60.0
-    while {thread for thread in threading.enumerate() if thread.name == "lightning_flops ranks"} - before:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    assert {thread for thread in threading.enumerate() if thread.name == "lightning_flops ranks"} <= before
 
 
 def test_what_one_rank_tells_all_may_ask_for_and_who_asks_for_what_nobody_told_gets_nothing(store: Any) -> None:
@@ -273,7 +380,7 @@ def test_who_has_left_sends_nothing_any_more(store: Any) -> None:
     late = one.send(7, b"late")
     assert late.over and late.failure is not None
     one.leave(within_sec=60.0)  # again: nothing
-    assert keys(store) == {"lightning_flops/0/left"}
+    assert not any(store.get(key) == b"late" for key in keys(store))
 
 
 def test_without_a_process_group_there_is_no_exchange() -> None:

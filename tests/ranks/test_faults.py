@@ -25,8 +25,10 @@ pytestmark = pytest.mark.timeout(290)
 
 on_two = functools.partial(launch, "scenarios_faults", ranks=2)
 
-UPDATES_DIFFER = ("silent", "skips_steps", "ends_before_its_window", "ends_in_its_window")
-"""Scenarios that train otherwise than the plain one."""
+BESIDE_PLAIN = ("silent", "skips_steps", "ends_before_its_window", "ends_in_its_window", "ends_first_on_rank_0")
+"""Scenarios that train otherwise than the plain one, and once without the profiler themselves."""
+
+COMPARED = ("losses", "weights", "random", "footprint", "collectives")
 
 
 def absences(profile: Profile) -> dict[int, str]:
@@ -41,13 +43,19 @@ def warnings(returned: dict[str, Any]) -> list[str]:
     return [line for line in returned["logged"] if not line.startswith("INFO ")]
 
 
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in ("plain", *UPDATES_DIFFER)])
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in ("plain", *BESIDE_PLAIN)])
 def test_training_is_bit_for_bit_what_it_is_without_the_profiler_and_nothing_is_left(scenario: str) -> None:
-    compared = ("losses", "weights", "random", "footprint", "collectives")
     for plain, profiled in zip(on_two()("plain"), on_two()(scenario), strict=True):
         assert len(plain["losses"]) == BATCHES
-        for name in compared:
+        for name in COMPARED:
             assert profiled[name] == plain[name], name
+
+
+@pytest.mark.parametrize("scenario", BESIDE_PLAIN)
+def test_ranks_that_skip_updates_or_run_out_of_batches_train_as_they_do_without_the_profiler(scenario: str) -> None:
+    for returned in on_two()(scenario):
+        for name in COMPARED:
+            assert returned[name] == returned["plain"][name], name
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "plain"])
@@ -106,6 +114,20 @@ def test_a_rank_without_a_record_is_named_with_the_reason_long_before_training_e
     failure = reason.partition("its profiler failed: ")[2]
     own = f"WARNING the FLOPs profiler failed and has taken itself out; training goes on: {failure}"
     assert warnings(second) == ([own] if failure else [])
+
+
+def test_a_rank_that_was_told_of_another_step_is_named_with_it_when_its_training_ends() -> None:
+    first, second = on_two()("other_settings")
+    assert absences(profile_in(first)) == {1: "it last profiled step 3"}
+    assert profile_in(first).ranks.waited_sec < 30.0  # type: ignore[union-attr]
+    assert profile_in(second).profile_step == 3
+
+
+def test_where_rank_0_never_reached_its_window_it_says_so_and_the_others_have_their_own_profile() -> None:
+    first, second = on_two()("ends_first_on_rank_0")
+    assert first["profile"] is None
+    assert warnings(first) == ["WARNING nothing was profiled: profile_step is 1, and this fit ended after 1 step(s)"]
+    assert profile_in(second).flops.forward == batch_flops().forward
 
 
 @pytest.mark.parametrize("scenario", ["skips_steps", "ends_in_its_window"])
