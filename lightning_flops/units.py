@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 
 NOT_AVAILABLE = "n/a"
@@ -63,6 +64,22 @@ def plural(noun: str, number: float) -> str:
     if number == 1:
         return noun
     return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+
+
+def runs_of(numbers: Iterable[int]) -> list[range]:
+    """*numbers* in order, those that follow one another drawn together."""
+    runs: list[range] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
+
+
+def run_text(run: range) -> str:
+    """The first and the last of a run: "3-5", or "9" of one that has no other."""
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
 
 
 def _known(value: float | None) -> Decimal | None:

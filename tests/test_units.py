@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.units import duration, percent, plain, plural, si
+from lightning_flops.units import duration, percent, plain, plural, run_text, runs_of, si
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,9 @@ def test_every_finite_number_prints(value: float) -> None:
 def test_one_thing_stands_alone_and_any_other_number_of_them_in_the_plural() -> None:
     assert [plural("step", number) for number in (0, 1, 1.5, 2)] == ["steps", "step", "steps", "steps"]
     assert plural("batch", 2) == "batches"
+
+
+def test_numbers_that_follow_one_another_are_drawn_together() -> None:
+    assert [run_text(run) for run in runs_of([9, 3, 5, 4])] == ["3-5", "9"]
+    assert [len(run) for run in runs_of([9, 3, 5, 4])] == [3, 1]
+    assert runs_of([]) == []

@@ -20,7 +20,7 @@ from lightning_flops.report.step_text import (
     uncounted_lines,
 )
 from lightning_flops.report.traced_text import traced_lines
-from lightning_flops.units import duration, plain, plural, si
+from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 
 _NOTATIONS = (
     "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
@@ -229,10 +229,4 @@ def _samples_per_sec(profile: Profile) -> str:
 
 def _ranges(steps: Sequence[int]) -> str:
     """Indexes with runs drawn together: 3, 4, 5, 9 is "3-5, 9"."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], step]
-        else:
-            runs.append([step])
-    return ", ".join("-".join(map(str, run)) for run in runs)
+    return ", ".join(map(run_text, runs_of(steps)))
