@@ -8,7 +8,6 @@ A step runs from the end of one ``engine.step`` at the accumulation border to th
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,7 +22,8 @@ from lightning_flops.deepspeed_taps import EngineTaps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.counting import dispatch_stack
 from lightning_flops.instrument.recorder import State
-from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of, batches_ahead
+from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
@@ -255,8 +255,12 @@ class EngineProfiler(EngineTaps):
         self._iterator = weakref.ref(iterator, self._iterator_is_gone)
         self._iterator_is_used_up = False
         if self._recorder.counting:
-            ahead = (getattr(iterator, "_num_workers", 0) or 0) * (getattr(iterator, "_prefetch_factor", 0) or 0)
-            self._recorder.settle_for(math.ceil(ahead / int(self._engine.gradient_accumulation_steps())))
+            self._recorder.settle_for(
+                steps_to_settle(
+                    batches_ahead=batches_ahead(iterator),
+                    batches_a_step=int(self._engine.gradient_accumulation_steps()),
+                )
+            )
         self._enter("data_wait")
         self._fetching = True
         return True

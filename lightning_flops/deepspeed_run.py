@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
+from lightning_flops.instrument.timing.loader_queue import batches_ahead
+from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
 from lightning_flops.run_output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import StandardOutputSink
@@ -52,10 +53,11 @@ def engine_device(engine: Any) -> torch.device:
 
 
 def settle_steps(engine: Any) -> int:
-    """Steps until the batches that the engine's own loader fetched ahead are used up; two at least."""
+    """Steps to leave alone after a counted one, as far as the engine's own loader tells."""
     loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)
-    ahead = (getattr(loader, "num_workers", 0) or 0) * (getattr(loader, "prefetch_factor", 0) or 0)
-    return max(2, math.ceil(ahead / int(engine.gradient_accumulation_steps())))
+    return steps_to_settle(
+        batches_ahead=batches_ahead(loader), batches_a_step=int(engine.gradient_accumulation_steps())
+    )
 
 
 def _precision(engine: Any) -> str:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_flops.instrument.timing.loader_queue import batches_ahead
+from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
 from lightning_flops.run_output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
@@ -56,15 +58,12 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
 
 
 def settle_steps(trainer: Trainer) -> int:
-    """Steps until the batches that the loader fetched ahead during the counted step are used up; two at least.
-
-    That is if the loader stands still meanwhile; ``LoaderQueue`` tells how long it takes when it does not.
-    """
-    ahead = 0
+    """Steps to leave alone after a counted one, as far as the training loaders tell."""
     combined = trainer.fit_loop._combined_loader
-    for loader in combined.flattened if combined is not None else ():
-        ahead = max(ahead, (getattr(loader, "num_workers", 0) or 0) * (getattr(loader, "prefetch_factor", 0) or 0))
-    return max(2, math.ceil(ahead / trainer.accumulate_grad_batches))
+    loaders = combined.flattened if combined is not None else ()
+    return steps_to_settle(
+        batches_ahead=max(map(batches_ahead, loaders), default=0), batches_a_step=trainer.accumulate_grad_batches
+    )
 
 
 def loader_iterators(trainer: Trainer) -> list[Any]:

@@ -88,6 +88,15 @@ class LoaderQueue:
         return workers // math.gcd(workers, self._batches_a_step)
 
 
+def batches_ahead(loader: Any) -> int:
+    """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
+    workers, of_each = (
+        getattr(loader, name, None) or getattr(loader, f"_{name}", None) or 0
+        for name in ("num_workers", "prefetch_factor")
+    )
+    return int(workers * of_each)
+
+
 def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> list[Backlog]:
     """The queues of those of a run's loader iterators that have worker processes.
 

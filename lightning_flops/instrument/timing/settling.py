@@ -6,12 +6,29 @@ such a time would show less waiting than there is in the long run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from lightning_flops.instrument.timing.loader_queue import Feed, FeedState
 
 _LIMIT_FACTOR = 10
 """At most this many times the steps to leave alone, or to time, whichever are more, are left alone."""
+
+
+_LEAST_STEPS = 2
+"""To leave alone after a counted one, whatever feeds the loop."""
+
+
+def steps_to_settle(*, batches_ahead: int, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one: until the batches that were fetched ahead meanwhile are used up.
+
+    That is if the loader stands still after it; a ``Feed`` tells how long it takes when it does not.
+
+    Args:
+        batches_ahead: batches that the loader fetches ahead at most.
+        batches_a_step: batches that a step consumes.
+    """
+    return max(_LEAST_STEPS, math.ceil(batches_ahead / batches_a_step))
 
 
 class Settling:

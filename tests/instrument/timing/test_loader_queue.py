@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.loader_queue import Backlog, FeedState, LoaderQueue, backlogs_of
+from lightning_flops.instrument.timing.loader_queue import (
+    Backlog,
+    FeedState,
+    LoaderQueue,
+    backlogs_of,
+    batches_ahead,
+)
+from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import FlopRecord, PhaseFlops, RunContext, WindowRecord
 from tests.fake_clock import FakeNow
 
@@ -210,3 +218,17 @@ def test_a_queue_that_cannot_be_seen_is_told_and_the_steps_are_left_alone_as_oft
     queue = LoaderQueue(lambda: backlogs_of([iterator], note=notes.append), batches_a_step=1)
     assert (queue.state(), queue.least_steps(), queue.rhythm_steps()) == (None, 0, 1)
     assert notes and all("could not be seen (NotImplementedError: no such count here)" in note for note in notes)
+
+
+def test_a_loader_fetches_ahead_what_its_workers_may_and_nothing_without_any() -> None:
+    data = [torch.zeros(1)] * 4
+    assert batches_ahead(DataLoader(data, num_workers=1, prefetch_factor=4)) == 1 * 4  # type: ignore[arg-type]
+    assert batches_ahead(DataLoader(data)) == 0  # type: ignore[arg-type]
+    assert batches_ahead(SimpleNamespace(_num_workers=2, _prefetch_factor=5)) == 2 * 5  # as torch's iterators have it
+    assert batches_ahead(data) == batches_ahead(None) == 0
+
+
+def test_the_steps_left_alone_use_up_what_was_fetched_ahead_and_are_two_at_least() -> None:
+    assert steps_to_settle(batches_ahead=12, batches_a_step=5) == 3  # two steps consume ten
+    assert steps_to_settle(batches_ahead=12, batches_a_step=4) == 3
+    assert steps_to_settle(batches_ahead=0, batches_a_step=1) == 2
