@@ -82,7 +82,8 @@ def _in_words(before: Counters, after: Counters, *, seconds: float) -> tuple[str
         return ()
     found = []
     if before.waited_sec is not None and after.waited_sec is not None:
-        share = (after.waited_sec - before.waited_sec) / seconds
+        # A wait is counted when it ends: one that began before may come on top.
+        share = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
         if share >= WORTH_TELLING:
             found.append(
                 f"While steps were timed, the thread that trains was ready to run and had no processor for {share:.0%} "
