@@ -100,20 +100,15 @@ class BackwardCall:
     thread: int
     """Identifier of the Python thread it was called on."""
     create_graph: bool
-    nested: bool
-    """Whether another one is under way on the same thread."""
 
 
 def _backward_call(frame: FrameType | None, thread: int) -> BackwardCall | None:
     """The innermost call of backward() on the stack that ends in *frame*."""
-    found: FrameType | None = None
     while frame is not None:
         if frame.f_code is _ENGINE_CODE:
-            if found is not None:
-                return BackwardCall(thread, _creates_graph(found), nested=True)
-            found = frame
+            return BackwardCall(thread, _creates_graph(frame))
         frame = frame.f_back
-    return None if found is None else BackwardCall(thread, _creates_graph(found), nested=False)
+    return None
 
 
 def _creates_graph(engine_frame: FrameType) -> bool:
