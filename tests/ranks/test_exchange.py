@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from lightning_flops.instrument.rank_exchange import (
     next_run_number,
 )
 from tests.fake_clock import FakeNow
+from tests.ranks import REPOSITORY
 
 distributed: Any = torch_distributed  # which does not say that its stores are public
 
@@ -65,7 +68,7 @@ def begin(store: Any, rank: int, *, timeout_sec: float = 60.0, find_store: Any =
     exchange = RankExchange(
         rank=rank, world_size=2, run_number=0, timeout_sec=timeout_sec, find_store=find_store or (lambda: store)
     )
-    exchange.ask("nothing", within_sec=0.0)
+    assert exchange._submit(Errand(lambda store: True)).wait(60.0)
     return exchange
 
 
@@ -130,6 +133,7 @@ def test_a_job_that_is_started_anew_on_a_store_hears_nothing_of_the_one_that_die
     assert died[2].send_out(b"interrupted").wait(60.0)
     died[1].leave(within_sec=60.0)
     exchanges = zero, one, two = ranks(store, 3)
+    assert zero.tell("begun", "anew").wait(60.0)
     assert one.send(7, b"measured").wait(60.0)
     first = zero.collect(7)
     assert two.send(7, b"measured, too").wait(60.0)
@@ -221,6 +225,30 @@ def test_a_process_that_ends_waits_for_nobody() -> None:
     zero.stop()
     assert collection.over and collection.missing == (1,)
     assert zero.collect(9).failure == "this rank has left"
+
+
+ENDS_WHILE_IT_LOOKS = """
+import time
+from torch import distributed
+from lightning_flops.instrument import rank_exchange
+
+rank_exchange._FIRST_PAUSE_SEC = rank_exchange._LONGEST_PAUSE_SEC = 0.0  # in a call of the store all the time
+store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+exchange = rank_exchange.RankExchange(
+    rank=0, world_size=2, run_number=0, timeout_sec=60.0, find_store=lambda: store
+)
+collection = exchange.collect(7)
+time.sleep(0.2)
+assert not collection.over
+"""
+
+
+def test_a_process_that_ends_while_its_thread_is_in_the_store_ends_well() -> None:
+    # Python ends a thread that comes out of C++ after it: the C++ aborts the process, and the job has failed.
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_WHILE_IT_LOOKS], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Looks:
