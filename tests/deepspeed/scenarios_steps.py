@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_flops.deepspeed import attach
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 from tests.deepspeed.engines import (
     BLOCK,
@@ -545,7 +546,29 @@ def signs_inside_steps(sign: str) -> dict[str, Any]:
         return outcome(engine, logged=lines)
 
 
+def starved() -> dict[str, Any]:
+    """While two steps of 8 s are timed, the thread waits 4 s for a processor."""
+    now = FakeNow()
+    counted = iter([Counters(10.0, None, None), Counters(14.0, None, None)])
+
+    def step(engine: Any, batch: Tensor) -> Tensor:
+        loss: Tensor = engine(batch).square().sum()
+        engine.backward(loss)
+        engine.step()
+        now.sleep(8.0)
+        return loss
+
+    with (
+        installed(),
+        patch("lightning_flops.run_profiler.ProcessorWatch", lambda: ProcessorWatch(counted.__next__, now)),
+    ):
+        engine = engine_of(config())
+        train(engine, STEPS, step=step)
+        return outcome(engine)
+
+
 SCENARIOS: dict[str, Callable[[], Any]] = {
+    "starved": starved,
     "left_by_the_loop": left_by_the_loop,
     **{f"torch_style_{stage}": functools.partial(torch_style, stage) for stage in (1, 2, 3)},
     "two_forwards_one_backward": two_forwards_one_backward,

@@ -264,6 +264,11 @@ def test_a_traced_step_that_the_loop_left_ends_its_window() -> None:
     assert any("The window ended with that step." in note for note in profile.notes)
 
 
+def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor() -> None:
+    profile = profile_of("starved")
+    assert any("had no processor for 25% of the time" in note for note in profile.notes)
+
+
 @pytest.mark.parametrize(("sign", "counted"), [("evaluation", 2), ("loader", 3)])
 def test_what_a_loop_does_in_each_of_its_steps_is_no_sign_that_it_left_one(sign: str, counted: int) -> None:
     returned = returned_by(f"signs_inside_steps_{sign}")

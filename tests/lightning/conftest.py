@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
 from tests.fake_clock import FakeNow
+from tests.idle_machine import untold
 from tests.lightning.nets import ROOTS, new_trainer
 
 
@@ -35,5 +35,4 @@ def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
 @pytest.fixture(autouse=True)
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report here tells of what else runs on this machine."""
-    unknown = Counters(None, None, None)
-    monkeypatch.setattr("lightning_flops.run_profiler.ProcessorWatch", lambda: ProcessorWatch(lambda: unknown))
+    monkeypatch.setattr("lightning_flops.run_profiler.ProcessorWatch", untold)

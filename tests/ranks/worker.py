@@ -16,11 +16,16 @@ from typing import Any
 
 import torch
 
+from lightning_flops import run_profiler
+from tests.idle_machine import untold
+
 
 def run_scenarios(module_name: str, folder: str) -> None:
     """Run each function in the module's ``SCENARIOS``, in a folder and from a seed of its own."""
     module = importlib.import_module(module_name)
     rank = os.environ["RANK"]
+    watching: Any = run_profiler
+    watching.ProcessorWatch = untold
     results: dict[str, Any] = {}
     for name, scenario in module.SCENARIOS.items():
         workplace = Path(folder, f"{name}-{rank}")
