@@ -138,10 +138,10 @@ ROWS = (
         ranks=2,
         flops_by_hand=4 * 2 * LAYER,
         by_hand=(
-            "Stage 0 has two of the four layers, and a step four micro-batches: 8 × 1,048,576 FLOPs. Stage 1 "
-            "writes its own profile. The bubble is the time in which a stage waits for the other."
+            "Stage 0 has two of the four layers, and a step four micro-batches: 8 × 1,048,576 FLOPs, as has "
+            "stage 1. Rank 0 reports on both. The bubble is the time in which a stage waits for the other."
         ),
-        keep=(*SUMMARY, r"Error", r"^params", r"^bubble", r"^trained"),
+        keep=(*SUMMARY, r"Error", r"^params (per|of)", r"^bubble +\d", r"^stage ", r"^\d +\d+ +[\d.]+ [KM] ", r"^trained"),
     ),
     Row(
         name="compiled",
