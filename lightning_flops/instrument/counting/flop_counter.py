@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -413,17 +413,19 @@ class FlopCounter:
 
     def _watch_backward_of(self, output: Any) -> None:
         """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
-        if not is_grad_enabled() or autograd_is_compiled():
-            return
+        if is_grad_enabled() and not autograd_is_compiled():
+            before_backward_of(nodes_of(output), self._where_mode_is_missing(FlopCounter._follow_backward))
 
+    def _where_mode_is_missing(self, act: Callable[[FlopCounter], None]) -> Callable[[int], None]:
+        """What calls *act* before a node's backward, if this counter is entered, and its mode not on that thread."""
         reach = weakref.ref(self)
 
-        def follow(sequence: int) -> None:
+        def look(sequence: int) -> None:
             counter = reach()
             if counter is not None and counter._entered and not is_pushed(counter._mode):
-                counter._follow_backward()
+                act(counter)
 
-        before_backward_of(nodes_of(output), follow)
+        return look
 
     def _follow_backward(self) -> None:
         """A backward runs on a thread without our mode: bring the mode to each node behind the running one.
@@ -435,14 +437,7 @@ class FlopCounter:
                 "A backward ran on a Python thread on which the counter was not entered: "
                 "what it did outside the model's modules is not counted."
             )
-
-            reach = weakref.ref(self)
-
-            def bring_mode(sequence: int) -> None:
-                counter = reach()
-                if counter is not None and counter._entered and not is_pushed(counter._mode):
-                    push(counter._mode)
-
+            bring_mode = self._where_mode_is_missing(lambda counter: push(counter._mode))
             before_backward_of(nodes_behind((current_node(),)), bring_mode)
             push(self._mode)
         except Exception as error:
