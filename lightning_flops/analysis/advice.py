@@ -343,7 +343,10 @@ def _waiting(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
         return None
     return Advice(
         rule="waiting",
-        evidence=f"In the traced step ranks waited for each other for {percent(share)} of it, and none is always last.",
+        evidence=(
+            f"Waiting for other ranks takes {percent(share)} of the traced step, and none of them is late enough to "
+            "be a straggler."
+        ),
         threshold=f"more than {percent(thresholds.waiting)}, without a straggler",
         action="Even out what ranks do in a step: lengths of samples, sizes of batches, what else runs on their hosts.",
         source=_OWN,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lightning_flops.analysis.advice import Advice, advise, in_order
 from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.trace_tables import RankComparison, TraceReport
+from lightning_flops.analysis.trace_tables import RankComparison, RankRow, TraceReport
 from lightning_flops.config import AdviceThresholds
 
 _US_PER_SEC = 1e6
@@ -31,10 +31,12 @@ def advise_on_traces(
     """
     limits = AdviceThresholds() if thresholds is None else thresholds
     found: dict[str, Advice] = {}
+    rows = {} if ranks is None else {row.rank: row for row in ranks.ranks}
     for trace in traces:
         mean = trace.step_times.mean
         evidence = Evidence(
             data_wait_share=ratio(part=mean.data_loader_us, whole=mean.wall_us),
+            waiting_share=_waiting_share(rows.get(trace.rank)),
             compute_capability=compute_capabilities.get(trace.rank),
         )
         for advice in advise(with_trace(evidence, trace, limits), limits):
@@ -44,7 +46,15 @@ def advise_on_traces(
                 found[mine.rule] = mine
     for advice in advise(_straggler(ranks), limits):
         found[advice.rule] = advice
+        found.pop("waiting", None)  # which is for the straggler
     return in_order(found.values())
+
+
+def _waiting_share(row: RankRow | None) -> float | None:
+    if row is None or row.wait_us is None:
+        return None
+    exposed_us = row.overlap.communication_us - row.overlap.overlap_us
+    return ratio(part=min(exposed_us, row.wait_us), whole=row.overlap.wall_us)
 
 
 def _straggler(ranks: RankComparison | None) -> Evidence:

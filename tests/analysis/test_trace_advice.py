@@ -76,3 +76,32 @@ def test_unused_tensor_cores_are_told_of_only_where_the_device_is_known_to_have_
 
     assert "tensor_core_eligible" in rules(**V100)
     assert "tensor_core_eligible" not in rules()
+
+
+def communicating(rank: int, start: float) -> Trace:
+    """One step of 10,000 us of this rank, which computes until *start* and communicates with the other until 9,000."""
+    group: dict[str, Any] = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1]"}
+    events = (
+        step(1, 0, 10_000),
+        launch(1, 0, 1),
+        kernel(1, 0, start, **FULL),
+        launch(2, 5, 1),
+        kernel(2, start, 9_000 - start, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=20, **group),
+    )
+    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
+
+
+def test_waiting_for_another_rank_is_no_reason_for_larger_batches() -> None:
+    def stakes(*starts: float) -> dict[str, float | None]:
+        report = analyze_traces([communicating(rank, start) for rank, start in enumerate(starts)])
+        return {one.rule: None if one.stake is None else round(one.stake, 9) for one in report.advice}
+
+    # Rank 0's call takes 3,500 us and rank 1's 2,000: so much is transfer on both, the rest waiting. Rank 1 computes
+    # 750 us longer than the median, and a straggler would by 1 ms.
+    found = stakes(5500, 7000)
+    assert (found["exposed_communication"], found["waiting"]) == (0.2, 0.15)
+    assert "straggler" not in found
+    # Here it is one, and what rank 0 waits is for it.
+    found = stakes(4000, 7000)
+    assert (found["exposed_communication"], found["straggler"]) == (0.2, 0.15)
+    assert "waiting" not in found
