@@ -141,7 +141,7 @@ ROWS = (
             "Stage 0 has two of the four layers, and a step four micro-batches: 8 × 1,048,576 FLOPs, as has "
             "stage 1. Rank 0 reports on both. The bubble is the time in which a stage waits for the other."
         ),
-        keep=(*SUMMARY, r"Error", r"^params (per|of)", r"^(bubble|stage|[01]) +[\dr]", r"^trained"),
+        keep=(*SUMMARY, r"Error", r"^params (per|of)", r"^bubble +\d", r"^(stage|[01]) +(ranks|\d) ", r"^trained"),
     ),
     Row(
         name="compiled",
