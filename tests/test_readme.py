@@ -122,6 +122,7 @@ def test_every_tag_the_readme_names_is_written_and_every_written_tag_is_named() 
     assert named == written
 
 
-def test_links_and_pictures_of_the_readme_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README.read_text()):
-        assert (REPOSITORY / target).is_file(), target
+@pytest.mark.parametrize("page", [README, *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_links_and_pictures_of_a_page_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).is_file(), target
