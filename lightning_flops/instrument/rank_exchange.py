@@ -130,7 +130,7 @@ class Errand:
         self._over.set()
 
     def stop(self) -> None:
-        """Have it look no more."""
+        """Have it look once at most."""
         self._stopped = True
         self._wake.set()
 
@@ -139,7 +139,7 @@ class Errand:
         pause_sec = _FIRST_PAUSE_SEC
         try:
             store = open_store()
-            while not self._stopped and not self._look(store):
+            while not self._look(store) and not self._stopped:
                 self._wake.wait(pause_sec)
                 self._wake.clear()
                 pause_sec = min(2 * pause_sec, _LONGEST_PAUSE_SEC)
@@ -351,7 +351,7 @@ class RankExchange:
             thread.join(max(0.0, deadline - self._clock()))
 
     def stop(self) -> None:
-        """The process ends: look no more, and wait a moment until the thread has ended."""
+        """The process ends: send what can be sent at once, and wait a moment until the thread has ended."""
         with self._lock:
             self._gone = True
             for errand in (self._errand, *self._errands):

@@ -227,6 +227,25 @@ def test_a_process_that_ends_waits_for_nobody() -> None:
     assert zero.collect(9).failure == "this rank has left"
 
 
+def test_a_process_that_ends_has_sent_what_it_had_to_say() -> None:
+    store = distributed.HashStore()
+    zero, one = begin(store, 0), begin(store, 1)
+    hold, held = threading.Event(), threading.Event()
+
+    def keep_busy(store: Any) -> bool:
+        held.set()
+        return hold.wait(60.0)
+
+    one._submit(Errand(keep_busy))
+    assert held.wait(60.0)
+    one.send(7, b"measured")
+    threading.Timer(0.05, hold.set).start()
+    one.stop()  # finds it in the queue
+    collection = zero.collect(7)
+    assert collection.wait(60.0)
+    assert collection.answers == {1: b"measured"}
+
+
 ENDS_WHILE_IT_LOOKS = """
 import time
 from torch import distributed
