@@ -214,12 +214,12 @@ def _train(strategy: Any, task: Task, data: DataLoader[Any], callbacks: list[Any
     return {
         "losses": task.losses,
         "weights": [_digest(parameter) for parameter in trainer.model.parameters()],
-        "random state": torch.get_rng_state().sum().item(),
+        "random state": _digest(torch.get_rng_state()),
         "footprint": footprint(trainer, task),
     }
 
 
 def _digest(parameter: Tensor) -> str:
-    """What this rank holds of *parameter*, to the last bit."""
+    """What this rank holds of *parameter*, or of any tensor, to the last bit."""
     local = getattr(parameter, "_local_tensor", parameter)
     return hashlib.sha256(local.detach().contiguous().numpy().tobytes()).hexdigest()
