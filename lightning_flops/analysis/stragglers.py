@@ -362,9 +362,10 @@ def _usual_extreme(delays: Sequence[float]) -> float:
 def _medians_of_others(values: Sequence[float]) -> list[float]:
     """For each of two or more values the median of all others, sorted once: a job may have thousands of ranks."""
     ordered = sorted(values)
-    place_of = {value: place for place, value in enumerate(ordered)}  # of equal values one is as good as the other
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    left, after_left, right, after_right = (ordered[place] for place in (low, low + 1, high, high + 1))
+    # Where a value is left out, what stands behind it in the order moves up by one place.
     return [
-        (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
-        for place in (place_of[value] for value in values)
+        ((after_left if value < after_left else left) + (after_right if value < after_right else right)) / 2
+        for value in values
     ]
