@@ -15,6 +15,7 @@ help:
 	@echo "make demo-deepspeed  train a small GPT with DeepSpeed on two processes, profiled by its config's block"
 	@echo "make test      lint, type-check and test"
 	@echo "make test-all  the same, with the slow tests"
+	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make lint      lint and type-check only"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
@@ -113,4 +114,4 @@ $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constr
 	@touch $@
 
 clean:
-	rm -rf $(BENCH_VENV) $(OLD_VENV) $(VENV) lightning_logs logs
+	rm -rf $(BENCH_VENV) $(HTA_VENV) $(OLD_VENV) $(VENV) lightning_logs logs
