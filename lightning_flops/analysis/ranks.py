@@ -236,7 +236,7 @@ def _merged(
         trainable_params=None if whole is None else sum_of_known(one.trainable_params for one in whole),
         samples=of_different_data(summaries, lambda one: one.samples),
         tokens=of_different_data(summaries, lambda one: one.tokens),
-        parts=_parts(summaries),
+        parts=stages[0].parts if len(stages) == 1 else _parts(summaries),
         global_step=None if step_sec is None else RanksPart(name="global step", seconds=step_sec),
         model_flops=model_flops,
         local_params=spread_over(_of_ranks(summaries, lambda one: one.local_params)),
