@@ -253,7 +253,10 @@ class ProfilerConfig:
     trace: bool = True
     """Run one step under torch.profiler after the timed ones: device time by module, operators, kernels."""
     trace_dir: str | None = None
-    """Path or URL of the folder where the traced step's trace file is kept, one of each rank; None keeps none."""
+    """Path or URL of the folder where the traced step's trace file is kept, with ``all_ranks`` one of each rank.
+
+    None keeps none.
+    """
     record_shapes: bool = False
     """Record the shapes of operators' inputs in the traced step."""
     profile_memory: bool = False

@@ -75,7 +75,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         recompute_fwd_factor: forward passes repeated in the backward, for the *estimated* backward only. Default 0.0.
         timing_steps: how many steps to time. Default 20.
         trace: run one more step under torch.profiler, for the time of each module, operator and kernel. Default True.
-        trace_dir: folder, a path or URL, where the trace of that step is kept for Perfetto. Default None.
+        trace_dir: folder, a path or URL, where the trace of that step is kept for Perfetto; with ``all_ranks``
+            that of each rank. Default None.
         record_shapes: record the shapes of operators' inputs in that step. Default False.
         profile_memory: record allocations and frees in that step. Default False.
         with_stack: record the Python calls of that step. Default False.

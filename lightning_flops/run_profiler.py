@@ -206,7 +206,8 @@ class RunProfiler(StepTaps):
     def _tracing(self, device: torch.device) -> TraceCycles:
         config = self._config
         tracers: list[Tracer] = []
-        if config.trace_dir is not None or can_read_traces():
+        keep_file = config.trace_dir is not None and (self._writes or config.all_ranks)
+        if keep_file or can_read_traces():
             tracers.append(
                 StepTracer(
                     self._root,
@@ -214,7 +215,7 @@ class RunProfiler(StepTaps):
                     record_shapes=config.record_shapes,
                     profile_memory=config.profile_memory,
                     with_stack=config.with_stack,
-                    keep_file=config.trace_dir is not None,
+                    keep_file=keep_file,
                 )
             )
         else:

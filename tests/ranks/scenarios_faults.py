@@ -272,7 +272,8 @@ def other_settings() -> dict[str, Any]:
 
 def all_ranks() -> dict[str, Any]:
     shared = Path("..", "shared").resolve()
-    callback = FlopsProfilerCallback(**WINDOW, all_ranks=True, output_file=shared / "flops.txt")
+    traced = {**WINDOW, "trace": True, "trace_dir": shared / "traces"}
+    callback = FlopsProfilerCallback(**traced, all_ranks=True, output_file=shared / "flops.txt")
     result = profiled(callback=callback, default_root_dir=str(shared / f"logs{RANK}"))
     distributed.barrier()
     return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
@@ -280,7 +281,8 @@ def all_ranks() -> dict[str, Any]:
 
 def rank_0_alone_writes() -> dict[str, Any]:
     shared = Path("..", "shared2").resolve()
-    result = profiled(default_root_dir=str(shared / f"logs{RANK}"))
+    traced = {**WINDOW, "trace": True, "trace_dir": shared / "traces"}
+    result = profiled(callback=FlopsProfilerCallback(**traced), default_root_dir=str(shared / f"logs{RANK}"))
     distributed.barrier()
     return {**result, "files": sorted(str(path.relative_to(shared)) for path in shared.rglob("*") if path.is_file())}
 

@@ -155,12 +155,16 @@ def test_without_a_store_every_rank_is_on_its_own_and_says_so() -> None:
 
 def test_rank_0_alone_leaves_files() -> None:
     for returned in on_two()("rank_0_alone_writes"):
-        assert returned["files"] == ["logs0/profile.json", "logs0/profile.txt", "logs0/throughput.json"]
+        *files, trace = returned["files"]
+        assert files == ["logs0/profile.json", "logs0/profile.txt", "logs0/throughput.json"]
+        assert trace.startswith("traces/rank0_step")
 
 
 def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
     for returned in on_two()("all_ranks"):
-        assert returned["files"] == [
+        *files, trace_0, trace_1 = returned["files"]
+        assert trace_0.startswith("traces/rank0_step") and trace_1.startswith("traces/rank1_step")
+        assert files == [
             "flops.rank1.txt",
             "flops.txt",
             "logs0/profile.json",

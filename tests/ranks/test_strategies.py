@@ -42,7 +42,8 @@ class Expected:
     micro_steps: int = 1
     samples: list[int] | None = None
     """Of one micro-step; None if every rank has the usual batch."""
-    optimizer: int = 0
+    optimizer: tuple[int, ...] = (0,)
+    """Any of these."""
     tokens_per_sample: int | None = None
 
 
@@ -55,8 +56,11 @@ TWO = {
     "ddp_uneven": Expected([net_cost(6), net_cost(4)], WHOLE, [WHOLE] * 2, dp=2, samples=[6, 4]),
     "ddp_static_graph": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2),
     "ddp_casting": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2),
-    # Gradients of three weights times a vector each; what the hook multiplies after that runs on gloo's threads.
-    "ddp_compressing": Expected(EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2, optimizer=2 * (8 * 16 + 16 * 8 + 8 * 4)),
+    # Gradients of three weights times a vector each, three times over: once on the thread that trains; the second and
+    # the third time run where gloo has its answer, on a thread of its own unless the answer is there at once.
+    "ddp_compressing": Expected(
+        EVENLY[:2], WHOLE, [WHOLE] * 2, dp=2, optimizer=tuple(n * 2 * (8 * 16 + 16 * 8 + 8 * 4) for n in (1, 2, 3))
+    ),
     # Each layer is a flat parameter, cut in two (45 elements of the first into 23 and 22), and the norm another.
     "fsdp1": Expected([net_cost(hidden=5)] * 2, net_params(hidden=5), [23 + 24 + 18 + 8, 22 + 24 + 18 + 8], dp=2),
     "fsdp1_flat": Expected([net_cost(hidden=5)] * 2, net_params(hidden=5), [23 + 24 + 18 + 8, 22 + 24 + 18 + 8], dp=2),
@@ -148,8 +152,9 @@ class TestEveryStrategy:
         for profile, cost in zip(profiles(ranks, name), truth.costs, strict=True):
             assert profile.flops.forward == truth.micro_steps * cost.forward
             assert profile.flops.backward == truth.micro_steps * cost.backward
-            assert (profile.flops.recompute, profile.flops.optimizer) == (0, truth.optimizer)
-            assert profile.outside.total == truth.optimizer
+            assert profile.flops.recompute == 0
+            assert profile.flops.optimizer in truth.optimizer
+            assert profile.outside.total == profile.flops.optimizer
             assert not profile.uncounted and not profile.lower_bound
 
     def test_the_whole_model_and_this_ranks_part_have_their_parameters(self, ranks: int, name: str) -> None:
@@ -183,7 +188,7 @@ class TestEveryStrategy:
         forward = truth.micro_steps * sum(cost.forward for cost in truth.costs)
         backward = truth.micro_steps * sum(cost.backward for cost in truth.costs)
         assert (job.flops.forward, job.flops.backward, job.flops.recompute) == (forward, backward, 0)
-        assert job.flops.optimizer == ranks * truth.optimizer
+        assert job.flops.optimizer == sum(profile.flops.optimizer for profile in (first, *others))
         assert (job.params, job.trainable_params) == (truth.params, truth.params)
         # Ranks with different data have a copy of the model each.
         copy = job.flops_of_model
