@@ -64,6 +64,8 @@ class RankFigures:
     """Mean of each part of a step; empty if no step was timed."""
     global_step_sec: float | None
     peak_memory_bytes: int | None
+    traced: bool
+    """Its traced step tells its own work from waiting for other ranks."""
     notes: int
     """How many notes its own report has."""
 
@@ -286,6 +288,7 @@ def _figures(summary: RankSummary) -> RankFigures:
         parts_sec=_parts_sec(summary),
         global_step_sec=global_step_sec(summary),
         peak_memory_bytes=summary.peak_memory_bytes,
+        traced=bool(summary.traced_parts),
         notes=summary.notes,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rank_communication import RanksCommunication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.ranks import RanksPart, RanksProfile, StageProfile
+from lightning_flops.analysis.ranks import RankFigures, RanksPart, RanksProfile, StageProfile
 from lightning_flops.analysis.spreads import Spread
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.records import RunContext
@@ -77,7 +77,7 @@ def _straggler_lines(ranks: RanksProfile) -> list[str]:
     if ranks.answered < 2 or ranks.global_step is None:
         return []
     if not ranks.stragglers:
-        return ["Straggler: none, every rank keeps pace with the others."]
+        return paragraph(f"Straggler: {_no_straggler(ranks)}.", rest="  ")
     lines = []
     shown = ranks.stragglers[:_STRAGGLERS_SHOWN]
     for straggler in shown:
@@ -86,6 +86,23 @@ def _straggler_lines(ranks: RanksProfile) -> list[str]:
     if rest:
         lines += paragraph(f"And {len(rest)} more, which are less late: {name_ranks(rest)}.", first="  ", rest="  ")
     return lines
+
+
+def _no_straggler(ranks: RanksProfile) -> str:
+    """How far it is known that there is none."""
+    stages: defaultdict[int, list[RankFigures]] = defaultdict(list)
+    for one in ranks.ranks:
+        if one.global_step_sec is not None:
+            stages[one.stage].append(one)
+    alike = [one for peers in stages.values() if len(peers) > 1 for one in peers]
+    if not alike:
+        return "n/a, no two of the ranks that timed their steps do the same work"
+    if not all(one.traced for one in alike):
+        return (
+            "none is late in data wait or transfer; in the other parts, work cannot be told from waiting for other "
+            "ranks without a traced step of each"
+        )
+    return "none, every rank keeps pace with the others"
 
 
 def _rate_lines(ranks: RanksProfile) -> list[str]:

@@ -118,3 +118,18 @@ def test_what_the_ranks_know_and_the_report_does_not_is_said() -> None:
         "- Left out of the record of ranks 0-2: times of 5 of 9 modules, those that took least.",
         "- Rank 3 has more notes than this report; with all_ranks=True every rank writes its own.",
     ]
+
+
+def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:
+    def said(*traced: bool, stages: tuple[int, ...]) -> str:
+        ranks = CASES["uneven"].ranks
+        assert ranks is not None and ranks.stragglers == ()
+        figures = tuple(
+            replace(one, traced=was, stage=stage) for one, was, stage in zip(ranks.ranks, traced, stages, strict=True)
+        )
+        text = "\n".join(ranks_lines(replace(CASES["uneven"], ranks=replace(ranks, ranks=figures))))
+        return " ".join(text[text.index("Straggler: ") : text.index("MFU of all")].split())
+
+    assert said(True, True, stages=(0, 0)) == "Straggler: none, every rank keeps pace with the others."
+    assert said(True, False, stages=(0, 0)).startswith("Straggler: none is late in data wait or transfer; ")
+    assert said(True, True, stages=(0, 1)).startswith("Straggler: n/a, no two of the ranks ")
