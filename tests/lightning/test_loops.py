@@ -229,7 +229,7 @@ def test_a_batch_size_that_cannot_be_told_is_not_guessed(
     net.training_step = lambda batch, batch_idx: step(batch["a"], batch_idx)
     trainer(FlopsProfilerCallback(timing_steps=1)).fit(net, {"a": loader(6), "b": DataLoader(Rows(12), batch_size=2)})
     assert keep_window[0].counted_steps[0].samples is None
-    assert [r.levelname for r in caplog.records if "batch_size" in r.message] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if "batch_size=" in r.message] == ["WARNING"]
 
 
 def test_an_iterable_dataset_and_a_dict_batch(root: str, trainer: MakeTrainer, keep_window: list[Any]) -> None:
