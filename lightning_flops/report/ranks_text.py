@@ -270,9 +270,12 @@ def _communication_lines(communication: RanksCommunication | None) -> list[str]:
     lines += ["", *table(head, cells, least_width=7, left=(0, 7))]
     if more := len(communication.collectives) - len(shown):
         lines.append(f"{more} more collectives take less time.")
+    unsaid = ""
+    if any(one.bytes is None for one in shown):
+        unsaid = " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
     lines += paragraph(
         "Matched: the i-th call of each rank of a process group. Transfer is the shortest; the rest of a call is "
-        "waiting. Both are medians of the ranks."
+        f"waiting. Both are medians of the ranks.{unsaid}"
     )
     for note in communication.notes[:_NOTES_SHOWN]:
         lines += paragraph(note, first="- ", rest="  ")

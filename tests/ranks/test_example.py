@@ -77,12 +77,12 @@ def test_one_report_comes_out_for_both_processes(strategy: str | None, shared: i
 
 # ---- the page
 
-ALL_RANKS = ("-- All ranks --", "are medians of the ranks.")
+ALL_RANKS = ("-- All ranks --", "record_shapes=True.")
 SHOWN_OF_HEALTHY = (("Profile Summary", "On:"), ("world size", "fwd flops of model"), ALL_RANKS)
 SHOWN_OF_SLOW = (
     ("-- All ranks --", "MFU of all ranks"),
     ("of each rank, a global step", "global step, "),
-    ("of the traced step of", "are medians of the ranks."),
+    ("of the traced step of", "record_shapes=True."),
     ("-- Advice --", "-- Advice --"),
     ("The other ranks wait", "(Rule straggler"),
 )

@@ -133,3 +133,14 @@ def test_that_nobody_is_late_is_said_only_as_far_as_it_is_known() -> None:
     assert said(True, True, stages=(0, 0)) == "Straggler: none, every rank keeps pace with the others."
     assert said(True, False, stages=(0, 0)).startswith("Straggler: none is late in data wait or transfer; ")
     assert said(True, True, stages=(0, 1)).startswith("Straggler: n/a, no two of the ranks ")
+
+
+def test_bytes_that_traces_do_not_say_are_not_available_for_a_reason() -> None:
+    ranks = CASES["thousands"].ranks
+    assert ranks is not None and ranks.communication is not None
+    reason = "Bytes are n/a where the traces do not say them"
+    assert reason not in "\n".join(ranks_lines(CASES["thousands"]))
+    unsaid = tuple(replace(one, bytes=None) for one in ranks.communication.collectives)
+    communication = replace(ranks.communication, collectives=unsaid)
+    lines = ranks_lines(replace(CASES["thousands"], ranks=replace(ranks, communication=communication)))
+    assert reason in "\n".join(lines)
