@@ -491,14 +491,12 @@ class RunProfiler(StepTaps):
     def take_out(self) -> None:
         """Leave nothing of ours on the framework's objects or on torch."""
         self._out = True
-        try:
-            if self._recorder is not None:
-                self._recorder.abandon()
-            self._window.undo()
-            self._whole_run.undo()
-            self._take_out_taps()
-        except Exception:
-            logger.warning("could not take every tap off the training loop", exc_info=True)
+        abandon = () if self._recorder is None else (self._recorder.abandon,)
+        for undo in (*abandon, self._window.undo, self._whole_run.undo, self._take_out_taps):
+            try:
+                undo()
+            except Exception:  # what is left of the others still comes off
+                logger.warning("could not take every tap off the training loop", exc_info=True)
         if self._ranks is not None:
             self._ranks.leave(wait=False)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lightning_flops import FlopsProfilerCallback
+from lightning_flops.instrument.recorder import Recorder
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import loader, new_gan, new_net
 
@@ -135,6 +136,30 @@ def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(
     assert len(warnings) == 1, warnings
     assert "taken itself out" in warnings[0]
     assert net.losses == plain.losses
+    monkeypatch.undo()
+    assert footprint(run, net) == expected
+
+
+def test_a_failure_while_the_profiler_takes_itself_out_leaves_nothing_of_the_rest(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain_run, plain = trainer(), new_net(root)
+    plain_run.fit(plain, loader(12))
+    expected = footprint(plain_run, plain)
+    abandon = Recorder.abandon
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    def abandoned_and_broken(recorder: Recorder) -> None:
+        abandon(recorder)
+        broken()
+
+    monkeypatch.setattr(Recorder, "enter", broken)
+    monkeypatch.setattr(Recorder, "abandon", abandoned_and_broken)
+    run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
+    run.fit(net, loader(12))
+    assert "could not take every tap off the training loop" in caplog.messages
     monkeypatch.undo()
     assert footprint(run, net) == expected
 
