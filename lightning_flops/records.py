@@ -28,9 +28,13 @@ class PhaseAmounts:
     """What was counted, by phase."""
 
     forward: int = 0
+    """In a step's forwards."""
     backward: int = 0
+    """In what autograd ran, less what it repeated of the forward."""
     recompute: int = 0
+    """In what the backward repeated of the forward."""
     optimizer: int = 0
+    """Inside optimizer steps."""
 
     @property
     def total(self) -> int:
@@ -102,9 +106,11 @@ class UncountedOperator:
     """An operator that ran and has no FLOP formula, or whose formula failed."""
 
     calls: int
+    """How often it ran."""
     modules: tuple[str, ...]
     """Sorted names of the modules it ran in."""
     output_elements: int
+    """Elements of all tensors it returned."""
     heavy: bool
     """Its name or size suggests matmul-like work, so totals that lack it are lower bounds."""
 
@@ -199,30 +205,41 @@ class RunContext:
     framework: str
     """``lightning.pytorch``, ``pytorch_lightning``, ``deepspeed`` or ``torch``."""
     framework_version: str
+    """Installed version of that framework."""
     torch_version: str
+    """Of the torch that ran."""
     device_type: str
     """``cpu``, ``cuda`` …"""
     device_name: str
+    """As the driver has it; the processor's architecture on a CPU."""
     precision: str
     """The framework's name for it, such as ``bf16-mixed``."""
     host: str = ""
     """Name of the machine; empty if nobody looked."""
     rank: int = 0
+    """Of the process whose profile this is."""
     world_size: int = 1
+    """Ranks of the run."""
     dp_size: int = 1
     """Ranks that see different data."""
     tp_size: int = 1
+    """Ranks that share each layer (tensor parallel)."""
     pp_size: int = 1
+    """Stages of the pipeline."""
     pp_rank: int = 0
     """This rank's stage of the pipeline, the first being 0; counts, times and parameters are those of the stage."""
     cp_size: int = 1
+    """Ranks that share each sequence (context parallel)."""
     sp_size: int = 1
     """Ranks that hold different parts of the same sequences (Ulysses)."""
     ep_size: int = 1
     """Ranks that hold different experts; they divide the dp_size."""
     micro_batch_size: int | None = None
+    """Samples of one batch on this rank; None if not known."""
     accumulate: int = 1
+    """Batches whose gradients make one update."""
     strategy: str = ""
+    """The framework's class that spreads the work; empty without one."""
 
     @property
     def run_word(self) -> str:
@@ -320,6 +337,7 @@ class PhaseMemory:
     """Memory of one phase of the counted step, in bytes; the largest over its micro-steps."""
 
     name: str
+    """Of the phase."""
     current_bytes: int | None
     """Held when the phase ended."""
     peak_bytes: int | None
@@ -327,6 +345,7 @@ class PhaseMemory:
     reserved_bytes: int | None
     """What a caching allocator had taken from the device when the phase ended; None where there is none."""
     reserved_peak_bytes: int | None
+    """Most that it had taken in the phase; None unless that was a new peak of the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,13 +355,16 @@ class MemoryRecord:
     kind: Literal["allocated", "resident"]
     """By tensors on the device, or by the whole process on the host."""
     phases: tuple[PhaseMemory, ...]
+    """Each phase of the counted step."""
     run_peak_bytes: int | None
     """Most that was ever held, as far as the device's books tell: no phase went above it. They begin with the process,
     or anew where the user has reset their peak before the counted step."""
     run_reserved_peak_bytes: int | None
+    """Most that a caching allocator ever took from the device; None where there is none."""
     parameter_bytes: int
     """Of this rank's shards."""
     buffer_bytes: int
+    """The model's buffers."""
     gradient_bytes: int | None
     """Largest after a backward; None where gradients are not kept on the parameters."""
     optimizer_bytes: int | None

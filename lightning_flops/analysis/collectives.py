@@ -37,6 +37,7 @@ class CollectiveCalls:
     """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
 
     name: str
+    """Of the collective."""
     group: str | None
     """The same text on every rank of the group and on no other group's; None where it is not known."""
     group_size: int | None
@@ -46,6 +47,7 @@ class CollectiveCalls:
     step: int | None
     """The profiler's number of the step in which they were started; None in a trace without steps."""
     calls: int
+    """How often it was called."""
     bytes: int | None
     """Of the larger side of each call, all calls together; None where the trace does not say."""
     total_ns: int

@@ -22,7 +22,9 @@ class DeviceGroup:
     """Ranks whose devices are alike."""
 
     device_name: str
+    """As the driver has it."""
     ranks: int
+    """How many there are."""
     peak_flops_per_sec: float | None
     """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
 

@@ -23,13 +23,17 @@ class ModuleProfile:
     type_name: str
     """Class of the module; ``""`` if it did work and was not among the model's modules."""
     extra_repr: str
+    """What the module says of itself, such as ``in_features=8, out_features=4``."""
     depth: int
     """Levels below the root, which has 0."""
     params: int
     """Unique logical parameters of the module and all below it."""
     trainable_params: int
+    """Of ``params``, those that need a gradient."""
     local_params: int
+    """Parameters that this rank holds in memory."""
     calls: int
+    """How often its forward was entered, recomputation left out."""
     own: PhaseFlops
     """Without the modules below it."""
     total: PhaseFlops

@@ -56,11 +56,17 @@ class ReportSettings:
     """The settings that decide what was counted, how it was timed and what a report shows."""
 
     module_depth: int
+    """Deepest module level in the text report; -1 for all."""
     top_modules: int
+    """Modules listed at each level of the aggregated profile."""
     detailed: bool
+    """Whether the text report has the module tree."""
     recompute_fwd_factor: float
+    """Forwards repeated in the backward, for the estimated backward alone."""
     causal_attention: Literal["full", "half"]
+    """Whether causal attention counts its whole score matrix or half of it."""
     timing_steps: int
+    """How many timed steps were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +74,15 @@ class Profile:
     """One window of one rank, counted, timed and divided; immutable."""
 
     schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
     profile_step: int
     """N: the counted step is the one that began after N steps of the fit."""
     report_step: int
     """The run's own x-axis value when the report came out."""
     context: RunContext
+    """Where the profile was taken."""
     settings: ReportSettings
+    """What was asked for."""
     counted_steps: tuple[int, ...]
     """Index of each counted step in the fit, the first step being 0."""
     timed_steps: tuple[int, ...]
@@ -83,6 +92,7 @@ class Profile:
     params: int | None
     """Unique logical parameters of the whole model; None if no model was described."""
     trainable_params: int | None
+    """Of ``params``, those that need a gradient."""
     local_params: int | None
     """Parameters that this rank holds in memory."""
     micro_steps: float
@@ -110,6 +120,7 @@ class Profile:
     timing: TimingProfile | None
     """None if no step was timed."""
     rates: Rates
+    """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
     lower_bound: bool
@@ -143,6 +154,28 @@ class Profile:
     def job_rates(self) -> Rates | JobRates:
         """The rates that are meant for the whole job: those of all ranks, or, where they are not known, this rank's."""
         return self.rates if self.ranks is None else self.ranks.rates
+
+    def summary(self) -> dict[str, float | dict[str, float | None] | None]:
+        """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
+
+        ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
+        ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``data_wait_ratio`` (of this rank's step),
+        ``forward_flops``, ``backward_flops`` and ``hardware_flops`` (of one step on this rank, exact), ``params`` (of
+        the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
+        """
+        return {
+            "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
+            "samples_per_sec": self.job_rates.samples_per_sec,
+            "tokens_per_sec": self.job_rates.tokens_per_sec,
+            "mfu": self.job_rates.mfu,
+            "hfu": self.job_rates.hfu,
+            "data_wait_ratio": self.rates.data_wait_ratio,
+            "forward_flops": self.flops.forward,
+            "backward_flops": self.flops.backward,
+            "hardware_flops": self.flops.hardware,
+            "params": self.params if self.ranks is None else self.ranks.params,
+            "advice": {one.rule: one.stake for one in self.advice},
+        }
 
     def to_json(self) -> str:
         """The profile as indented JSON, the same text for equal profiles.

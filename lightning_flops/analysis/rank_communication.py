@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lightning_flops.analysis.collectives import TracedRank, compare
 from lightning_flops.analysis.rank_record import RankRecord
-from lightning_flops.analysis.spreads import Spread, spread_over
+from lightning_flops.analysis.spreads import RankSpread, spread_over
 from lightning_flops.analysis.trace_tables import RankCollectiveRow, RankRow
 
 _US_PER_SEC = 1e6
@@ -19,16 +19,18 @@ class RanksCollective:
     """One collective on all ranks, in one step; call by call matched with the ranks that took part."""
 
     name: str
+    """Of the collective."""
     ranks: int
+    """Ranks that called it."""
     calls: int
     """Of all ranks and traced steps, added up; likewise the next two."""
     matched_calls: int
     """Calls whose counterparts are known."""
     bytes: int | None
     """None where a trace does not say."""
-    transfer_sec: Spread | None
+    transfer_sec: RankSpread | None
     """In which data can have moved: for each matched call the shortest of the ranks. None without matched calls."""
-    wait_sec: Spread | None
+    wait_sec: RankSpread | None
     """The rest: waiting for other ranks to come."""
 
 
@@ -38,16 +40,20 @@ class RanksCommunication:
 
     ranks: int
     """Ranks whose traces show communication."""
-    wall_sec: Spread
-    computation_sec: Spread
-    communication_sec: Spread
-    exposed_sec: Spread
+    wall_sec: RankSpread
+    """Of the traced step."""
+    computation_sec: RankSpread
+    """In which something computed."""
+    communication_sec: RankSpread
+    """In which something communicated, hidden or not."""
+    exposed_sec: RankSpread
     """Of it what no computation hides."""
-    overlap_ratio: Spread | None
+    overlap_ratio: RankSpread | None
     """Hidden ÷ all communication; None if no rank communicated at all."""
-    transfer_sec: Spread | None
+    transfer_sec: RankSpread | None
     """Of all matched calls; they may overlap, with each other and with computation. None without matched calls."""
-    wait_sec: Spread | None
+    wait_sec: RankSpread | None
+    """The rest of the matched calls: waiting for other ranks to come."""
     collectives: tuple[RanksCollective, ...]
     """Those that the ranks spent most time in first."""
     notes: tuple[str, ...]
@@ -72,12 +78,12 @@ def compare_communication(records: Iterable[RankRecord]) -> RanksCommunication |
     comparison = compare(traced)
     rows = comparison.ranks
 
-    def over_ranks(time_us: Callable[[RankRow], float | None]) -> Spread | None:
+    def over_ranks(time_us: Callable[[RankRow], float | None]) -> RankSpread | None:
         return spread_over(
             {row.rank: value / row.steps / _US_PER_SEC for row in rows if (value := time_us(row)) is not None}
         )
 
-    def of_each(time_us: Callable[[RankRow], float]) -> Spread:
+    def of_each(time_us: Callable[[RankRow], float]) -> RankSpread:
         spread = over_ranks(time_us)
         assert spread is not None, "each rank has it"
         return spread
@@ -110,7 +116,7 @@ def _collectives(rows: Sequence[RankRow]) -> tuple[RanksCollective, ...]:
 
 
 def _collective(name: str, found: Sequence[tuple[RankRow, RankCollectiveRow]]) -> RanksCollective:
-    def over_ranks(time_us: Callable[[RankCollectiveRow], float | None]) -> Spread | None:
+    def over_ranks(time_us: Callable[[RankCollectiveRow], float | None]) -> RankSpread | None:
         return spread_over(
             {row.rank: value / row.steps / _US_PER_SEC for row, one in found if (value := time_us(one)) is not None}
         )

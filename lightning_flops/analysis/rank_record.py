@@ -52,6 +52,7 @@ class RankAbsence:
     """A rank that the merged report knows nothing of."""
 
     rank: int
+    """Its number."""
     reason: str
     """Why, in words that end a sentence."""
 

@@ -30,7 +30,7 @@ from lightning_flops.analysis.rank_communication import RanksCommunication, comp
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.spreads import Spread, spread_over
+from lightning_flops.analysis.spreads import RankSpread, spread_over
 from lightning_flops.analysis.step_flops import StepFlops
 from lightning_flops.analysis.stragglers import Straggler, find_stragglers
 from lightning_flops.config import AdviceThresholds
@@ -46,7 +46,7 @@ class RanksPart:
 
     name: str
     """As in ``PartTiming``."""
-    seconds: Spread
+    seconds: RankSpread
     """Of each rank's mean over its timed steps."""
 
 
@@ -55,15 +55,21 @@ class RankFigures:
     """One rank in a few figures of one step."""
 
     rank: int
+    """Its number."""
     host: str
+    """Name of its machine."""
     stage: int
     """Of the pipeline, the first being 0."""
     model_flops: int
+    """Forward + backward of one step on this rank."""
     hardware_flops: int
+    """What its kernels execute in one step."""
     parts_sec: Mapping[str, float]
     """Mean of each part of a step; empty if no step was timed."""
     global_step_sec: float | None
+    """Mean wall time of its steps; None if none was timed."""
     peak_memory_bytes: int | None
+    """Most that tensors took of its device, or its process of the host; None if nobody looked."""
     traced: bool
     """Its traced step tells its own work from waiting for other ranks."""
     notes: int
@@ -75,12 +81,17 @@ class StageProfile:
     """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
 
     stage: int
+    """Its number in the pipeline, the first being 0."""
     answered: int
     """Ranks of the stage that the figures are of."""
     params: int | None
+    """Unique logical parameters of the stage; None if not known."""
     trainable_params: int | None
+    """Of ``params``, those that need a gradient."""
     flops: StepFlops
+    """Of one step and one copy of the model."""
     parts: tuple[RanksPart, ...]
+    """Every part of a step over the stage's ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +99,9 @@ class RanksProfile:
     """All ranks of a job together; every figure is of those that answered, and of one global step."""
 
     world_size: int
+    """Ranks of the job."""
     answered: int
+    """Ranks whose measurements are in here."""
     absences: tuple[RankAbsence, ...]
     """Every other rank, by number."""
     waited_sec: float
@@ -103,23 +116,27 @@ class RanksProfile:
     params: int | None
     """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
     trainable_params: int | None
+    """Of ``params``, those that need a gradient."""
     samples: float | None
     """Of all ranks that see different data; None if the samples of one are not known."""
     tokens: float | None
+    """Likewise of tokens."""
     parts: tuple[RanksPart, ...]
     """Every part of a step."""
     global_step: RanksPart | None
     """None if no rank timed a step."""
-    model_flops: Spread
+    model_flops: RankSpread
     """Of each rank."""
-    local_params: Spread | None
+    local_params: RankSpread | None
     """Parameters that each rank holds in memory."""
-    peak_memory_bytes: Spread | None
+    peak_memory_bytes: RankSpread | None
+    """Most that tensors took of each device, or each process of the host."""
     devices: tuple[DeviceGroup, ...]
     """Most ranks first."""
     peak_flops_per_sec: float | None
     """Sum of the devices' peaks; None if one is not known."""
     rates: JobRates
+    """Ratios of all ranks together."""
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
     stages: tuple[StageProfile, ...]

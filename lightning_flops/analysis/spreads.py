@@ -8,25 +8,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class RankSpread:
     """One figure over ranks: the least, the median and the greatest; of ranks that tie, the lowest is named."""
 
     ranks: int
     """Ranks that have the figure."""
     least: float
+    """The figure of the rank that has the least."""
     least_rank: int
+    """Which rank that is."""
     median: float
+    """Of all ranks that have the figure."""
     greatest: float
+    """The figure of the rank that has the most."""
     greatest_rank: int
+    """Which rank that is."""
 
 
-def spread_over(values: Mapping[int, float]) -> Spread | None:
+def spread_over(values: Mapping[int, float]) -> RankSpread | None:
     """How far *values*, by rank, lie apart; None without any."""
     if not values:
         return None
     ranks = sorted(values)
     least, greatest = min(ranks, key=values.__getitem__), max(ranks, key=values.__getitem__)
-    return Spread(
+    return RankSpread(
         ranks=len(ranks),
         least=values[least],
         least_rank=least,

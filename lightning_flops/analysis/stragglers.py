@@ -65,11 +65,13 @@ class Straggler:
     """A rank that the others wait for, and what shows it; seconds are of one step."""
 
     rank: int
+    """Its number."""
     late_sec: float
     """How much longer its own work takes than that of the median of the other ranks: what they wait for it."""
     share: float
     """Of the other ranks' median step."""
     shown_by: Literal["timed steps", "traced step"]
+    """What the finding rests on: many steps, or one."""
     part: str | None
     """The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it."""
     part_sec: float | None
@@ -77,6 +79,7 @@ class Straggler:
     module: str | None
     """Qualified name of the module that has at least half of that, children left out; None if there is none."""
     module_sec: float | None
+    """How much longer that module takes than on the other ranks."""
     exposed_sec: float | None
     """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
     others_exposed_sec: float | None

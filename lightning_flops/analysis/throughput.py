@@ -18,8 +18,11 @@ class Spread:
     """A mean between the least and the greatest of what it is the mean of."""
 
     average: float
+    """Total over total."""
     maximum: float
+    """Of a single batch."""
     minimum: float
+    """Of a single batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class ThroughputSummary:
     """
 
     schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
     batches: int
     """Batches of this rank."""
     reader_ratio: float | None

@@ -30,8 +30,11 @@ class PartTiming:
     share: float | None
     """Fraction of the global step's mean; None if that is zero."""
     minimum_sec: float
+    """Of a single step."""
     median_sec: float
+    """Of the timed steps."""
     maximum_sec: float
+    """Of a single step."""
     deviation_sec: float
     """Standard deviation of the timed steps; 0 for a single one."""
 
@@ -41,19 +44,27 @@ class TimingProfile:
     """Where the time of a step goes on this rank, means over the timed steps; None where phases are mixed."""
 
     timed_steps: int
+    """How many steps the means are over."""
     parts: tuple[PartTiming, ...]
     """Tile the step: their means add up to ``global_step_sec``."""
     global_step: PartTiming
+    """The whole step."""
     data_wait_sec: float | None
+    """The training loop waits for its next batch."""
     transfer_sec: float | None
+    """The batch moves to the device."""
     forward_sec: float | None
+    """Forward and loss, all micro-steps of a step together."""
     backward_sec: float | None
+    """Autograd's call, all micro-steps of a step together."""
     bubble_sec: float | None
     """Exchange with the other stages of a pipeline, and the wait for them; zero where there are none."""
     optimizer_sec: float | None
     """DeepSpeed prints it as "step latency"."""
     other_sec: float | None
+    """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
     forward_backward_sec: float | None
+    """Forward and backward together; known also where the two cannot be told apart."""
     iter_sec: float | None
     """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
     global_step_sec: float

@@ -25,9 +25,13 @@ class Durations:
     """Lengths of several events; min <= mean <= max, and total = calls × mean."""
 
     total_us: float
+    """All of them together."""
     mean_us: float
+    """Of one of them."""
     max_us: float
+    """Of the longest."""
     min_us: float
+    """Of the shortest."""
     ratio: float | None
     """Total over the whole that the table names; None where that whole is empty."""
 
@@ -44,18 +48,23 @@ class StepTime:
     number: int | None
     """The profiler's number of the step; None for the mean of several, and where the whole trace stands as one."""
     wall_us: float
+    """Of the whole step."""
     kernel_us: float | None
     """Kernels other than collectives'. None, like the next two and the runtime's, when the trace has no device."""
     memcpy_us: float | None
+    """Copies to, from and on the device that no kernel hides."""
     memset_us: float | None
+    """Memory filled on the device."""
     communication_us: float | None
     """None when the trace has no collectives at all."""
     runtime_us: float | None
+    """Calls on the host that launch work or wait for it."""
     data_loader_us: float | None
     """None when the trace shows no ``DataLoader``."""
     cpu_us: float | None
     """Operators on the host; None when none was recorded."""
     other_us: float
+    """What is left: no event of these kinds ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +74,9 @@ class StepTimes:
     marked: bool
     """False when the trace has no profiler steps: the whole trace then stands as one step."""
     steps: tuple[StepTime, ...]
+    """In the order of the trace."""
     mean: StepTime
+    """Part by part over all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +84,11 @@ class DeviceMetrics:
     """One device over all steps; ratios are of the steps' wall time."""
 
     device: int
+    """Its number."""
     name: str | None
+    """As the driver has it; None where the trace does not say."""
     sm_count: int | None
+    """Streaming multiprocessors; None where the trace does not say."""
     utilization: float
     """Union of the kernels within the steps ÷ steps."""
     sm_efficiency: float | None
@@ -90,6 +104,7 @@ class DeviceUse:
     """How long one device ran kernels while the trace was taken."""
 
     device: int
+    """Its number."""
     utilization: float
     """Union of kernels ÷ elapsed time of the whole trace."""
 
@@ -99,11 +114,13 @@ class DeviceSummary:
     """How busy processors were from the first event of the trace to the last."""
 
     elapsed_us: float
+    """From the first event to the last."""
     cpu_process_ratio: float | None
     """The process's CPU time ÷ elapsed; up to the number of cores. None when the trace does not say, like the next."""
     cpu_system_ratio: float | None
     """Busy ÷ (busy + idle) time of all cores."""
     devices: tuple[DeviceUse, ...] | None
+    """Each device that ran a kernel; None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +128,13 @@ class OverviewRow:
     """All events of one kind inside the steps; moments that several of them share count once."""
 
     kind: str
+    """Of the events, such as ``Kernel`` or ``Operator``."""
     side: Literal["host", "device"]
+    """Where they ran."""
     calls: int
+    """How many events there are."""
     time_us: float
+    """Union of the events."""
     ratio: float | None
     """Of the steps; kinds overlap and contain one another, so these add up to no whole."""
 
@@ -123,6 +144,7 @@ class PhaseRow:
     """One phase over all steps; ratios are of the steps."""
 
     calls: int
+    """How often the phase was entered."""
     host: Durations
     """The optimizer's without what of other phases runs inside it, as in Lightning, whose closure runs there."""
     device: Durations | None
@@ -136,9 +158,13 @@ class Remainder:
     """What of the steps is in no phase."""
 
     host_us: float
+    """On the host's clock."""
     host_ratio: float | None
+    """Of the steps."""
     device_us: float | None
+    """Device work launched there; None without a device."""
     device_ratio: float | None
+    """Of the steps; None without a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +175,17 @@ class ModelSummary:
     """
 
     step: PhaseRow
+    """The steps themselves."""
     data_loader: PhaseRow | None
+    """Fetching batches."""
     forward: PhaseRow | None
+    """The forward."""
     backward: PhaseRow | None
+    """The backward."""
     optimizer: PhaseRow | None
+    """The optimizer's step."""
     others: Remainder
+    """What is in none of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +196,15 @@ class Overlap:
     """
 
     wall_us: float
+    """Of all steps together."""
     computation_us: float
     """Kernels that do not communicate; without a device, operators on the host that neither start nor await any."""
     communication_us: float
+    """Collectives and what goes from one rank to another."""
     overlap_us: float
+    """In which both went on."""
     other_us: float
+    """In which neither did."""
     overlap_ratio: float | None
     """Overlap ÷ communication; None without communication."""
 
@@ -190,7 +226,9 @@ class CollectiveRow:
     """All calls of one collective in one trace."""
 
     name: str
+    """Of the collective."""
     calls: int
+    """How often it was called."""
     bytes: int | None
     """Of the larger side of each call, summed; None where the trace does not say."""
     latency: Durations
@@ -202,7 +240,9 @@ class KernelRow:
     """All runs of one kernel."""
 
     name: str
+    """As compiled."""
     calls: int
+    """How often it ran."""
     device: Durations
     """Ratio: of all kernels' durations."""
     tensor_cores: bool
@@ -210,8 +250,11 @@ class KernelRow:
     tensor_cores_eligible: bool
     """Whether an operator that can use tensor cores launched it at least once."""
     collective: bool
+    """Whether it communicates."""
     blocks_per_sm: float | None
+    """Averaged over its runs with their durations as weights; None where the trace does not say."""
     occupancy_percent: float | None
+    """Estimated achieved occupancy, averaged in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +262,9 @@ class KernelSummary:
     """All kernels together."""
 
     calls: int
+    """How many kernels ran."""
     total_us: float
+    """Time in all of them, added up."""
     tensor_core_ratio: float | None
     """Time in kernels on tensor cores ÷ time in all kernels but collectives'."""
     tensor_core_eligible_ratio: float | None
@@ -235,9 +280,11 @@ class ChildRow:
     """What one operator called, or launched, itself: all such children of one name."""
 
     name: str
+    """Of the operator or the device event."""
     kind: Literal["operator", "device"]
     """``device``: a kernel, copy or memset."""
     calls: int
+    """How often the parent called it."""
     host: Durations | None
     """Ratio: of the parent's total; None for a device event."""
     device: Durations | None
@@ -252,7 +299,9 @@ class OperatorRow:
     """
 
     name: str
+    """As in torch's tables, such as ``aten::mm``."""
     calls: int
+    """How often it ran."""
     host: Durations
     """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
     host_self: Durations
@@ -260,6 +309,7 @@ class OperatorRow:
     device: Durations | None
     """Kernels, copies and memsets launched in it and in what it called. None without a device, like the next."""
     device_self: Durations | None
+    """Launched in it itself, without what it called."""
     tensor_cores_eligible: bool
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
     children: tuple[ChildRow, ...] = ()
@@ -273,6 +323,7 @@ class MemoryRow:
     name: str | None
     """None: outside any operator."""
     device_type: Literal["host", "device"]
+    """Whose memory it is."""
     device: int
     """-1 for the host."""
     calls: int
@@ -284,6 +335,7 @@ class MemoryRow:
     allocation_bytes: int
     """Allocated, frees left out."""
     self_allocation_bytes: int
+    """Allocated without what it called, frees left out."""
 
 
 MemoryPart = Literal["forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
@@ -299,6 +351,7 @@ class ModuleMemoryRow:
     part: MemoryPart
     """``backward``: with what it repeats of the forward."""
     device_type: Literal["host", "device"]
+    """Whose memory it is."""
     device: int
     """-1 for the host."""
     size_increase_bytes: int
@@ -308,6 +361,7 @@ class ModuleMemoryRow:
     allocation_bytes: int
     """Allocated, frees left out."""
     self_allocation_bytes: int
+    """Allocated without the modules inside, frees left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,8 +369,11 @@ class TransferRow:
     """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
 
     name: str
+    """Kind of the copy or memset."""
     calls: int
+    """How many there were."""
     bytes: int | None
+    """All together; None where the trace does not say."""
     host: Durations | None
     """The calls that launched them. Ratio: of the steps' own marks on the host. None when no launch is known."""
     device: Durations
@@ -328,7 +385,9 @@ class UserScopeRow:
     """All runs of one ``record_function`` scope."""
 
     name: str
+    """As the user named it."""
     calls: int
+    """How often it ran."""
     host: Durations
     """Ratio: of the steps' own marks on the host."""
     device: Durations | None
@@ -340,9 +399,11 @@ class IdleTime:
     """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
 
     device: int
+    """Its number."""
     stream: int | None
     """None: all streams of the device as one."""
     busy_us: float
+    """In which something ran."""
     host_wait_us: float
     """The event that ended the pause was launched after the pause had begun."""
     kernel_gap_us: float
@@ -356,6 +417,7 @@ class LaunchRow:
     """Launches of one kind of device event; a CUDA graph launches many events with one call."""
 
     kind: Literal["kernel", "memcpy", "memset"]
+    """Of what was launched."""
     launches: int
     """Calls."""
     events: int
@@ -379,11 +441,15 @@ class RankCollectiveRow:
     """All calls of one collective on one rank, matched call by call with the ranks that took part."""
 
     name: str
+    """Of the collective."""
     calls: int
+    """How often this rank called it."""
     matched_calls: int
     """Calls whose counterparts are in the other ranks' traces."""
     bytes: int | None
+    """Of the larger side of each call, summed; None where the trace does not say."""
     latency_us: float
+    """From start to end, all calls together."""
     transfer_us: float | None
     """For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched."""
     wait_us: float | None
@@ -395,14 +461,21 @@ class RankRow:
     """One rank over its steps."""
 
     rank: int
+    """Its number."""
     source: str
+    """The trace's file or URL."""
     steps: int
+    """How many steps its trace has."""
     overlap: Overlap
+    """Its computation and communication."""
     transfer_us: float | None
+    """Of its matched calls, time in which data can have moved; None without matched calls."""
     wait_us: float | None
+    """Of its matched calls, waiting for other ranks to come; None without matched calls."""
     compute_over_median: float | None
     """Its computation per step ÷ the median of the ranks'; above 1, others wait for it."""
     collectives: tuple[RankCollectiveRow, ...]
+    """Each collective that it called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,10 +483,12 @@ class RankComparison:
     """All ranks whose traces are at hand, by rank."""
 
     ranks: tuple[RankRow, ...]
+    """By number."""
     computes_longest: int | None
     """The rank that computes longest per step, overlap included; None for one rank, or if several tie. Whether it holds
     the others up is for the advice to say."""
     notes: tuple[str, ...]
+    """What could not be compared, in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,13 +500,17 @@ class ModuleRow:
     calls: int
     """Forward calls; those that a backward repeats are none."""
     forward_us: float
+    """All of its forward calls together."""
     own_forward_us: float
+    """Without the modules below it."""
     backward_us: float
     """With what the backward repeats of the forward (activation checkpointing)."""
     own_backward_us: float
+    """Without the modules below it."""
     forward_kernels: int | None
     """With the modules below it; None without a device."""
     backward_kernels: int | None
+    """With the modules below it; None without a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,6 +536,7 @@ class ModuleTable:
     backward_outside_nodes_us: float
     """Operators that ran in the backward outside of autograd's nodes: what wrappers put off to the backward's end."""
     unattributed_forward_us: float
+    """Work in the forward that no module's call accounts for."""
     unattributed_backward_us: float
     """The autograd engine between nodes, hooks in Python there, and nodes whose forward is not in the trace."""
 
@@ -466,27 +546,47 @@ class TraceReport:
     """Every table of one trace; a table that the trace has nothing for is None."""
 
     source: str
+    """The trace's file or URL."""
     rank: int
+    """Its number; 0 where the trace does not say."""
     events: int
+    """How many there are."""
     step_times: StepTimes
+    """Every step by what filled it."""
     modules: ModuleTable | None
+    """Forward and backward of each module; None where the trace's modules are not marked."""
     device_metrics: tuple[DeviceMetrics, ...] | None
+    """How well each device was used over the steps; None without a device."""
     device_summary: DeviceSummary
+    """How busy the processors were."""
     overview: tuple[OverviewRow, ...]
+    """All events by kind."""
     model_summary: ModelSummary
+    """The phases of the steps."""
     overlap: Overlap | None
     """None when the trace has no collectives, or is of a run of one rank."""
     collectives: tuple[CollectiveRow, ...] | None
+    """Each collective; None when the trace has none."""
     kernel_summary: KernelSummary | None
+    """All kernels together; None without a device."""
     kernels: tuple[KernelRow, ...] | None
+    """Each kernel, the longest first; None without a device."""
     operators: tuple[OperatorRow, ...] | None
+    """Each operator, the longest first; None when none was recorded."""
     memory: tuple[MemoryRow, ...] | None
+    """What each operator allocated and freed; None where memory was not recorded."""
     module_memory: tuple[ModuleMemoryRow, ...] | None
+    """What each module allocated and freed; None where memory or modules were not recorded."""
     transfers: tuple[TransferRow, ...] | None
+    """Copies and memsets by kind; None without a device."""
     user_scopes: tuple[UserScopeRow, ...] | None
+    """Each ``record_function`` scope; None when there is none."""
     idle: tuple[IdleTime, ...] | None
+    """Pauses of each device and stream, by cause; None without a device."""
     launches: tuple[LaunchRow, ...] | None
+    """Launches by kind; None when none is known."""
     notes: tuple[str, ...]
+    """What is missing or degraded, in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,6 +594,7 @@ class TracesReport:
     """The reports of one trace for each rank, and the ranks side by side."""
 
     schema_version: int
+    """Of the JSON; another one has other fields."""
     traces: tuple[TraceReport, ...]
     """By rank."""
     ranks: RankComparison | None

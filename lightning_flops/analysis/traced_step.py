@@ -56,12 +56,17 @@ class ModuleTimes:
     """``device``: time in which work launched in the module ran on the device. ``host``: where there is none.
     ``borders``: a clock stamped at module borders, on the stream of a device, or on the host without one."""
     forward_sec: float
+    """All of its forward calls together."""
     own_forward_sec: float
+    """Without the modules below it."""
     backward_sec: float | None
     """With what the backward repeats of the forward; without gradient accumulation. None without a trace."""
     own_backward_sec: float | None
+    """Without the modules below it; None without a trace."""
     forward_kernels: float | None
+    """Kernels that its forward launched; None without a device."""
     backward_kernels: float | None
+    """Kernels that its backward launched; None without a device."""
     forward_flops_per_sec: float | None
     """Forward FLOPs of the counted step / seconds; None where there are none, or the two steps differ."""
     backward_flops_per_sec: float | None
@@ -69,6 +74,7 @@ class ModuleTimes:
     forward_utilization: float | None
     """Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak."""
     backward_utilization: float | None
+    """The same of the backward."""
 
 
 def can_read_traces() -> bool:

@@ -9,7 +9,7 @@ from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rank_communication import RanksCommunication
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.ranks import RankFigures, RanksPart, RanksProfile, StageProfile
-from lightning_flops.analysis.spreads import Spread
+from lightning_flops.analysis.spreads import RankSpread
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.records import RunContext
 from lightning_flops.report.layout import line, paragraph, table, title
@@ -186,7 +186,7 @@ def _seconds_in(scale_sec: float) -> tuple[str, Callable[[float], str]]:
     return unit, lambda value: f"{value / size:.3f}"
 
 
-def _spread_row(label: str, spread: Spread, text: Callable[[float], str], *, of: int) -> list[str]:
+def _spread_row(label: str, spread: RankSpread, text: Callable[[float], str], *, of: int) -> list[str]:
     differ = spread.least < spread.greatest
     return [
         label if spread.ranks == of else f"{label} ({plain(spread.ranks)} ranks)",
@@ -284,7 +284,7 @@ def _communication_lines(communication: RanksCommunication | None) -> list[str]:
     return lines
 
 
-def _longest(spread: Spread | None) -> tuple[str, str]:
+def _longest(spread: RankSpread | None) -> tuple[str, str]:
     if spread is None:
         return NOT_AVAILABLE, ""
     return duration(spread.greatest), f"rank {spread.greatest_rank}" if spread.least < spread.greatest else ""

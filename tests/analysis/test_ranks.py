@@ -12,7 +12,7 @@ from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.ranks import RanksProfile, with_ranks
-from lightning_flops.analysis.spreads import Spread
+from lightning_flops.analysis.spreads import RankSpread
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
@@ -27,7 +27,7 @@ def merged(profile: Profile, answers: Answers) -> RanksProfile:
     return ranks
 
 
-def part(ranks: RanksProfile, name: str) -> Spread:
+def part(ranks: RanksProfile, name: str) -> RankSpread:
     return next(one.seconds for one in ranks.parts if one.name == name)
 
 
@@ -106,10 +106,10 @@ def test_mean_of_copies_is_the_nearest_whole_flop() -> None:
 
 def test_spread_names_the_ranks_at_its_ends() -> None:
     ranks = merged(*jobs.job(jobs.uneven()))
-    assert part(ranks, "backward") == Spread(
+    assert part(ranks, "backward") == RankSpread(
         ranks=2, least=0.008, least_rank=0, median=0.0095, greatest=0.011, greatest_rank=1
     )
-    assert ranks.model_flops == Spread(
+    assert ranks.model_flops == RankSpread(
         ranks=2,
         least=700_000_000,
         least_rank=1,

@@ -13,7 +13,7 @@ from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.rank_communication import RanksCommunication
 from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.spreads import Spread
+from lightning_flops.analysis.spreads import RankSpread
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.analysis.trace import analyze_trace, collective_calls, load_trace, step_parts
 from lightning_flops.analysis.traced_step import TracedStep
@@ -67,7 +67,7 @@ def known_communication() -> RanksCommunication:
     return merged.ranks.communication
 
 
-def of_ranks(spread: Spread | None, unit: float = US) -> tuple[float, float]:
+def of_ranks(spread: RankSpread | None, unit: float = US) -> tuple[float, float]:
     """What ranks 0 and 1 have."""
     assert spread is not None
     assert spread.ranks == RANKS

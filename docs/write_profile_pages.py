@@ -1,0 +1,251 @@
+"""Writes docs/profile.schema.json and docs/profile.md: the shape and the meaning of every file of numbers.
+
+Both follow from the dataclasses that make the files: shapes from their annotations, meanings from the texts below their
+fields. ``tests/test_profile_pages.py`` fails while a page is not what this program writes.
+
+    python docs/write_profile_pages.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import griffe
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import IsInstanceSchema
+
+from lightning_flops.analysis.profile import SCHEMA_VERSION as PROFILE_VERSION
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.throughput import SCHEMA_VERSION as THROUGHPUT_VERSION
+from lightning_flops.analysis.throughput import ThroughputSummary
+from lightning_flops.analysis.trace.report import SCHEMA_VERSION as TRACES_VERSION
+from lightning_flops.analysis.trace_tables import TracesReport
+
+FOLDER = Path(__file__).parent
+SCHEMA = FOLDER / "profile.schema.json"
+PAGE = FOLDER / "profile.md"
+
+FILES: Mapping[type, tuple[str, int]] = {
+    Profile: ("`profile.json`, `Profile.to_json()`", PROFILE_VERSION),
+    ThroughputSummary: ("`throughput.json`, `ThroughputSummary.to_json()`", THROUGHPUT_VERSION),
+    TracesReport: ("`lightning-flops trace --json`", TRACES_VERSION),
+}
+"""What is written as JSON: the file or command, and the version of its shape."""
+
+UNITS = {
+    "_flops_per_sec": "FLOP/s",
+    "_bytes_per_sec": "bytes/s",
+    "samples_per_sec": "samples/s",
+    "tokens_per_sec": "tokens/s",
+    "batches_per_sec": "batches/s",
+    "_sec": "s",
+    "_us": "µs",
+    "_ns": "ns",
+    "_bytes": "bytes",
+    "bytes_read": "bytes",
+    "bytes_written": "bytes",
+    "_flops": "FLOPs",
+    "flops": "FLOPs",
+}
+"""Units by how a field's name ends; the first that fits."""
+
+_JSON_WORDS = {
+    "int": "integer",
+    "float": "number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "list of integer",
+}
+
+FLOP_RECORDS = ("StepFlops", "PhaseFlops")
+BYTE_RECORDS = ("PhaseBytes",)
+SECOND_RECORDS = ("PhaseSeconds",)
+"""Records all of whose numbers have one unit, which their name tells."""
+
+
+class _Schema(GenerateJsonSchema):
+    def is_instance_schema(self, schema: IsInstanceSchema) -> JsonSchemaValue:
+        """Compact columns of 64-bit integers are lists in JSON."""
+        assert schema["cls"].__name__ == "array", schema["cls"]
+        return {"type": "array", "items": {"type": "integer"}}
+
+
+class _Files(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    profile: Profile
+    throughput: ThroughputSummary
+    traces: TracesReport
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12 of all three files; one of them is ``#/$defs/Profile`` and so on."""
+    definitions = _Files.model_json_schema(mode="serialization", schema_generator=_Schema)["$defs"]
+    records = {record.__name__: record for record in all_records()}
+    assert definitions.keys() == records.keys(), definitions.keys() ^ records.keys()
+    for name, definition in definitions.items():
+        definition["description"] = _first_paragraph(records[name])
+        definition["additionalProperties"] = False
+        definition["required"] = list(definition["properties"])  # also what has a default: a file has every field
+        meanings = field_meanings(records[name])
+        for field, shape in definition["properties"].items():
+            shape.pop("title", None)
+            if meanings[field]:
+                shape["description"] = meanings[field]
+    for record, (_, version) in FILES.items():
+        definitions[record.__name__]["properties"]["schema_version"]["const"] = version
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What lightning_flops writes as JSON",
+        "oneOf": [{"$ref": f"#/$defs/{record.__name__}"} for record in FILES],
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def all_records() -> list[type]:
+    """Every dataclass in the files, each where it is first met."""
+    found: dict[type, None] = {}
+    waiting = list(FILES)
+    while waiting:
+        record = waiting.pop(0)
+        if record in found:
+            continue
+        found[record] = None
+        hints = get_type_hints(record)
+        waiting += [each for field in fields(record) for each in _records_in(hints[field.name])]
+    return list(found)
+
+
+def _records_in(hint: Any) -> Iterator[type]:
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        yield hint
+    for argument in get_args(hint):
+        yield from _records_in(argument)
+
+
+@cache
+def _described() -> dict[str, griffe.Class]:
+    """The classes of the package by their qualified names, with what stands below each field."""
+    package = griffe.load("lightning_flops", search_paths=[FOLDER.parent], allow_inspection=False)
+    found: dict[str, griffe.Class] = {}
+
+    def visit(module: griffe.Module) -> None:
+        for member in module.members.values():
+            if member.is_alias:
+                continue
+            if isinstance(member, griffe.Class):
+                found[member.canonical_path] = member
+            elif isinstance(member, griffe.Module):
+                visit(member)
+
+    assert isinstance(package, griffe.Module)
+    visit(package)
+    return found
+
+
+def field_meanings(record: type) -> dict[str, str]:
+    """What stands below each field of *record* in its source, on one line; empty where its name says it all."""
+    members: dict[str, Any] = {}
+    for base in reversed(record.__mro__):
+        if is_dataclass(base):
+            members |= _described()[f"{base.__module__}.{base.__qualname__}"].members
+    docstrings = {field.name: members[field.name].docstring for field in fields(record)}
+    return {name: "" if text is None else _one_line(text.value) for name, text in docstrings.items()}
+
+
+def _first_paragraph(record: type) -> str:
+    return _one_line(inspect.cleandoc(record.__doc__ or "").split("\n\n")[0])
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def unit_of(record: type, field: str, hint: Any) -> str:
+    """The unit of a number; empty for what is no number, or a plain count or ratio."""
+    kinds = {int, float} & {hint, *_leaves(hint)}
+    if not kinds:
+        return ""
+    for records, unit in ((FLOP_RECORDS, "FLOPs"), (BYTE_RECORDS, "bytes"), (SECOND_RECORDS, "s")):
+        if record.__name__ in records:
+            return unit
+    return next((unit for ending, unit in UNITS.items() if field.endswith(ending)), "")
+
+
+def _leaves(hint: Any) -> Iterator[Any]:
+    for argument in get_args(hint):
+        yield argument
+        yield from _leaves(argument)
+
+
+def _type_words(hint: Any) -> str:
+    """*hint* in JSON's words: ``integer or null``, ``list of ModuleProfile``."""
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+    name = getattr(hint, "__name__", str(hint))
+    arguments = get_args(hint)
+    if type(None) in arguments:
+        others = [_type_words(one) for one in arguments if one is not type(None)]
+        return " or ".join([*others, "null"])
+    if name == "Literal":
+        return ", ".join(f'`"{one}"`' for one in arguments)
+    if name == "tuple":
+        return f"list of {_type_words(arguments[0])}"
+    if name == "Mapping":
+        return f"object of {_type_words(arguments[1])}"
+    return {"int": "integer", "float": "number", "str": "text", "bool": "true or false", "array": "list of integer"}[
+        name
+    ]
+
+
+def page() -> str:
+    """docs/profile.md."""
+    lines = [
+        "# Every number, and what it means",
+        "",
+        "`callback.profile` is a `Profile`, `callback.throughput` a `ThroughputSummary`; both are frozen, and",
+        "`profile.json` and `throughput.json` hold every field of theirs under the same name. What could not be",
+        "measured is `null` (`None`), never a guess; `Profile.unavailable` says why a rate is. FLOPs are exact",
+        "integers, a multiply-add is two. This page is written by `docs/write_profile_pages.py`;",
+        "[profile.schema.json](profile.schema.json) is the same as JSON Schema (2020-12).",
+        "",
+        "A file is read back by `Profile.from_json(text)` and `ThroughputSummary.from_json(text)`. For scripts that",
+        "want the headline alone, `Profile.summary()` is a flat dict.",
+    ]
+    for record in all_records():
+        lines += ["", f"## {record.__name__}", "", _escaped(_first_paragraph(record))]
+        if record in FILES:
+            where, version = FILES[record]
+            lines += ["", f"In {where}; `schema_version` {version}."]
+        lines += ["", "| field | type | unit | meaning |", "|---|---|---|---|"]
+        hints, meanings = get_type_hints(record), field_meanings(record)
+        for field in fields(record):
+            hint = hints[field.name]
+            cells = (f"`{field.name}`", _type_words(hint), unit_of(record, field.name, hint), meanings[field.name])
+            lines.append("".join(f"| {_escaped(cell)} " if cell else "| " for cell in cells) + "|")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    # Docstrings have two backticks where Markdown has one.
+    return re.sub(r"``([^`]+)``", r"`\1`", text).replace("|", r"\|")
+
+
+def main() -> None:
+    """Write both pages."""
+    SCHEMA.write_text(json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
