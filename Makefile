@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed test test-all test-deepspeed-0.16 test-hta lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
+.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-hta lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make lint      lint and type-check only"
+	@echo "make docs-profile  write docs/profile.md and docs/profile.schema.json anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
@@ -36,11 +37,16 @@ demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
 	$(RUN) -m torch.distributed.run --standalone --nproc-per-node $(PROCESSES) \
 		-m lightning_flops run examples/deepspeed_gpt.py --zero $(ZERO)
 
+# A file of tests runs in one process, several files at a time; each process computes on one core.
+PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+
 test: lint
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m tests.deepspeed.compile_operators
+	$(PYTEST) -m "not slow"
 
 test-all: lint test-deepspeed-0.16
-	$(RUN) -m pytest
+	$(RUN) -m tests.deepspeed.compile_operators
+	$(PYTEST)
 
 # The older of the two DeepSpeeds in use, which Lightning still asks for, in an environment of its own. There is no
 # pytest-randomly in it: this DeepSpeed hangs on to that, and warns when it is imported.
@@ -67,6 +73,10 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 	$(HTA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
+
+# Writes docs/profile.md and docs/profile.schema.json anew, from the dataclasses.
+docs-profile: $(VENV)/.installed-dev
+	$(RUN) -m docs.write_profile_pages
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check

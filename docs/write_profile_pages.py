@@ -3,7 +3,7 @@
 Both follow from the dataclasses that make the files: shapes from their annotations, meanings from the texts below their
 fields. ``tests/test_profile_pages.py`` fails while a page is not what this program writes.
 
-    python docs/write_profile_pages.py
+    make docs-profile
 """
 
 from __future__ import annotations

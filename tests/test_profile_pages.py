@@ -29,9 +29,9 @@ def validate(data: Any, record: str) -> None:
 
 
 def test_both_pages_are_what_the_dataclasses_say() -> None:
-    assert json.dumps(SCHEMA) == json.dumps(write_profile_pages.json_schema()), "run docs/write_profile_pages.py"
+    assert json.dumps(SCHEMA) == json.dumps(write_profile_pages.json_schema()), "make docs-profile writes it anew"
     page = write_profile_pages.PAGE.read_text(encoding="utf-8")
-    assert page == write_profile_pages.page(), "run docs/write_profile_pages.py"
+    assert page == write_profile_pages.page(), "make docs-profile writes it anew"
 
 
 def test_every_field_says_what_it_means() -> None:
