@@ -9,9 +9,11 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.printable import printable
 
 PROGRAM = "lightning-flops"
 
@@ -31,8 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _print_trace(_parser().parse_args(arguments))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with arguments in printable text, whatever they hold."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")

@@ -32,11 +32,12 @@ from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.deepspeed_pipeline import PipelineProfiler
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.printable import package_logger
 from lightning_flops.profiled_run import ProfiledRun
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _ENGINES = (PipelineEngine, DeepSpeedHybridEngine, DeepSpeedEngine)
 """Every class of engine that ``deepspeed.initialize`` makes; the first two call the third's ``__init__``."""

@@ -7,7 +7,6 @@ A step runs from the end of one ``engine.step`` at the accumulation border to th
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,6 +23,7 @@ from lightning_flops.instrument.counting import dispatch_stack
 from lightning_flops.instrument.recorder import State
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of, batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.printable import package_logger
 from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import RunContext
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _EVALUATION = "validation"
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING
+
+from lightning_flops.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.lightning import FlopsProfilerCallback
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 SWITCH = "LIGHTNING_FLOPS"
 """Environment variable that turns the profiler on in every Trainer of a process and of those it starts."""

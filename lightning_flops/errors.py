@@ -1,8 +1,14 @@
 """What this package raises, at construction only: nothing of it reaches a training loop."""
 
+from lightning_flops.printable import printable
+
 
 class LightningFlopsError(Exception):
     """Base of every error this package raises."""
+
+    def __str__(self) -> str:
+        """The message on one line, what it quotes of files and names printable in it; ``args`` has it as it is."""
+        return printable(super().__str__())
 
 
 class ConfigError(LightningFlopsError, ValueError):

@@ -18,6 +18,7 @@ from lightning_flops.config import ProfilerConfig, refuse_unknown
 from lightning_flops.errors import ConfigError
 from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice, settings_from
 from lightning_flops.lightning_fit import FitProfiler
+from lightning_flops.printable import package_logger
 from lightning_flops.profiled_run import ProfiledRun
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ else:
         pass
 
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks of a training step that this callback inherits and has no use for."""

@@ -6,16 +6,16 @@ strategy's config says that DeepSpeed's own profiler is off; afterwards it says 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import BLOCK, ProfilerConfig
+from lightning_flops.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class _StoodDown(dict[str, Any]):

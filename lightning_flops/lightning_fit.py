@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from lightning_flops.lightning_run import (
     run_context,
     settle_steps,
 )
+from lightning_flops.printable import package_logger
 from lightning_flops.run_profiler import RunProfiler
 from lightning_flops.step_taps import guarded
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import RunContext
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _BATCHES_COMPARED = 10
 """So many batches at least are looked at before and after their step, which may change what it is given."""

@@ -13,6 +13,7 @@ import torch
 
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.printable import printable
 from lightning_flops.records import RunContext
 from lightning_flops.run_output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
@@ -153,7 +154,7 @@ def _announce(root: str, sentence: str) -> None:
     """Say *sentence* in Lightning's own log, which a terminal shows unasked, unless the package's log is shown."""
     ours = logging.getLogger("lightning_flops")
     if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # where it is, INFO lines have named each file
-        logging.getLogger(root).info("%s", sentence)
+        logging.getLogger(root).info("%s", printable(sentence))
 
 
 def _log_folder(trainer: Trainer) -> str:

@@ -22,6 +22,7 @@ from lightning_flops.analysis.rank_record import (
 )
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.instrument.rank_exchange import Collection, RankExchange, next_run_number
+from lightning_flops.printable import package_logger
 from lightning_flops.run_output import RankOutput, RunFiles
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.run_output import LoggedOutput, RunOutput
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _ABSENCES_LOGGED = 8
 """Most absent ranks that a line of the log names."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from lightning_flops.printable import package_logger
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.markdown import fenced, render_markdown
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.timing.monitor import MonitorReading
     from lightning_flops.sinks.sink import Sink, TextSink
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class RunOutput(Protocol):

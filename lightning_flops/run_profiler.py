@@ -32,6 +32,7 @@ from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
+from lightning_flops.printable import package_logger
 from lightning_flops.rank_reports import RankReports, join_ranks, output_of_rank
 from lightning_flops.step_taps import StepTaps, guarded
 from lightning_flops.window_profile import profile_of_window
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts
     from lightning_flops.run_output import LoggedOutput, RunOutput
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class RunProfiler(StepTaps):

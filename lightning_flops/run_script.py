@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import io
-import logging
 import os
 import pkgutil
 import sys
@@ -23,8 +22,9 @@ from typing import Any
 
 from lightning_flops.entry_points import SWITCH
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _MAIN = "__main__"
 

@@ -5,7 +5,6 @@ A forward is counted, and a forward is timed; where they are not the same one th
 
 from __future__ import annotations
 
-import logging
 import numbers
 import sys
 import weakref
@@ -28,6 +27,7 @@ from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.printable import package_logger
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,
@@ -39,7 +39,7 @@ from lightning_flops.sinks.file import write_text_file
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class _Window:

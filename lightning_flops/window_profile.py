@@ -5,13 +5,13 @@ A question about the user's objects that raises costs its answer, and never the 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import TracedStep, build_traced_step
+from lightning_flops.printable import package_logger
 from lightning_flops.sinks.trace_file import keep_trace
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import MemoryRecord, RunFacts, WindowRecord
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 T = TypeVar("T")
 

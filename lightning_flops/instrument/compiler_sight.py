@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
-logger = logging.getLogger(__name__)
+from lightning_flops.printable import package_logger
+
+logger = package_logger(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,8 +13,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lightning_flops.instrument.compiler_sight import hidden
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]

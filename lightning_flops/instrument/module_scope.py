@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,9 +9,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
+from lightning_flops.printable import package_logger
 from lightning_flops.records import OUTSIDE, ModuleRecord
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 def _wrapper_types() -> dict[str, tuple[tuple[str, str], ...]]:

@@ -15,7 +15,6 @@ import atexit
 import collections
 import contextlib
 import itertools
-import logging
 import threading
 import time
 import uuid
@@ -27,7 +26,9 @@ from typing import Protocol
 import torch
 from torch import distributed
 
-logger = logging.getLogger(__name__)
+from lightning_flops.printable import package_logger
+
+logger = package_logger(__name__)
 
 _FOLDER = "lightning_flops"
 """What every key of ours begins with."""

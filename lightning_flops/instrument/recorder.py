@@ -10,7 +10,6 @@ when the window is over is decided here and nowhere else::
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -29,6 +28,7 @@ from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, Step
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
+from lightning_flops.printable import package_logger
 from lightning_flops.records import (
     ModuleRecord,
     RunContext,
@@ -38,7 +38,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 

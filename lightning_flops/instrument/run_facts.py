@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import distributed, nn
 
+from lightning_flops.printable import package_logger
 from lightning_flops.records import OptimizerFacts, RunFacts
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 def gather_run_facts(

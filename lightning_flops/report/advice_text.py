@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from lightning_flops.analysis.advice import Advice
+from lightning_flops.printable import page
 from lightning_flops.report.layout import paragraph, title
 from lightning_flops.units import percent
 
@@ -34,7 +36,12 @@ def render_advice_markdown(advice: Sequence[Advice]) -> str:
     for index, one in enumerate(advice, start=1):
         stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
         items.append(
-            f"{index}. {one.evidence}{stake} **{one.action}** "
-            f"*(Rule {one.rule.replace('_', chr(92) + '_')}: {one.threshold}; {one.source}.)*"
+            f"{index}. {_as_it_is(one.evidence)}{stake} **{_as_it_is(one.action)}** "
+            f"*(Rule {one.rule.replace('_', chr(92) + '_')}: {_as_it_is(one.threshold)}; {_as_it_is(one.source)}.)*"
         )
-    return "\n".join(items) + "\n"
+    return page(items)
+
+
+def _as_it_is(text: str) -> str:
+    """*text* as Markdown in which nothing is code, emphasis, a link, an image or a tag, whatever names are in it."""
+    return re.sub(r"[\\`*\[]", r"\\\g<0>", text).replace("<", "&lt;")

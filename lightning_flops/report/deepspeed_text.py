@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lightning_flops.analysis.forward_profile import ForwardModule, ForwardProfile
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rates import per_second
+from lightning_flops.printable import page, printable_lines
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,
     flops_to_string,
@@ -20,7 +21,7 @@ from lightning_flops.report.deepspeed_units import (
     number_to_string,
     params_to_string,
 )
-from lightning_flops.report.layout import encodable, line, marked, paragraph, some_of, title
+from lightning_flops.report.layout import line, marked, paragraph, some_of, title
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
 
 _TITLE_WIDTH = 78
@@ -70,12 +71,12 @@ def render_forward_text(profile: ForwardProfile, settings: ForwardReportSettings
         _remarks(profile),
         ["-" * _TITLE_WIDTH],
     ]
-    return encodable("".join(f"{text}\n" for section in sections for text in section))
+    return page(text for section in sections for text in section)
 
 
 def render_aggregated_text(profile: ForwardProfile, settings: ForwardReportSettings) -> str:
     """The aggregated profile alone."""
-    return encodable("".join(f"{text}\n" for text in _aggregated_lines(profile, settings)))
+    return page(_aggregated_lines(profile, settings))
 
 
 def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
@@ -224,7 +225,7 @@ class _Tree:
     def _lines(self, entry: ForwardModule, indent: str) -> Iterator[str]:
         module, children = entry.module, self._children[entry.module.name]
         name = f"({module.short_name}): " if module.name else ""
-        text = ", ".join(filter(None, [self._figures(entry), module.extra_repr]))
+        text = ", ".join(filter(None, [self._figures(entry), printable_lines(module.extra_repr)]))
         opening = f"{indent}{name}{module.type_name}("
         if not children and "\n" not in text:
             yield f"{opening}{text})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
+from lightning_flops.printable import printable
+
 WIDTH = 120
 """Columns that a report keeps to where the model's own names let it."""
 
@@ -14,7 +16,7 @@ _TITLE_WIDTH = 100
 
 def title(text: str, *, width: int = _TITLE_WIDTH) -> str:
     """*text* in the middle of a rule."""
-    return f" {text} ".center(width, "-")
+    return f" {printable(text)} ".center(width, "-")
 
 
 def rule() -> str:
@@ -24,7 +26,7 @@ def rule() -> str:
 
 def line(label: str, value: str) -> str:
     """``label: value`` with the values of all lines in one column."""
-    return f"{label + ':':<{_LABEL_WIDTH}}  {value}".rstrip()
+    return f"{printable(label) + ':':<{_LABEL_WIDTH}}  {printable(value)}".rstrip()
 
 
 def paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
@@ -35,8 +37,19 @@ def paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
         first: what the first line begins with.
         rest: what all others begin with.
     """
+    return wrapped(text, width=WIDTH, first=first, rest=rest)
+
+
+def wrapped(text: str, *, width: int, first: str, rest: str) -> list[str]:
+    """*text* in lines of *width* columns, the first of which begins with *first*, all others with *rest*."""
+    # Escaped first: what wraps takes every kind of line break for a space.
     return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -52,15 +65,11 @@ def some_of(names: Collection[str], *, most: int) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def encodable(text: str) -> str:
-    """*text* without the characters that no file can hold, in which a module may describe itself."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, least_width: int = 10, left: Collection[int] = (0,)
 ) -> list[str]:
     """Columns under *head*, right-aligned but for those in *left*."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(least_width, *map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join(
@@ -73,4 +82,5 @@ def table(
 
 def shortened(name: str, *, chars: int) -> str:
     """*name*, cut to *chars* characters."""
+    name = printable(name)
     return name if len(name) <= chars else name[: chars - 1] + "…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +9,8 @@ from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, fold
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
-from lightning_flops.report.layout import WIDTH, paragraph, title
+from lightning_flops.printable import printable, printable_lines
+from lightning_flops.report.layout import WIDTH, paragraph, title, wrapped
 from lightning_flops.units import duration, percent, plural, si
 
 _STEP = "  "
@@ -127,9 +127,9 @@ class _Tree:
         name = f"({module.short_name}): " if module.name else ""
         if node.last is not None:
             name = f"({module.short_name}-{node.last.short_name}): {node.count} x "
-        opening = f"{indent}{name}{module.type_name or _NOT_DESCRIBED}("
-        extra = " ".join(module.extra_repr.split())
-        figures = self._figures(node)
+        opening = printable(f"{indent}{name}{module.type_name or _NOT_DESCRIBED}(")
+        extra = " ".join(printable_lines(module.extra_repr).split())
+        figures = printable(self._figures(node))
         times = self._times_text(mean_times([self._times.get(one) for one in names]))
         if not node.children:
             if times:
@@ -244,14 +244,7 @@ def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, ind
 def _wrapped(text: str, *, indent: str) -> list[str]:
     # Deep in a tree half the width is kept for the text, even if the line then leaves the page.
     width = max(WIDTH, len(indent) + WIDTH // 2)
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, width=width, first=indent, rest=indent)
 
 
 def _deepest(profile: Profile) -> int:

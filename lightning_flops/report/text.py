@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_flops.analysis.profile import Profile
+from lightning_flops.printable import page
 from lightning_flops.report.advice_text import advice_lines
-from lightning_flops.report.layout import encodable, line, marked, paragraph, rule, title
+from lightning_flops.report.layout import line, marked, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.ranks_text import ranks_lines, whose
@@ -50,7 +51,8 @@ def render_text(profile: Profile) -> str:
         aggregated_lines(profile),
         detailed_lines(profile) if profile.settings.detailed else [],
     ]
-    return encodable("\n\n".join("\n".join(section) for section in sections if section) + f"\n{rule()}\n")
+    lines = [line for section in sections if section for line in (*section, "")]
+    return page([*lines[:-1], rule()])
 
 
 def _summary_lines(profile: Profile) -> list[str]:

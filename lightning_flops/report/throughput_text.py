@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary
+from lightning_flops.printable import page
 from lightning_flops.report.layout import paragraph, rule, table, title
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
 
@@ -35,4 +36,4 @@ def render_throughput(summary: ThroughputSummary) -> str:
         ),
         rule(),
     ]
-    return "\n".join(lines) + "\n"
+    return page(lines)

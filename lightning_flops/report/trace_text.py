@@ -15,6 +15,7 @@ from lightning_flops.analysis.trace_tables import (
     TraceReport,
     TracesReport,
 )
+from lightning_flops.printable import page
 from lightning_flops.report import layout
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
@@ -40,7 +41,7 @@ def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, chil
     if report.ranks is not None:
         lines += _ranks(report.ranks, straggles=any(advice.rule == "straggler" for advice in report.advice))
     lines += ["", *advice_lines(report.advice)]
-    return "\n".join([*lines, layout.rule()]) + "\n"
+    return page([*lines, layout.rule()])
 
 
 def _trace(report: TraceReport, top_rows: int | None, children: bool) -> list[str]:

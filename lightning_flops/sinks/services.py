@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from lightning_flops.printable import package_logger
+
+logger = package_logger(__name__)
 
 
 class Services:

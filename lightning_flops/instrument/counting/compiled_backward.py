@@ -8,7 +8,6 @@ counting is on.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,8 +18,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lightning_flops.instrument.counting.formulas import Work, lookup
 from lightning_flops.instrument.counting.thread_state import Cell, CountedCell, Table, ThreadState
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _INCOMING_GRADIENT = "tangents"
 """Start of the names of a backward graph's inputs that are gradients."""

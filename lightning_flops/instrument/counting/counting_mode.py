@@ -6,7 +6,6 @@ and calls little.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,8 +45,9 @@ from lightning_flops.instrument.counting.operators import (
     operator_of,
 )
 from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Table, ThreadState
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _LONG_JOURNAL = 1 << 14
 """Entries of a journal from which on it is posted."""

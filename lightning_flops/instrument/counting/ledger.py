@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 
 from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.counting.thread_state import ENDED, ThreadState
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class Ledger:

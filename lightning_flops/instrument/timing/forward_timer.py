@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -11,9 +10,10 @@ from torch import nn
 
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
+from lightning_flops.printable import package_logger
 from lightning_flops.records import ModuleSecondsRecord, StepSignature
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class ForwardTimer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +16,9 @@ from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, graph_task_
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _MOST_BORDERS = 100_000
 """Stored between two forwards at most, so that a timer that is never left does not fill the memory."""

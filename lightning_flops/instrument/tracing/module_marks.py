@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,9 @@ from torch.profiler import record_function
 
 from lightning_flops.analysis.trace_marks import module_mark
 from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.printable import package_logger
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 
 class _Mark:

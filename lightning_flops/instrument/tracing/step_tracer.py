@@ -8,7 +8,6 @@ ours does not start beside one, and stops when one is set up.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import tempfile
@@ -28,9 +27,10 @@ from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.tracing import module_marks, raw_events
+from lightning_flops.printable import package_logger
 from lightning_flops.records import StepSignature, TracedStepRecord
 
-logger = logging.getLogger(__name__)
+logger = package_logger(__name__)
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"
