@@ -1,0 +1,91 @@
+"""What is not a report, a log line or an error, shows names as printable text on one line, too."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from lightning_flops import ConfigError, Profile, ProfilerConfig
+from lightning_flops.cli import main
+from lightning_flops.printable import package_logger, page, printable, printable_lines
+
+PACKAGE = Path(__file__).parents[1] / "lightning_flops"
+HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
+ESCAPED = r"\x1b[2J\x1b]0;title\x07\u202e\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("encoder.layers.0", "encoder.layers.0"),
+        ("größer 層 é 🙂", "größer 層 é 🙂"),
+        ("a\nb\r\tc", r"a\nb\r\tc"),
+        (HOSTILE, ESCAPED),
+        ("\x85\u2028\u2029\u200b\ufeff", r"\x85\u2028\u2029\u200b\ufeff"),
+        ("\ud800\udcff", r"\ud800\udcff"),
+        (r"C:\new", r"C:\new"),
+        ("", ""),
+    ],
+)
+def test_what_does_not_print_is_escaped_as_python_writes_it(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+def test_a_text_of_several_lines_keeps_its_line_breaks_and_no_other() -> None:
+    assert printable_lines("one\ntwo\r\x1b") == "one\ntwo\\r\\x1b"
+
+
+def test_a_page_has_a_line_for_each_that_it_was_given() -> None:
+    assert page(["one", "two\nthree"]) == "one\ntwo\\nthree\n"
+
+
+def test_a_record_of_the_packages_log_is_one_printable_line(caplog: pytest.LogCaptureFixture) -> None:
+    logger = package_logger("lightning_flops.anything")
+    with caplog.at_level(logging.INFO, logger="lightning_flops"):
+        logger.info("wrote %s after %d step(s)", HOSTILE, 3)
+        logger.info("an ordinary line: %s", "encoder")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"wrote {ESCAPED} after 3 step(s)",
+        "an ordinary line: encoder",
+    ]
+
+
+def test_every_module_of_the_package_logs_so() -> None:
+    direct = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"getLogger\(__name__\)", path.read_text(encoding="utf-8"))
+    ]
+    assert direct == []
+
+
+def test_an_error_quotes_on_one_printable_line_and_keeps_what_it_was_given() -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_block({f"top{HOSTILE}": 1})
+    assert str(caught.value).isprintable()
+    error = ConfigError(f"no such file: {HOSTILE}")
+    assert (str(error), error.args) == (f"no such file: {ESCAPED}", (f"no such file: {HOSTILE}",))
+    with pytest.raises(Exception, match="profile") as unread:
+        Profile.from_json(f'{{"schema{HOSTILE!r}": 1}}')
+    assert str(unread.value).isprintable()
+
+
+def test_the_command_line_complains_on_one_printable_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / f"no{HOSTILE}such.json")
+    assert main(["trace", missing]) == 1
+    assert main(["run", missing]) == 2
+    said = capsys.readouterr().err.split("\n")
+    assert len(said) == 3 and said[2] == ""
+    assert all(line.startswith("lightning-flops: ") and line.isprintable() for line in said[:2])
+    assert ESCAPED in said[0]
+
+
+def test_the_command_line_quotes_wrong_arguments_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", "a.json", f"--no-such-option={HOSTILE}"])
+    said = capsys.readouterr().err.removesuffix("\n").split("\n")[-1]
+    assert said.isprintable() and ESCAPED in said
