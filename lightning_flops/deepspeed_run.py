@@ -10,8 +10,9 @@ import torch
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.printable import page
 from lightning_flops.records import RunContext
-from lightning_flops.run_output import LoggedOutput, RunFiles
+from lightning_flops.run_output import OWN_FOLDER, LoggedOutput, RunFiles
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 
@@ -74,12 +75,24 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
     The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
     """
     monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
+    # As the built-in profiler does: who keeps the block looks for the report in the job's output.
+    console = StandardOutputSink()
+
+    def announce(sentence: str) -> None:
+        """Name our own folder, for which nobody has asked; who has given the monitors one knows it."""
+        if monitors.folder() is None:
+            console.write_text("", page([sentence]), step=0)
+
     return LoggedOutput(
         config,
         loggers=monitors,
-        # As the built-in profiler does: who keeps the block looks for the report in the job's output.
-        console=StandardOutputSink(),
-        files=RunFiles(output_file=config.output_file, folder=lambda: monitors.folder() or "."),
+        console=console,
+        files=RunFiles(
+            output_file=config.output_file,
+            folder=lambda: monitors.folder() or OWN_FOLDER,
+            timer_only=config.timer_only,
+        ),
         text_file=False,
         x_axis=lambda step: int(engine.global_samples),
+        announce=announce,
     )

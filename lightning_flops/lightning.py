@@ -60,7 +60,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
-    counted, the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``.
+    counted, the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``,
+    beside the logs or, without a logger that has a folder, in ``lightning_flops_logs`` below ``default_root_dir``.
 
     An argument that is None has not been given: under a DeepSpeedStrategy it has the value from the
     ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and else the default. DeepSpeed's own profiler
@@ -263,6 +264,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             config=self._config,
             publish=self._profiles.append,
             hear_starts=self._hear_starts,
+            asked_for=not self._for_any_trainer or block_of(trainer) is not None,
         )
         self._drop_idle_hooks()
 

@@ -53,6 +53,7 @@ class FitProfiler(RunProfiler):
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
         hear_starts: Callable[[bool], None],
+        asked_for: bool = True,
     ) -> None:
         super().__init__(
             pl_module, config=config, publish=publish, rank=trainer.global_rank, world_size=trainer.world_size
@@ -66,6 +67,7 @@ class FitProfiler(RunProfiler):
         self._raw_depth = 0
         self._context: RunContext | None = None
         self._hear_starts = hear_starts
+        self._asked_for = asked_for
         self._hears_starts = True
         self._batches_compared = 0
         self._batches_change = False
@@ -81,6 +83,7 @@ class FitProfiler(RunProfiler):
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
         hear_starts: Callable[[bool], None],
+        asked_for: bool = True,
     ) -> FitProfiler:
         """Tap *trainer*'s loop for the fit that begins now.
 
@@ -90,8 +93,9 @@ class FitProfiler(RunProfiler):
             config: the settings.
             publish: gets each profile when its window has closed.
             hear_starts: told whether ``batch_starts`` must be called; as long as it is not, it must.
+            asked_for: somebody wrote the profiler into the program, or its config.
         """
-        fit = cls(trainer, pl_module, config=config, publish=publish, hear_starts=hear_starts)
+        fit = cls(trainer, pl_module, config=config, publish=publish, hear_starts=hear_starts, asked_for=asked_for)
         fit._begin()
         return fit
 
@@ -123,7 +127,7 @@ class FitProfiler(RunProfiler):
             profile_step=profile_step,
             settle_steps=settle_steps(trainer),
             device=trainer.strategy.root_device,
-            output=fit_output(trainer, self._config),
+            output=fit_output(trainer, self._config, asked_for=self._asked_for),
             dp_size=self._context.dp_size,
         )
 

@@ -15,7 +15,7 @@ from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.printable import printable
 from lightning_flops.records import RunContext
-from lightning_flops.run_output import LoggedOutput, RunFiles
+from lightning_flops.run_output import OWN_FOLDER, LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 
@@ -136,17 +136,34 @@ def _version(distribution: str) -> str:
         return "unknown"
 
 
-def fit_output(trainer: Trainer, config: ProfilerConfig) -> LoggedOutput:
-    """The places where rank 0 shows the reports of this fit; a development run leaves no files unasked."""
+_NOWHERE = (
+    "nothing keeps the report, because this Trainer has no logger with a folder, and nobody wrote a "
+    'FlopsProfilerCallback into it: give it a logger, or the callback, or logging.basicConfig(level="INFO")'
+)
+
+
+def fit_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool) -> LoggedOutput:
+    """The places where rank 0 shows the reports of this fit; a development run leaves no files unasked.
+
+    Args:
+        trainer: runs the fit.
+        config: the settings.
+        asked_for: somebody wrote the profiler into the program, or its config; else it leaves no folder of its own.
+    """
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
         config,
         loggers=LoggersSink(trainer.loggers),
         console=ConsoleSink(),
-        files=RunFiles(output_file=config.output_file, folder=lambda: None if development else _log_folder(trainer)),
+        files=RunFiles(
+            output_file=config.output_file,
+            folder=lambda: None if development else _log_folder(trainer, or_own=asked_for),
+            timer_only=config.timer_only,
+        ),
         text_file=True,
         x_axis=lambda step: step,
         announce=functools.partial(_announce, _import_root(trainer)),
+        nowhere="" if development or asked_for else _NOWHERE,
     )
 
 
@@ -157,10 +174,13 @@ def _announce(root: str, sentence: str) -> None:
         logging.getLogger(root).info("%s", printable(sentence))
 
 
-def _log_folder(trainer: Trainer) -> str:
-    """The folder of the run's logs; not ``trainer.log_dir``, which asks all ranks to take part in a broadcast."""
+def _log_folder(trainer: Trainer, *, or_own: bool) -> str | None:
+    """The folder that a logger has for this run; else one of our own below the Trainer's, if *or_own*.
+
+    Not ``trainer.log_dir``, which asks all ranks to take part in a broadcast. Nor the ``save_dir`` of a logger without
+    a folder for each run: that is the service's own, and may be the working directory.
+    """
     for run_logger in trainer.loggers:
-        folder = getattr(run_logger, "log_dir", None) or run_logger.save_dir
-        if folder:
+        if folder := getattr(run_logger, "log_dir", None):
             return str(folder)
-    return str(trainer.default_root_dir)
+    return f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if or_own else None

@@ -23,7 +23,7 @@ from lightning_flops.analysis.rank_record import (
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.instrument.rank_exchange import Collection, RankExchange, next_run_number
 from lightning_flops.printable import package_logger
-from lightning_flops.run_output import RankOutput, RunFiles
+from lightning_flops.run_output import OWN_FOLDER, RankOutput, RunFiles
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
@@ -162,9 +162,9 @@ class RankReports:
         self._exchange.tell(_FOLDER, folder)
 
     def folder(self) -> str | None:
-        """Where rank 0's files go, or else the working folder; None if it leaves none."""
+        """Where rank 0's files go, or else our folder in the working directory; None if it leaves none."""
         folder = self._exchange.ask(_FOLDER, within_sec=_SEC_FOR_FOLDER)
-        return "." if folder is None else folder or None
+        return OWN_FOLDER if folder is None else folder or None
 
     def leave(self, *, wait: bool) -> None:
         """Nothing more comes from this rank; *wait* a little until the store has what it sent, if the run is over."""
@@ -197,7 +197,8 @@ def output_of_rank(
     if not config.all_ranks:
         return None
     folder = output.files.folder if ranks is None else functools.cache(ranks.folder)
-    return RankOutput(RunFiles(output_file=config.output_file, folder=folder, rank=rank))
+    files = RunFiles(output_file=config.output_file, folder=folder, rank=rank, timer_only=config.timer_only)
+    return RankOutput(files)
 
 
 def _read(packed: bytes, rank: int) -> RankRecord | RankAbsence:

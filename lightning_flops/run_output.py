@@ -13,7 +13,7 @@ from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, prof
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.file import free_path, write_text_file
+from lightning_flops.sinks.file import FreePaths, write_text_file
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from lightning_flops.sinks.sink import Sink, TextSink
 
 logger = package_logger(__name__)
+
+OWN_FOLDER = "lightning_flops_logs"
+"""The folder of ours below the run's own place, where no logger or monitor has one."""
 
 
 class RunOutput(Protocol):
@@ -54,14 +57,24 @@ class RunFiles:
         output_file: path or URL of the text report; None: the text has no place of its own.
         folder: says in which folder the others go; None for none.
         rank: the one that writes.
+        timer_only: throughput is all that was asked for; else it has a file only beside a profile.
     """
 
-    def __init__(self, *, output_file: str | None, folder: Callable[[], str | None], rank: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        output_file: str | None,
+        folder: Callable[[], str | None],
+        rank: int = 0,
+        timer_only: bool = False,
+    ) -> None:
         self._output_file = output_file
         self.folder = folder
         """Says where the files go."""
         self._rank = rank
+        self._timer_only = timer_only
         self._profiles_written = 0
+        self._free_paths = FreePaths()
 
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
         """Write *profile*, and *text* if a file was named for it or else *keep_text*."""
@@ -70,21 +83,21 @@ class RunFiles:
         if self._output_file is not None:
             path = self._of_rank(self._output_file)
             # The first report of a run takes the place of another run's; those that follow lie beside it.
-            text_path = _write_file(path if self._profiles_written == 1 else free_path(path), text)
+            text_path = _write_file(path if self._profiles_written == 1 else self._free_paths.free(path), text)
         folder = self.folder()
         if folder is None:
             return WrittenProfile(text_path, None)
-        path = free_path(self._of_rank(f"{folder}/profile.json"))
+        path = self._free_paths.free(self._of_rank(f"{folder}/profile.json"))
         json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
         return WrittenProfile(text_path, json_path)
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
-        """Write *summary*."""
-        folder = self.folder()
+        """Write *summary*, unless nothing was profiled that should have been."""
+        folder = self.folder() if self._profiles_written or self._timer_only else None
         if folder is not None:
-            _write_file(free_path(self._of_rank(f"{folder}/throughput.json")), summary.to_json())
+            _write_file(self._free_paths.free(self._of_rank(f"{folder}/throughput.json")), summary.to_json())
 
     def _of_rank(self, path: str) -> str:
         """Where this rank writes what rank 0 writes to *path*: ``flops.txt`` -> ``flops.rank3.txt``."""
@@ -107,6 +120,7 @@ class LoggedOutput:
         text_file: a report that neither a logger shows nor a file was named for gets a file of its own.
         x_axis: the loggers' x-axis value, given the step of a report.
         announce: says in a sentence where a report lies, to somebody who may see nothing else of it.
+        nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
     """
 
     def __init__(
@@ -119,6 +133,7 @@ class LoggedOutput:
         text_file: bool,
         x_axis: Callable[[int], int],
         announce: Callable[[str], None] = lambda sentence: None,
+        nowhere: str = "",
     ) -> None:
         self._config = config
         self._loggers = loggers
@@ -128,6 +143,7 @@ class LoggedOutput:
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
+        self._nowhere = nowhere
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""
@@ -145,6 +161,8 @@ class LoggedOutput:
             "every number is in": written.json_path,
         }
         said = [f"{words} {place}" for words, place in places.items() if place is not None]
+        if not said and self._nowhere:
+            said, self._nowhere = [self._nowhere], ""
         if said:
             self._announce(f"FLOPs of step {profile.profile_step}: {', '.join(said)}")
 

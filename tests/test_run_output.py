@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.profile import build_profile
+from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
 from lightning_flops.run_output import LoggedOutput, RankOutput, RunFiles, RunOutput
@@ -129,3 +130,43 @@ def test_a_run_that_leaves_no_files_still_writes_the_one_that_was_named(tmp_path
     files = RunFiles(output_file=str(tmp_path / "flops.txt"), folder=lambda: None)
     files.write_profile(PROFILE, "text", keep_text=True)
     assert names(tmp_path) == {"flops.txt"}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_throughput_has_a_file_beside_a_profile_or_where_nothing_else_was_asked_for(rank: int, tmp_path: Path) -> None:
+    summary = ThroughputSummary(
+        schema_version=1,
+        batches=4,
+        reader_ratio=None,
+        reader_cost_sec=None,
+        batch_cost_sec=Spread(average=0.5, maximum=0.5, minimum=0.5),
+        ips=None,
+        ips_unit="samples/s",
+    )
+    for folder, timer_only, profiled in (("a", False, False), ("b", False, True), ("c", True, False)):
+        place = str(tmp_path / folder)
+        files = RunFiles(output_file=None, folder=lambda: place, rank=rank, timer_only=timer_only)  # noqa: B023
+        if profiled:
+            files.write_profile(PROFILE, "text", keep_text=False)
+        files.write_throughput(summary)
+    of_rank = "" if rank == 0 else ".rank2"
+    assert not (tmp_path / "a").exists()
+    assert names(tmp_path / "b") == {f"profile{of_rank}.json", f"throughput{of_rank}.json"}
+    assert names(tmp_path / "c") == {f"throughput{of_rank}.json"}
+
+
+def test_a_report_that_nothing_keeps_is_said_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    kept_nowhere = LoggedOutput(
+        ProfilerConfig(),
+        loggers=Scalars(),
+        console=MemorySink(),
+        files=RunFiles(output_file=None, folder=lambda: None),
+        text_file=True,
+        x_axis=lambda step: step,
+        announce=said.append,
+        nowhere="nothing keeps it",
+    )
+    kept_nowhere.write_profile(PROFILE, step=7)
+    kept_nowhere.write_profile(PROFILE, step=9)
+    assert said == ["FLOPs of step 3: nothing keeps it"]

@@ -53,22 +53,41 @@ def write_file(path: str | Path, content: Iterable[bytes]) -> None:
         raise OSError(f"cannot write {path}: {type(error).__name__}: {error}") from error
 
 
-def free_path(path: str) -> str:
-    """*path*, or ``name-2.suffix``, ``name-3.suffix`` … beside it: the first under which no file lies.
+class FreePaths:
+    """Names under which no file lies yet; where many are asked for, none is looked at twice."""
 
-    Args:
-        path: local path, or a URL of any file system that fsspec knows; the answer where that cannot be asked.
-    """
-    stem, dot, suffix = path.rpartition(".")
-    try:
-        file_system, _ = fsspec.core.url_to_fs(path)
-        number, free = 1, path
-        while file_system.exists(free):
-            number += 1
-            free = f"{stem}-{number}{dot}{suffix}"
-    except Exception:  # whatever the file system's client raises, the writing that follows will say it
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def free(self, path: str) -> str:
+        """*path*, or ``name-2.suffix``, ``name-3.suffix`` … beside it: the first that is free.
+
+        Those that were answered before, and the files that lay before them, count as taken.
+
+        Args:
+            path: local path, or a URL of any file system that fsspec knows; the answer where that cannot be asked.
+        """
+        number = self._last.get(path, 0) + 1
+        try:
+            file_system, _ = fsspec.core.url_to_fs(path)
+            while file_system.exists(free := _numbered(path, number)):
+                number += 1
+        except Exception:  # whatever the file system's client raises, the writing that follows will say it
+            return path
+        self._last[path] = number
+        return free
+
+
+def free_path(path: str) -> str:
+    """The first free name of ``FreePaths`` for *path*."""
+    return FreePaths().free(path)
+
+
+def _numbered(path: str, number: int) -> str:
+    if number == 1:
         return path
-    return free
+    stem, dot, suffix = path.rpartition(".")
+    return f"{stem}-{number}{dot}{suffix}"
 
 
 def _write_local(path: Path, content: Iterable[bytes]) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +111,64 @@ def test_without_the_switch_the_factory_loads_nothing() -> None:
     assert run.stdout == "[]\n"
 
 
+class Listener(logging.Handler):
+    """Hears what Lightning's own log says of FLOPs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "FLOPs" in record.getMessage():
+            self.heard.append(record.getMessage())
+
+
+@pytest.fixture
+def heard(root: str) -> Iterator[list[str]]:
+    listener = Listener()
+    logging.getLogger(root).addHandler(listener)
+    yield listener.heard
+    logging.getLogger(root).removeHandler(listener)
+
+
+def test_who_did_not_write_the_callback_finds_no_files_without_a_logger_and_one_line_that_says_so(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("LIGHTNING_FLOPS", "1")
+    monkeypatch.chdir(tmp_path)
+    run = trainer(max_epochs=2)
+    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
+        run.fit(new_net(root), loader(40))
+    (callback,) = ours(run)
+    assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
+    assert list(tmp_path.rglob("*")) == []
+    assert heard == [
+        "FLOPs of step 1: nothing keeps the report, because this Trainer has no logger with a folder, and nobody wrote "
+        "a FlopsProfilerCallback into it: give it a logger, or the callback, or "
+        'logging.basicConfig(level="INFO")'
+    ]
+
+
+def test_who_did_not_write_the_callback_finds_its_files_beside_the_loggers(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIGHTNING_FLOPS", "1")
+    csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
+    trainer(logger=csv_logger).fit(new_net(root), loader(40))
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.suffix in (".json", ".txt")}
+    assert found == {f"run/version_0/{name}" for name in ("profile.json", "profile.txt", "throughput.json")}
+
+
 @pytest.mark.parametrize("root", [ROOTS[0], pytest.param(ROOTS[1], marks=pytest.mark.slow)])
 def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path) -> None:
     """No word of ours in the program; its one report lies beside its logs."""
     (tmp_path / "train.py").write_text(
-        "import sys\n"
+        "import importlib, sys\n"
         "from tests.lightning.nets import loader, new_net, new_trainer\n"
         "root, folder = sys.argv[1:]\n"
-        "new_trainer(root, folder).fit(new_net(root), loader(30))\n"
+        "logs = importlib.import_module(f'{root}.loggers').CSVLogger(folder, name='run', version=0)\n"
+        "new_trainer(root, folder, logger=logs).fit(new_net(root), loader(30))\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "lightning_flops", "run", "train.py", root, str(tmp_path)],
@@ -129,7 +179,8 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    (report,) = tmp_path.glob("profile.json")
+    (report,) = tmp_path.rglob("profile.json")
+    assert report.parent == tmp_path / "run" / "version_0"
     assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
 
 

@@ -190,7 +190,7 @@ def test_runs_that_share_a_folder_keep_each_others_profiles(root: str, trainer: 
     callbacks = [FlopsProfilerCallback(timing_steps=1, tag_prefix=prefix) for prefix in ("a", "b")]
     trainer(*callbacks).fit(new_net(root), loader(6))
     trainer(FlopsProfilerCallback(timing_steps=1)).fit(new_net(root), loader(6))
-    assert sorted(path.name for path in tmp_path.glob("profile*.json")) == [
+    assert sorted(path.name for path in (tmp_path / "lightning_flops_logs").glob("profile*.json")) == [
         "profile-2.json",
         "profile-3.json",
         "profile.json",
@@ -255,18 +255,59 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
             trainer(FlopsProfilerCallback(timing_steps=1, trace=False)).fit(new_net(root), loader(6))
     finally:
         logging.getLogger(root).removeHandler(listener)
-    sentence = f"FLOPs of step 1: the report is in {tmp_path}/profile.txt, every number is in {tmp_path}/profile.json"
+    folder = f"{tmp_path}/lightning_flops_logs"
+    sentence = f"FLOPs of step 1: the report is in {folder}/profile.txt, every number is in {folder}/profile.json"
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
 
 
-def test_without_any_logger_the_profile_lies_in_the_default_folder(
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_without_any_logger_everything_lies_in_one_folder_of_ours(
     root: str, trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     callback = FlopsProfilerCallback(timing_steps=1)
     trainer(callback).fit(new_net(root), loader(6))
     assert callback.profile is not None
-    assert Profile.from_json((tmp_path / "profile.json").read_text()) == callback.profile
-    assert (tmp_path / "profile.txt").read_text() == render_text(callback.profile)
+    folder = tmp_path / "lightning_flops_logs"
+    assert files_in(tmp_path) == [
+        f"lightning_flops_logs/{name}" for name in ("profile.json", "profile.txt", "throughput.json")
+    ]
+    assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
+    assert (folder / "profile.txt").read_text() == render_text(callback.profile)
+
+
+def test_a_logger_without_a_folder_for_each_run_is_no_place_for_files(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    base: Any = importlib.import_module(f"{root}.loggers.logger").DummyLogger
+    service = type("Service", (base,), {"save_dir": str(tmp_path / "service")})()
+    trainer(FlopsProfilerCallback(timing_steps=1, monitor=False), logger=service).fit(new_net(root), loader(6))
+    assert files_in(tmp_path) == ["lightning_flops_logs/profile.json", "lightning_flops_logs/profile.txt"]
+
+
+def test_a_fit_that_profiled_nothing_leaves_no_file_and_a_line_of_the_log(
+    root: str, trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=100)
+    csv_logger = importlib.import_module(f"{root}.loggers").CSVLogger(tmp_path, name="run", version=0)
+    with caplog.at_level(logging.INFO, logger="lightning_flops"):
+        trainer(callback, logger=csv_logger).fit(new_net(root), loader(6))
+        trainer(callback).fit(new_net(root), loader(6))
+    assert callback.throughput is not None and callback.throughput.batches == 6
+    assert [name for name in files_in(tmp_path) if name.endswith((".json", ".txt"))] == []
+    assert sum("Throughput of the run" in record.getMessage() for record in caplog.records) == 2
+
+
+def test_throughput_that_was_asked_for_alone_has_its_file(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer(FlopsProfilerCallback(timer_only=True)).fit(new_net(root), loader(6))
+    assert files_in(tmp_path) == ["lightning_flops_logs/throughput.json"]
+
+
+def test_a_development_run_leaves_no_file(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer(FlopsProfilerCallback(), fast_dev_run=True).fit(new_net(root), loader(6))
+    assert files_in(tmp_path) == []
 
 
 def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:

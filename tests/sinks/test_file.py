@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
-from lightning_flops.sinks.file import write_text_file
+from lightning_flops.sinks import file
+from lightning_flops.sinks.file import FreePaths, free_path, write_text_file
 
 
 def test_the_text_is_written_with_a_newline_at_its_end(tmp_path: Path) -> None:
@@ -99,3 +101,36 @@ def test_an_error_names_the_file_whose_folder_is_a_file(tmp_path: Path) -> None:
 def test_a_url_that_nothing_opens_is_an_os_error_that_names_it() -> None:
     with pytest.raises(OSError, match=r"cannot write nowhere://report\.txt: ValueError: Protocol not known: nowhere"):
         write_text_file("nowhere://report.txt", "x")
+
+
+def test_a_free_name_is_the_first_that_no_file_has(tmp_path: Path) -> None:
+    path = str(tmp_path / "profile.json")
+    assert free_path(path) == path
+    for name in ("profile.json", "profile-2.json", "profile-4.json"):
+        (tmp_path / name).write_text("")
+    assert free_path(path) == str(tmp_path / "profile-3.json")
+
+
+def test_no_name_is_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that profiles often asks once for each file that it writes, and once for each that was there."""
+    asked: list[str] = []
+    exists = file.LocalFileSystem.exists
+
+    def heard(self: Any, path: str, **kwargs: Any) -> bool:
+        asked.append(Path(path).name)
+        return bool(exists(self, path, **kwargs))
+
+    monkeypatch.setattr(file.LocalFileSystem, "exists", heard)
+    (tmp_path / "profile.json").write_text("")
+    paths = FreePaths()
+    for _ in range(4):
+        Path(paths.free(str(tmp_path / "profile.json"))).write_text("")
+    assert asked == ["profile.json", *(f"profile-{number}.json" for number in range(2, 6))]
+    assert sorted(os.listdir(tmp_path)) == sorted(asked)
+
+
+def test_a_name_that_another_run_has_taken_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    paths, path = FreePaths(), str(tmp_path / "profile.json")
+    assert paths.free(path) == path
+    (tmp_path / "profile-2.json").write_text("another run's")
+    assert paths.free(path) == str(tmp_path / "profile-3.json")
