@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.instrument.counting.graph_hooks import tensors_of
+from lightning_flops.instrument.counting.known_values import KnownValues
 from lightning_flops.records import FlopRecord
 
 
@@ -49,12 +52,22 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     with (
         _attributes_put_back(model),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        KnownValues(mode) as known,
         torch.compiler.set_stance("force_eager"),
+        _quiet(),
     ):
         # One fake tensor for each real one, so that tied weights stay tied.
         fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
         fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
-        inputs = tree_map_only(torch.Tensor, mode.from_tensor, batch)
+        for name, buffer in holder.named_buffers():
+            known.tell(fake_states[name], buffer)
+
+        def as_fake(tensor: torch.Tensor) -> torch.Tensor:
+            fake = mode.from_tensor(tensor)
+            known.tell(fake, tensor)
+            return fake
+
+        inputs = tree_map_only(torch.Tensor, as_fake, batch)
         # Exactly a tuple: a named one, such as a PackedSequence, is an argument.
         args = inputs if type(inputs) is tuple else () if isinstance(inputs, Mapping) else (inputs,)
         kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
@@ -64,6 +77,26 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return counter.record()
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor",)
+"""Where torch writes the trace of what it could not run on fake tensors, before it raises it."""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, torch logs nothing of what this thread runs on fake tensors: what it raises says it."""
+    thread = threading.get_ident()
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    with ExitStack() as undo:
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            logger.addFilter(elsewhere)
+            undo.callback(logger.removeFilter, elsewhere)
+        yield
 
 
 class _Holder(nn.Module):

@@ -1,0 +1,349 @@
+"""Counts a model's products from the outside: by the calls that Python code makes, and what autograd asks of them.
+
+An oracle for the counter of this project, which shares no mechanism with it and none of its formulas. Where the counter
+sees operators below autograd, this sees the functions above it: ``torch.matmul``, ``F.linear``, ``F.conv2d`` and so on,
+with the arguments that the model's author wrote. What a call costs is worked out here from the shapes. Its backward is
+not seen, it is expected: one product more for each operand that needed a gradient when the call was made, once the
+call's result is reached by the backward. What runs a second time is known from the checkpoint itself: the function that
+was handed to it is called again.
+
+Only products are expected: matrix products, convolutions, attention, recurrent layers. A multiply-add is two FLOPs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+@dataclass
+class Expected:
+    """FLOPs by part of the step."""
+
+    forward: int = 0
+    backward: int = 0
+    recompute: int = 0
+
+
+class Product(NamedTuple):
+    """One product of a call: what it costs, and what each operand's gradient costs if it needs one."""
+
+    flops: int
+    gradients: Sequence[tuple[torch.Tensor | None, int]]
+
+
+class CallOracle(TorchFunctionMode):
+    """While entered: what the Python calls on this thread should cost; ``expected`` has the sums.
+
+    ``in_backward()`` stands around the backward, ``checkpoint`` in the place of ``torch.utils.checkpoint.checkpoint``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected = Expected()
+        self.by_call: Counter[tuple[str, str]] = Counter()
+        """FLOPs by the name of the call and the part of the step, for people who look for a difference."""
+        self._again = 0
+        """How many checkpointed functions run that have run before."""
+        self._backward = False
+
+    @contextmanager
+    def in_backward(self) -> Iterator[None]:
+        """Inside, a call that no checkpoint repeats is part of the backward: of a function with its own one."""
+        self._backward = True
+        try:
+            yield
+        finally:
+            self._backward = False
+
+    def checkpointing(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """The same checkpoint, of functions whose calls after the first one are known to repeat it."""
+
+        def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            calls = 0
+
+            def watched(*inner: Any, **keywords: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                again = calls > 1
+                self._again += again
+                try:
+                    return function(*inner, **keywords)
+                finally:
+                    self._again -= again
+
+            return checkpoint(watched, *args, **kwargs)
+
+        return run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = _rule_of(func)
+        if rule is None:
+            inside = _without_override(func)
+            if inside is None:
+                return func(*args, **kwargs)
+            with self:  # a function in Python: what it calls is seen in its turn
+                return inside(*args, **kwargs)
+        # Before the call, which may write into its operands.
+        needs = {id(item): item.requires_grad for item in _tensors((args, kwargs))}
+        grad_enabled = torch.is_grad_enabled()
+        result = func(*args, **kwargs)
+        for product in rule(result, *args, **kwargs):
+            self._book(_name(func), product, result, needs if grad_enabled else {})
+        return result
+
+    def _book(self, name: str, product: Product, result: Any, needs: dict[int, bool]) -> None:
+        if self._again:
+            self._add(name, "recompute", product.flops)
+        elif self._backward:
+            self._add(name, "backward", product.flops)
+        else:
+            self._add(name, "forward", product.flops)
+        gradients = sum(flops for tensor, flops in product.gradients if tensor is not None and needs.get(id(tensor)))
+        node = next((item.grad_fn for item in _tensors(result) if item.grad_fn is not None), None)
+        if not gradients or node is None:
+            return
+        fused = "ScaledDotProduct" in node.name()
+        if fused:  # one kernel for all three gradients, which works out the scores once more
+            gradients = 2 * product.flops
+        again = product.gradients[0][1] if fused else 0
+
+        def before(incoming: Sequence[torch.Tensor | None]) -> None:
+            if any(gradient is not None for gradient in incoming):
+                self._add(name, "backward", gradients)
+                self._add(name, "recompute", again)
+
+        node.register_prehook(before)
+
+    def _add(self, name: str, part: str, flops: int) -> None:
+        setattr(self.expected, part, getattr(self.expected, part) + flops)
+        self.by_call[name, part] += flops
+
+
+Rule = Callable[..., list[Product]]
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    return str(name) if name else str(func)
+
+
+def _rule_of(func: Any) -> Rule | None:
+    if isinstance(func, types.FunctionType):
+        return None
+    name = _name(func)
+    return RULES.get(name.split(".")[0])
+
+
+_OVERRIDES = {
+    "has_torch_function": lambda *_: False,
+    "has_torch_function_unary": lambda *_: False,
+    "has_torch_function_variadic": lambda *_: False,
+}
+
+
+@cache
+def _without_override(func: Any) -> Any:
+    """A copy of torch's Python function that does not hand itself to modes; None for what is not in Python."""
+    if not isinstance(func, types.FunctionType) or not _OVERRIDES.keys() & set(func.__code__.co_names):
+        return None
+    if func.__module__ not in ("torch.functional", "torch.nn.functional", "torch._tensor", "torch.autograd"):
+        return None
+    copy = types.FunctionType(
+        func.__code__, {**func.__globals__, **_OVERRIDES}, func.__name__, func.__defaults__, func.__closure__
+    )
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+def _pair(flops: int, first: torch.Tensor, second: torch.Tensor) -> list[Product]:
+    """A bilinear product: each operand's gradient is a product of the same size."""
+    factor = _real_products(first, second)
+    return [Product(flops * factor, ((first, flops * factor), (second, flops * factor)))]
+
+
+def _real_products(*operands: torch.Tensor) -> int:
+    """A complex multiply-add is four real ones."""
+    return 4 if any(item.is_complex() for item in operands) else 1
+
+
+def _linear(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+    return _pair(2 * result.numel() * int(input.shape[-1]), input, weight)
+
+
+def _matmul(result: torch.Tensor, input: torch.Tensor, other: torch.Tensor, **_: Any) -> list[Product]:
+    flops = 2 * result.numel() * int(input.shape[-1])
+    if input.dim() == other.dim() == 1:  # both gradients are scaled vectors
+        return [Product(flops, ())]
+    if input.dim() == 2 and other.dim() == 1:
+        # The matrix's gradient is an outer product: a multiplication for each element, and no sum.
+        return [Product(flops, ((input, flops // 2), (other, flops)))]
+    return _pair(flops, input, other)
+
+
+def _right_matmul(result: torch.Tensor, other: torch.Tensor, input: torch.Tensor) -> list[Product]:
+    return _matmul(result, input, other)
+
+
+def _add_matmul(result: Any, *operands: Any, **named: Any) -> list[Product]:
+    # What is added, and the two that are multiplied, whose names differ from function to function.
+    added = ("input", "beta", "alpha", "out")
+    first, second = [*operands, *(value for name, value in named.items() if name not in added)][-2:]
+    columns = int(second.shape[-1]) if second.dim() > 1 else 1
+    return _pair(2 * first.numel() * columns, first, second)
+
+
+def _convolution(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+    return _pair(2 * result.numel() * prod(weight.shape[1:]), input, weight)
+
+
+def _transposed(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+    return _pair(2 * input.numel() * prod(weight.shape[1:]), input, weight)
+
+
+def _attention(
+    result: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> list[Product]:
+    rows = prod(result.shape[:-1]) * int(key.shape[-2])
+    scores = 2 * rows * int(query.shape[-1])
+    mixed = 2 * rows * int(value.shape[-1])
+    # The scores first: the oracle reads off what a fused backward repeats there.
+    products = ((query, scores), (key, scores), (value, mixed))
+    of_scores = mixed if query.requires_grad or key.requires_grad else 0
+    return [Product(scores + mixed, (*products, (query if query.requires_grad else key, of_scores)))]
+
+
+def _grouped(result: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> list[Product]:
+    if first.dim() == 2 and second.dim() == 2:
+        raise NotImplementedError("two flat operands")
+    return _pair(2 * result.numel() * int(first.shape[-1]), first, second)
+
+
+def _einsum(result: torch.Tensor, equation: str, *operands: Any, path: Any = None, **_: Any) -> list[Product]:
+    tensors = list(operands[0]) if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else list(operands)
+    names, out = _names_of(equation, tensors)
+    sizes: dict[str, int] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        for letter, size in zip(name, tensor.shape, strict=True):
+            sizes[letter] = max(int(size), sizes.get(letter, 1))
+    terms = [(name, tensor.requires_grad, tuple(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)]
+    if len(terms) == 1:
+        return []
+    order = [tuple(path[i : i + 2]) for i in range(0, len(path), 2)] if path else [(0, 1)] * (len(terms) - 1)
+    flops = backward = 0
+    for first, second in order:
+        (a, a_needs, a_shape), (b, b_needs, b_shape) = terms[first], terms[second]
+        terms = [term for index, term in enumerate(terms) if index not in (first, second)]
+        later = set(out).union(*(set(name) for name, _, _ in terms))
+        # A letter of one side alone that is asked for no more is summed before; one of size one is no sum.
+        both = {letter for letter in set(a) & set(b) if _extent(a, a_shape, letter) > 1 < _extent(b, b_shape, letter)}
+        summed = {letter for letter in both if letter not in later}
+        asked = {letter for letter in set(a) | set(b) if letter in later or letter in summed}
+        cost = 2 * prod(sizes[letter] for letter in asked)
+        if summed:
+            flops += cost
+            backward += cost * (int(a_needs) + int(b_needs))
+        merged = "".join(sorted(asked - summed))
+        terms.append((merged, a_needs or b_needs, tuple(sizes[letter] for letter in merged)))
+    anyone = next((tensor for tensor in tensors if tensor.requires_grad), None)
+    factor = _real_products(*tensors)
+    return [Product(flops * factor, ((anyone, backward * factor),))]
+
+
+def _extent(name: str, shape: Sequence[int], letter: str) -> int:
+    return int(shape[name.index(letter)])
+
+
+def _names_of(equation: str, tensors: Sequence[torch.Tensor]) -> tuple[list[str], str]:
+    """Each operand's letters and the result's; an ellipsis becomes capital letters that nobody else has."""
+    text = equation.replace(" ", "")
+    left, arrow, out = text.partition("->")
+    names = left.split(",")
+    free = [chr(code) for code in range(0x3B1, 0x3C9)]
+    widest = 0
+    for index, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
+        if "..." in name:
+            count = tensor.dim() - (len(name) - 3)
+            widest = max(widest, count)
+            names[index] = name.replace("...", "".join(free[len(free) - count :]) if count else "")
+    if not arrow:
+        letters = Counter("".join(names))
+        out = "..." + "".join(sorted(letter for letter, seen in letters.items() if seen == 1 and letter not in free))
+    return names, out.replace("...", "".join(free[len(free) - widest :]) if widest else "")
+
+
+def _recurrent(result: Any, input: torch.Tensor, *args: Any, **_: Any) -> list[Product]:
+    # The arguments after the input: (state, weights, biases?, layers, dropout, train, bidirectional, batch_first), or
+    # (batch sizes, state, weights, biases?, layers, dropout, train, bidirectional) for a packed sequence.
+    weights, _biases, layers, _dropout, _train, both = (args[2:] if isinstance(args[2], (list, tuple)) else args[1:])[
+        :6
+    ]
+    steps = input.numel() // int(input.shape[-1])
+    directions = 2 if both else 1
+    each = len(weights) // (layers * directions)
+    flops = 0
+    gradients: list[tuple[torch.Tensor, int]] = []
+    for index in range(layers * directions):
+        for place, weight in enumerate(weights[index * each : index * each + 2]):
+            product = 2 * steps * weight.numel()
+            flops += product
+            # The first layer's input is the caller's; all other operands are the layer's own.
+            operand = input if place == 0 and index < directions else weight
+            gradients += [(operand, product), (weight, product)]
+    return [Product(flops, gradients)]
+
+
+RULES: dict[str, Rule] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "__matmul__": _matmul,
+    "__rmatmul__": _right_matmul,
+    "mm": _matmul,
+    "bmm": _matmul,
+    "mv": _matmul,
+    "dot": _matmul,
+    "vdot": _matmul,
+    "addmm": _add_matmul,
+    "addmm_": _add_matmul,
+    "addmv": _add_matmul,
+    "baddbmm": _add_matmul,
+    "baddbmm_": _add_matmul,
+    "addbmm": _add_matmul,
+    "einsum": _einsum,
+    "conv1d": _convolution,
+    "conv2d": _convolution,
+    "conv3d": _convolution,
+    "conv_transpose1d": _transposed,
+    "conv_transpose2d": _transposed,
+    "conv_transpose3d": _transposed,
+    "scaled_dot_product_attention": _attention,
+    "grouped_mm": _grouped,
+    "_grouped_mm": _grouped,
+    "grouped_mm_fallback": _grouped,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "rnn_tanh": _recurrent,
+    "rnn_relu": _recurrent,
+}
+"""By the name of a built-in function or method of torch, how its products are worked out."""

@@ -1,0 +1,330 @@
+"""The architectures of the transformers library, each as a tiny model of random weights, and a batch for it.
+
+Every configuration class starts from its own defaults, and the fields that say how large the model is are made small:
+by their names, since the library names them alike. ``SMALL`` has what that rule gets wrong for one architecture.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+BATCH, TOKENS, VOCABULARY = 2, 12, 160
+
+NUMBERS: tuple[tuple[str, int], ...] = (
+    (r"(vocab_size|n_vocab|vocabulary_size|.*_vocab_size.*|.*vocab_size)", VOCABULARY),
+    (r"(max_position_embeddings|n_positions|max_seq_len|seq_length|max_sequence_length|n_ctx|block_size)", 64),
+    (r"(max_source_positions|max_target_positions)", 64),
+    (r"(num_(key_value|kv|k_v)_heads|num_query_groups|n_kv_heads|.*num_key_value_heads)", 2),
+    (r"(num_.*heads|.*attention_heads|n_heads?|num_heads|n_head|heads|.*_heads)", 4),
+    (r"(num_.*layers?|n_layers?|.*_layers|depth|num_blocks|num_hidden_layers.*|layers)", 2),
+    (r"(hidden_size|d_model|n_embd|embed_dim|dim|n_embed|hidden_dim|embedding_size|emb_dim|model_dim)", 32),
+    (
+        r"(hidden_dim_size|encoder_hidden_size|decoder_hidden_size|text_hidden_size|vision_hidden_size|.*_hidden_size)",
+        32,
+    ),
+    (r"(projection_dim|proj_dim|out_hidden_size|output_dim|d_embed|.*_embed_dim|.*projection_dim|.*_dim_model)", 32),
+    (r"(head_dim|d_kv|d_head|attention_head_size|head_size|.*_head_dim)", 8),
+    (
+        r"(.*intermediate_size|.*ffn_dim|d_ff|n_inner|d_inner|ffn_hidden_size|.*ffn_hidden_size|feedforward_.*|.*_ffn_.*)",
+        48,
+    ),
+    (r"(.*mlp_dim|dim_feedforward|mlp_hidden_size|encoder_ffn_dim|decoder_ffn_dim)", 48),
+    (r"(num_experts_per_tok|num_selected_experts|top_k|moe_topk|moe_top_k|moe_k|num_experts_per_token|topk)", 2),
+    (r"(num_.*experts|n_routed_experts|moe_num_experts|num_local_experts|n_experts)", 4),
+    (r"(n_shared_experts|num_shared_experts)", 1),
+    (r"(n_group|topk_group)", 1),
+    (r"(first_k_dense_replace|moe_layer_start_index)", 1),
+    (r"(q_lora_rank|kv_lora_rank|.*_lora_rank|.*_rank)", 16),
+    (r"(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)", 8),
+    (r"(image_size|img_size|input_size|crop_size)", 32),
+    (r"(patch_size)", 8),
+    (r"(num_queries|num_query_tokens|num_latents|num_object_queries)", 5),
+    (r"(sliding_window|attention_window|local_attention|window_size|local_window)", 8),
+)
+"""A field's name, and how large it is made where its default is a larger number."""
+
+STARTS_FROM_DEFAULT = ("mamba_", "conv", "kernel", "stride", "ssm", "state", "expand", "chunk", "time_step")
+"""Fields that are small by default, or whose size others are worked out from."""
+
+TOKEN_IDS = r".*(token_id|token_ids|token_index|_id|_index)$"
+
+SMALL: dict[str, dict[str, Any]] = {}
+"""What the rule by names gets wrong: by architecture, fields (``text_config.x`` reaches into a part)."""
+
+INPUTS: dict[str, str] = {}
+"""By architecture, a kind of batch other than the one that its signature tells."""
+
+
+def architectures() -> dict[str, str]:
+    """By architecture, the name of its base model's class."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return {name: model if isinstance(model, str) else model[0] for name, model in sorted(MODEL_MAPPING_NAMES.items())}
+
+
+def build(architecture: str, *, attention: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A model in training, without dropout, and the arguments of its forward."""
+    import transformers
+
+    config = small_config(architecture)
+    model_class = getattr(transformers, architectures()[architecture])
+    torch.manual_seed(0)
+    config._attn_implementation = attention
+    model = model_class._from_config(config, attn_implementation=attention)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.train()
+    errors = []
+    for batch in batches_for(model, config):
+        try:
+            with torch.no_grad():
+                output = model(**batch)
+        except Exception as error:
+            errors.append(error)
+            continue
+        if any(True for _ in outputs(output)):
+            return model, batch
+    if errors:
+        raise errors[0]
+    raise NotAvailable(f"no batch for a model whose input is {model.main_input_name}")
+
+
+def small_config(architecture: str) -> Any:
+    """The architecture's configuration, of a size that runs in a moment."""
+    from transformers import CONFIG_MAPPING
+
+    return shrunk(CONFIG_MAPPING[architecture](), SMALL.get(architecture, {}))
+
+
+def shrunk(config: Any, special: Mapping[str, Any]) -> Any:
+    """The same configuration with the fields that say a size made small, also in its parts."""
+    from transformers import PretrainedConfig
+
+    fields: dict[str, Any] = {}
+    known = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    parts = {name for name, value in known.items() if isinstance(value, PretrainedConfig)}
+    accepted = _accepted(type(config))
+    for name, value in known.items():
+        if name in parts:
+            inside = {
+                key.partition(".")[2]: value
+                for key, value in special.items()
+                if key.partition(".")[0] == name and "." in key
+            }
+            fields[name] = shrunk(value, inside)
+        elif accepted is None or name in accepted:
+            smaller = _smaller(name, value)
+            if smaller is not value:
+                fields[name] = smaller
+    ids = [name for name, value in known.items() if re.fullmatch(TOKEN_IDS, name) and isinstance(value, int)]
+    for place, name in enumerate(sorted(ids)):
+        if not isinstance(known[name], bool) and known[name] >= VOCABULARY:
+            fields[name] = VOCABULARY - 1 - place
+    if "kv_lora_rank" in known and "num_attention_heads" in known:
+        fields["num_key_value_heads"] = fields.get("num_attention_heads", known["num_attention_heads"])
+    rope = known.get("rope_parameters")
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        fields["rope_parameters"] = {**rope, "mrope_section": [2, 1, 1]}
+    if known.get("use_pretrained_backbone"):
+        fields["use_pretrained_backbone"] = False
+    if "use_cache" in known:
+        fields["use_cache"] = False
+    fields |= {key: value for key, value in special.items() if "." not in key}
+    layers = fields.get("num_hidden_layers", known.get("num_hidden_layers"))
+    for name in ("layer_types", "mlp_layer_types", "layers_block_type", "block_types"):
+        if isinstance(known.get(name), list) and isinstance(layers, int) and name not in special:
+            fields[name] = _one_of_each(known[name], layers)
+    return type(config)(**fields)
+
+
+def _one_of_each(kinds: list[Any], count: int) -> list[Any]:
+    """*count* of the layers' kinds, such that each kind is there if there is room."""
+    different = list(dict.fromkeys(kinds))
+    return (different + kinds)[:count] if len(different) > 1 else kinds[:count]
+
+
+def _accepted(config_class: type) -> set[str] | None:
+    names = inspect.signature(config_class.__init__).parameters
+    fields = set(getattr(config_class, "__dataclass_fields__", {}))
+    return fields | set(names) if fields else None
+
+
+def _smaller(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, float) and ("drop" in name or name == "mask_time_prob" or name == "mask_feature_prob"):
+        return 0.0
+    if isinstance(value, int) and "drop" in name and "top" not in name:
+        return 0
+    if isinstance(value, int) and not name.startswith(STARTS_FROM_DEFAULT):
+        for pattern, size in NUMBERS:
+            if re.fullmatch(pattern, name):
+                return min(size, value)
+    if name == "depths" and isinstance(value, (list, tuple)):
+        return type(value)(min(item, 1) for item in value)
+    return value
+
+
+def batches_for(model: Any, config: Any) -> Iterator[dict[str, Any]]:
+    """Arguments that the model's forward may take, by the names in its signature; the likeliest first."""
+    signature = inspect.signature(model.forward).parameters
+    required = [
+        name
+        for name, parameter in signature.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    main = model.main_input_name
+    makers = _Makers(config)
+    with_text = [name for name in ("input_ids",) if name in signature]
+    with_image = [name for name in ("pixel_values",) if name in signature]
+    with_sound = [name for name in ("input_features", "input_values") if name in signature]
+    wanted: list[list[str]] = [required, [main], with_text, with_text + with_image, with_text + with_sound]
+    wanted += [with_image, with_sound, list(OPTIONAL & set(signature))]
+    seen: set[tuple[str, ...]] = set()
+    for names in wanted:
+        together = tuple(dict.fromkeys([*required, *names]))
+        if together in seen or not together or not all(name in signature or name == main for name in together):
+            continue
+        seen.add(together)
+        if config.is_encoder_decoder and "decoder_input_ids" in signature:
+            together = (*together, "decoder_input_ids")
+        if "input_ids" in together and "attention_mask" in signature:
+            together = (*together, "attention_mask")
+        if not all(hasattr(makers, name) for name in together):
+            continue
+        choices = [getattr(makers, name)() for name in together]
+        for place in range(max(len(options) for options in choices)):
+            batch = {
+                name: options[min(place, len(options) - 1)] for name, options in zip(together, choices, strict=True)
+            }
+            if "use_cache" in signature:
+                batch["use_cache"] = False
+            yield batch
+
+
+OPTIONAL = {"input_ids", "pixel_values", "bbox", "query_embeds", "inputs_embeds", "input_features", "input_values"}
+
+
+class _Makers:
+    """By the name of an argument, values that may fit, the likeliest first."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._text = getattr(config, "text_config", None) or config
+        self._vision = getattr(config, "vision_config", None) or config
+        self._generator = torch.Generator().manual_seed(1)
+
+    def _floats(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self._generator)
+
+    def _first(self, names: str, default: int) -> int:
+        for config in (self._config, self._vision, self._text, getattr(self._config, "audio_config", None)):
+            for name in names.split():
+                value = getattr(config, name, None)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+        return default
+
+    def input_ids(self) -> list[Any]:
+        # The highest ids stand for images, padding and the like.
+        return [torch.randint(3, VOCABULARY - 60, (BATCH, TOKENS), generator=self._generator)]
+
+    decoder_input_ids = input_ids
+
+    def attention_mask(self) -> list[Any]:
+        return [torch.ones(BATCH, TOKENS, dtype=torch.long)]
+
+    def inputs_embeds(self) -> list[Any]:
+        return [self._floats(BATCH, TOKENS, self._first("hidden_size d_model", 32))]
+
+    def query_embeds(self) -> list[Any]:
+        return [self._floats(BATCH, 5, self._first("hidden_size d_model", 32))]
+
+    def encoder_hidden_states(self) -> list[Any]:
+        return [self._floats(BATCH, 7, self._first("encoder_hidden_size hidden_size d_model", 32))]
+
+    def bbox(self) -> list[Any]:
+        return [torch.zeros(BATCH, TOKENS, 4, dtype=torch.long), torch.zeros(BATCH, TOKENS, 8)]
+
+    def pixel_values(self) -> list[Any]:
+        channels = self._first("num_channels in_channels in_chans num_image_channels", 3)
+        size = getattr(self._vision, "image_size", None) or getattr(self._vision, "img_size", None)
+        if isinstance(size, (list, tuple)):
+            sides = [tuple(size)[-2:]]
+        else:
+            sides = [(size, size)] if size else []
+        sides += [(64, 64), (32, 32), (224, 224)]
+        frames = self._first("num_frames frames", 2)
+        images = [self._floats(BATCH, channels, *side) for side in dict.fromkeys(sides)]
+        films = [self._floats(BATCH, frames, channels, *side) for side in dict.fromkeys(sides)][:2]
+        return [*images, *films]
+
+    pixel_values_videos = pixel_values
+
+    def input_features(self) -> list[Any]:
+        bins = self._first("num_mel_bins feature_size num_mels input_feat_per_channel input_dim n_mels", 80)
+        frames = 2 * self._first("max_source_positions", 32)
+        return [
+            self._floats(BATCH, bins, frames),
+            self._floats(BATCH, frames, bins),
+            self._floats(BATCH, bins, 128),
+            self._floats(BATCH, 128, bins),
+            self._floats(BATCH, 1, 128, bins),
+        ]
+
+    audio_values = input_features
+
+    def input_values(self) -> list[Any]:
+        bins = self._first("num_mel_bins", 80)
+        frames = self._first("max_length", 128)
+        return [
+            self._floats(BATCH, 1600),
+            self._floats(BATCH, 1, 1600),
+            self._floats(BATCH, frames, bins),
+            self._floats(BATCH, 16000),
+            self._floats(BATCH, 1, 16000),
+        ]
+
+    def grid_thw(self) -> list[Any]:
+        return [torch.tensor([[1, 4, 4]])]
+
+    image_grid_thw = grid_thw
+
+    def hidden_states(self) -> list[Any]:
+        patch = self._first("patch_size", 8)
+        channels = self._first("in_channels in_chans num_channels", 3)
+        temporal = self._first("temporal_patch_size", 1)
+        return [self._floats(16, channels * temporal * patch * patch), self._floats(16, channels, patch, patch)]
+
+
+@contextmanager
+def checkpointing(model: Any, checkpoint: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the model's layers go through *checkpoint*."""
+    model._set_gradient_checkpointing(True, checkpoint)
+    yield
+    model._set_gradient_checkpointing(False)
+
+
+class NotAvailable(Exception):
+    """An architecture that cannot be had here, and why."""
+
+
+def outputs(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what a forward returns."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from outputs(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from outputs(item)
