@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 NO_GRAPH_TASK = -1
 """Id of the graph task outside any backward."""
@@ -181,18 +182,6 @@ def inside_function_forward(calls: int = 0) -> bool:
     return function_in_forward(calls) is not None
 
 
-def called_by_engine() -> bool:
-    """Whether autograd's engine called the handler whose helper asks, with no Python code of a node's in between.
-
-    A cheap "no" to ``inside_function_forward``: looking at a frame makes an object of it, which costs more than to book
-    an operator; this looks at one only, that of the engine, which lives as long as the backward.
-    """
-    try:
-        return sys._getframe(3).f_code is _ENGINE_CODE
-    except ValueError:
-        return True  # the engine's own thread: nothing is further out
-
-
 def running_calls(module: torch.nn.Module) -> int:
     """How many calls of *module* that hooks heard of are on this thread's stack."""
     calls = 0
@@ -215,6 +204,35 @@ def runs_step_of(optimizer: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _codes_in(function: Any, name: str) -> list[CodeType]:
+    """Code of the functions called *name* that *function* defines in its body."""
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return [constant for constant in constants if isinstance(constant, CodeType) and constant.co_name == name]
+
+
+def _codes_of_torch() -> list[CodeType]:
+    module: Any = torch.utils.checkpoint
+    reentrant = getattr(getattr(module, "CheckpointFunction", None), "backward", None)
+    other = _codes_in(getattr(getattr(module, "_checkpoint_hook", None), "__init__", None), "unpack_hook")
+    if reentrant is None or not other:
+        LOST.append(
+            f"This torch ({torch.__version__}) does not tell what activation checkpoints repeat from what else enables "
+            "grad in a backward: gradients taken inside of what they repeat count as backward."
+        )
+    return [*other, *([] if reentrant is None else [reentrant.__code__])]
+
+
+_CODES_OF_TORCH = _codes_of_torch()
+
+
+def checkpoint_codes() -> frozenset[CodeType]:
+    """The code with which torch's activation checkpoints, and DeepSpeed's where it is loaded, repeat a forward."""
+    module = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
+    reentrant = getattr(getattr(getattr(module, "CheckpointFunction", None), "backward", None), "__code__", None)
+    other = _codes_in(getattr(module, "non_reentrant_checkpoint", None), "checkpoint_unpack")
+    return frozenset((*_CODES_OF_TORCH, *other, *(() if reentrant is None else (reentrant,))))
 
 
 def calling_modules() -> Iterator[torch.nn.Module]:

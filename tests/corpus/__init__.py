@@ -20,6 +20,7 @@ FAMILY_MODULES = (
     "optimizers",
     "programs",
     "checkpointed",
+    "repeated",
     "autograd_forms",
     "wrapped",
     "subclasses",

@@ -11,11 +11,9 @@ from torch import is_grad_enabled
 from lightning_flops.instrument.autograd_state import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
-    called_by_engine,
     current_node,
     find_backward_call,
     graph_task_id,
-    inside_function_forward,
     node_sequence,
     sequence_number,
     whole_backward_is_compiled,
@@ -62,6 +60,7 @@ class BackwardScope:
         state.claimed = False
         state.task = None
         if task_id == NO_GRAPH_TASK:
+            state.repetitions.clear()
             for depth in range(1, len(state.stack)):
                 if state.stack[depth].task != NO_GRAPH_TASK:
                     state.pop_to(depth)  # entered in a backward that ended without leaving it
@@ -171,16 +170,11 @@ class BackwardScope:
         top = state.stack[-1]
         if top.task == state.task_id:
             # A module called inside this backward; with create_graph too, it is there to repeat a forward.
-            repeats = (
-                top.repeats_forward
-                or is_grad_enabled()
-                # Grad is off in the forward of an autograd.Function, in which compiled code runs too.
-                or (top.wants_backward and operator.counted and inside_function_forward())
-            )
+            repeats = state.repeating or is_grad_enabled()
             return state.table_of(top.name, "recompute" if repeats else "backward")
         node = current_node()
         if node is None:
-            return state.table_of(self._without_node(), "backward")
+            return state.table_of(self._without_node(), "recompute" if state.repeating else "backward")
         try:
             sequence = node._sequence_nr()  # node_sequence(), without a call of ours
         except AttributeError:
@@ -196,11 +190,9 @@ class BackwardScope:
             assert state.task is not None
             maker, state.segment_start, state.segment_end = state.task.segment(sequence)
             table = state.segment_table = state.table_of(self._module(maker), "backward")
-        if is_grad_enabled():
+        if state.repeating or is_grad_enabled():
             state.bear_nodes(table.module)
             creates = state.task is not None and state.task.create_graph
-            return table if creates else state.table_of(table.module, "recompute")
-        if operator.counted and not called_by_engine() and inside_function_forward():
-            # The first pass of a reentrant checkpoint inside a forward that another checkpoint repeats.
-            return state.table_of(table.module, "recompute")
+            if state.repeating or not creates:
+                return state.table_of(table.module, "recompute")
         return table

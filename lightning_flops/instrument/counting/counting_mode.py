@@ -151,13 +151,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
             if state.in_backward:
                 books: Books | int = ACCUMULATES_GRADIENT
-                # A product may be part of a forward that a checkpoint repeats, inside an autograd.Function: grad is off
-                # there too, but the function's own node was made just before.
-                if (
-                    state.by_number
-                    and not is_grad_enabled()
-                    and not (operator.counted and (state.bore or sequence_number() != state.born))
-                ):
+                if state.by_number and not is_grad_enabled():
                     try:
                         books = current_node()._sequence_nr()
                     except AttributeError:  # no node runs, or one without a number

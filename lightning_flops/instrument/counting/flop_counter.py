@@ -37,6 +37,7 @@ from lightning_flops.instrument.counting.formulas import formulas_without_operat
 from lightning_flops.instrument.counting.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.counting.ledger import Ledger
 from lightning_flops.instrument.counting.operators import computes_on_fake_tensors, tf32_operators
+from lightning_flops.instrument.counting.repetitions import Repetitions
 from lightning_flops.instrument.counting.tallies import merge_records, total_flops
 from lightning_flops.instrument.counting.template_kernels import heard_kernels, heard_replays
 from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
@@ -96,6 +97,9 @@ class FlopCounter:
             failed=self._ledger.failed,
         )
         self._mode.on_function = self._compiled_backwards.watch
+        self._repetitions = Repetitions(
+            state=self._ledger.state, switch_task=self._backward.switch_task, failed=self._ledger.failed
+        )
         self._graph_ran = False
         """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
         self._reducer_hooks: set[str] = set()
@@ -133,6 +137,7 @@ class FlopCounter:
                 state.makers.mark(sequence_number(), UNKNOWN)
             state.paused = 0
             state.functions.clear()
+            state.repetitions.clear()
             state.spare_calls.clear()
             state.replan()
             self._backward.post(state)
@@ -160,6 +165,8 @@ class FlopCounter:
         undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
         undo.enter_context(watch_functions(self._mode))
         undo.callback(self._compiled_backwards.close)
+        undo.callback(self._repetitions.close)
+        self._repetitions.watch()
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -120,13 +120,15 @@ def _without_backward(sums: Mapping[_Key, _Sum], key: _Key) -> int:
     """Forward FLOPs from which no backward can follow.
 
     Inside an ``autograd.Function``, where grad is off, tensors do not say so; but reentrant checkpointing, the one such
-    function that runs whole modules, repeats them with grad on, and the repetition knows.
+    function that runs whole modules, repeats them with grad on, and the repetition knows: the innermost one, where a
+    checkpoint in another is repeated more than once.
     """
     module, phase, operator, dtype = key
     entry = sums[key]
     if phase != "forward":
         return 0
     repeated = sums.get((module, "recompute", operator, dtype))
-    if not entry.hidden_grad_flops or repeated is None or not repeated.flops:
+    knowing = 0 if repeated is None else repeated.flops - repeated.hidden_grad_flops
+    if not entry.hidden_grad_flops or repeated is None or knowing <= 0:
         return entry.without_backward
-    return entry.without_backward + entry.hidden_grad_flops * repeated.without_backward // repeated.flops
+    return entry.without_backward + entry.hidden_grad_flops * repeated.without_backward // knowing

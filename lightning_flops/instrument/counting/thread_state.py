@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any, Literal, NamedTuple, Union
 
 from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, sequence_number
 from lightning_flops.records import OUTSIDE, FlopPhase
@@ -159,6 +159,17 @@ class Running:
         """The dispatch mode came to this thread with it, and leaves with it."""
 
 
+class Repetition(NamedTuple):
+    """A block of code inside a backward that repeats a forward."""
+
+    manager: Any
+    """What enabled grad for it."""
+    task: int
+    """The graph task inside which it runs."""
+    whole: bool
+    """The backwards that are started in it are repeated as well."""
+
+
 @dataclass(slots=True)
 class NodeMakers:
     """Which module made the autograd nodes of one thread: boundaries in their sequence numbers.
@@ -266,6 +277,8 @@ class ThreadState:
         "modes",
         "paused",
         "products",
+        "repeating",
+        "repetitions",
         "replicas",
         "segment_end",
         "segment_start",
@@ -329,6 +342,10 @@ class ThreadState:
         self.segment_table = self.table_of(OUTSIDE, "backward")
         self.claimed = False
         """The segment says more about its nodes than their numbers do; call replan() after a change."""
+        self.repetitions: list[Repetition] = []
+        """Those that are running, innermost last."""
+        self.repeating = False
+        """What runs is part of a repetition."""
         self.by_number = False
         """In a backward, the running node's number says whose the work is, where grad is disabled."""
         self.born = 0
@@ -381,8 +398,8 @@ class ThreadState:
     def replan(self) -> None:
         """Works out anew where costs go, and what may go the shortest way.
 
-        To be called when the stack or the graph task has changed, and when the counter, a pause, or a function with a
-        formula has begun or ended.
+        To be called when the stack or the graph task has changed, and when the counter, a pause, a repetition, or a
+        function with a formula has begun or ended.
         """
         top = self.stack[-1]
         self.books = top.books
@@ -391,7 +408,11 @@ class ThreadState:
         usual = task == NO_GRAPH_TASK and self.modes > 0 and not self.paused
         self.usual_task = NO_GRAPH_TASK if usual else _NEVER
         self.in_backward = task != NO_GRAPH_TASK and not (top.kind == "optimizer" and top.task == task)
-        self.by_number = self.in_backward and top.task != task and not self.claimed
+        self.repeating = False
+        if self.repetitions:
+            innermost = self.repetitions[-1]
+            self.repeating = innermost.whole or innermost.task == task
+        self.by_number = self.in_backward and top.task != task and not self.claimed and not self.repeating
 
     def bear_nodes(self, module: str) -> None:
         """Nodes made in a backward since the last operator are this module's, whose backward bears them."""

@@ -1,0 +1,428 @@
+"""What a checkpoint repeats without grad, and what else runs with grad enabled inside a backward.
+
+A block of three linear layers: the middle one runs under ``torch.no_grad``, as an indexer, a router or a codebook's
+look-up does. No gradient comes of it, but a checkpoint repeats it like the other two. The sigmoid at the end of the
+block saves its result, so that no checkpoint stops before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network, forward_and_backward
+
+FAMILY = Family("repeated")
+
+ROWS, WIDTH = 5, 8
+LAYER = 2 * ROWS * WIDTH * WIDTH
+
+Checkpoint = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
+"""Calls a function of a tensor, and keeps nothing for its backward but the tensor."""
+
+
+class Block(nn.Module):
+    """Two layers with gradients, and one between them that has none."""
+
+    def __init__(self) -> None:
+        """Three square layers."""
+        super().__init__()
+        self.first, self.index, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Where the index is positive, numbers are kept."""
+        x = self.first(x)
+        with torch.no_grad():
+            kept = self.index(x) > 0
+        return torch.sigmoid(self.last(x * kept))
+
+
+class WithBlock(nn.Module):
+    """A block that is checkpointed; no module but the block itself is inside, or its layers alone."""
+
+    def __init__(self, how: Checkpoint, *, as_module: bool = True) -> None:
+        """*as_module* says whether the block is called, or a function of its layers."""
+        super().__init__()
+        self.block = Block()
+        self.how = how
+        self.as_module = as_module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block, checkpointed."""
+        result: Tensor = self.how(self.block if self.as_module else self.block.forward, x)
+        return result
+
+
+def repeated_block(
+    how: Checkpoint, *, as_module: bool = True, step: Callable[[Example], None] = forward_and_backward
+) -> Network:
+    """Forward and backward as without a checkpoint; recompute is the forward."""
+    return Network(
+        build=lambda: Example(
+            model=WithBlock(how, as_module=as_module),
+            args=(torch.randn(ROWS, WIDTH, requires_grad=True),),
+            step=step,
+        ),
+        expected=Expected(
+            forward=3 * LAYER,
+            backward=2 * LAYER + 2 * LAYER,
+            recompute=3 * LAYER,
+            without_backward=LAYER,
+            by_module={
+                "block.first": PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=LAYER),
+                "block.index": PhaseFlops(forward=LAYER, recompute=LAYER),
+                "block.last": PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=LAYER),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def index_in_a_reentrant_checkpoint() -> Network:
+    """The node that runs the block again is the checkpoint's own."""
+    return repeated_block(partial(checkpoint, use_reentrant=True))
+
+
+@FAMILY.network
+def index_in_a_checkpoint() -> Network:
+    """A saved tensor that is asked for runs the block again, inside some node of the block's."""
+    return repeated_block(partial(checkpoint, use_reentrant=False))
+
+
+@FAMILY.network
+def index_in_a_reentrant_checkpoint_of_a_function() -> Network:
+    """What is checkpointed is no module."""
+    return repeated_block(partial(checkpoint, use_reentrant=True), as_module=False)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_of_a_function() -> Network:
+    """What is checkpointed is no module."""
+    return repeated_block(partial(checkpoint, use_reentrant=False), as_module=False)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_without_determinism_check() -> Network:
+    """Nothing compares what was repeated with what was saved."""
+    return repeated_block(partial(checkpoint, use_reentrant=False, determinism_check="none", preserve_rng_state=False))
+
+
+@FAMILY.network
+def index_in_a_checkpoint_that_goes_on_to_the_end() -> Network:
+    """As in every other kind: all three layers."""
+
+    def to_the_end(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        with set_checkpoint_early_stop(False):
+            return checkpoint(function, x, use_reentrant=False)
+
+    return repeated_block(to_the_end)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_in_contexts_of_its_own() -> Network:
+    """The forward and its repetition each run in a context that the user gives; grad is off in neither."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), nullcontext()
+
+    return repeated_block(partial(checkpoint, use_reentrant=False, context_fn=contexts))
+
+
+@FAMILY.network
+def index_in_a_checkpoint_whose_input_is_offloaded() -> Network:
+    """What the checkpoint keeps is packed and unpacked by hooks on saved tensors."""
+
+    def offloaded(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return checkpoint(function, x, use_reentrant=True)
+
+    return repeated_block(offloaded)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_under_offloading() -> Network:
+    """Inside the checkpoint the tensors are offloaded, and hooks of two kinds are called."""
+
+    def offloading(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+        def inside(x: Tensor) -> Tensor:
+            with torch.autograd.graph.save_on_cpu():
+                return function(x)
+
+        return checkpoint(inside, x, use_reentrant=False)
+
+    network = repeated_block(offloading)
+    # The inner hooks keep every tensor: the checkpoint is never asked to repeat anything.
+    expected = Expected(forward=3 * LAYER, backward=4 * LAYER, without_backward=LAYER)
+    return Network(build=network.build, expected=expected)
+
+
+@FAMILY.network
+def index_in_a_selective_checkpoint() -> Network:
+    """Products are kept: the repetition finds all three, the one without a gradient too, and runs none."""
+    kept = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+
+    def policy(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    how = partial(checkpoint, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
+    expected = Expected(forward=3 * LAYER, backward=4 * LAYER, without_backward=LAYER)
+    return Network(build=repeated_block(how).build, expected=expected)
+
+
+class OwnCheckpoint(torch.autograd.Function):
+    """A checkpoint as Megatron has it: a function of its own, that torch knows nothing of."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """The function, without a graph."""
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
+        """The function again, with a graph, and the gradients through it."""
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.function(x)
+        torch.autograd.backward(output, gradient)
+        return None, x.grad
+
+
+class OwnCheckpointByMode(OwnCheckpoint):
+    """The same with the other manager that can enable grad, and the gradients taken inside of its block."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None]:
+        """What is differentiated inside the block is backward all the same."""
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.set_grad_enabled(True):
+            torch.autograd.backward(ctx.function(x), gradient)
+        return None, x.grad
+
+
+@FAMILY.network
+def index_in_a_checkpoint_of_the_users() -> Network:
+    """Nothing but the grad mode tells what is repeated."""
+    return repeated_block(OwnCheckpoint.apply)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_of_the_users_of_a_function() -> Network:
+    """Nor is a module called."""
+    return repeated_block(OwnCheckpoint.apply, as_module=False)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_that_differentiates_on_the_spot() -> Network:
+    """Gradients taken inside the block in which grad is enabled are not repeated ones: they are taken here alone."""
+    return repeated_block(OwnCheckpointByMode.apply)
+
+
+def nested_block(*, outer: bool, inner: bool) -> Network:
+    """A checkpoint in a checkpoint around the same block: it runs once more for each."""
+    network = repeated_block(
+        lambda function, x: checkpoint(
+            lambda x: torch.sigmoid(checkpoint(function, x, use_reentrant=inner)), x, use_reentrant=outer
+        )
+    )
+    layer = PhaseFlops(forward=LAYER, backward=2 * LAYER, recompute=2 * LAYER)
+    return Network(
+        build=network.build,
+        expected=Expected(
+            forward=3 * LAYER,
+            backward=4 * LAYER,
+            recompute=2 * 3 * LAYER,
+            without_backward=LAYER,
+            by_module={
+                "block.first": layer,
+                "block.index": PhaseFlops(forward=LAYER, recompute=2 * LAYER),
+                "block.last": layer,
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def index_in_reentrant_in_reentrant() -> Network:
+    """Each of the two nodes runs it."""
+    return nested_block(outer=True, inner=True)
+
+
+@FAMILY.network
+def index_in_reentrant_in_other() -> Network:
+    """The outer repetition goes as far as the sigmoid behind the inner checkpoint."""
+    return nested_block(outer=False, inner=True)
+
+
+@FAMILY.network
+def index_in_other_in_reentrant() -> Network:
+    """The inner one runs in the outer one's own backward."""
+    return nested_block(outer=True, inner=False)
+
+
+@FAMILY.network
+def index_in_other_in_other() -> Network:
+    """Both are asked for by saved tensors."""
+    return nested_block(outer=False, inner=False)
+
+
+@FAMILY.network
+def index_in_a_checkpoint_that_is_differentiated_twice() -> Network:
+    """The backward makes a graph, so that grad is enabled in all of it; what the checkpoint repeats is known still.
+
+    For y = sigmoid(W3 (m W1 x)) the gradient of x is two products: g1 = sigmoid' W3 and g2 = m g1 W1. Its backward runs
+    both gradients of each, and, through sigmoid', both gradients of W3 (m W1 x) and of W1 x.
+    """
+
+    def step(example: Example) -> None:
+        (x,) = example.args
+        (gradient,) = torch.autograd.grad(example.forward().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    network = repeated_block(partial(checkpoint, use_reentrant=False), as_module=False, step=step)
+    return Network(
+        build=network.build,
+        expected=Expected(
+            forward=3 * LAYER,
+            backward=2 * LAYER + 2 * (2 * LAYER) + 2 * (2 * LAYER),
+            recompute=2 * 3 * LAYER,
+            without_backward=LAYER,
+        ),
+    )
+
+
+@FAMILY.network
+def gradient_in_a_checkpoint() -> Network:
+    """Forces from an energy, all of it checkpointed: gradients that are repeated are recompute.
+
+    The gradient inside asks for the tensors of the pass that it is in, and has the checkpoint repeat that pass up to
+    the last of them: what comes before is the energy and its two layers, of which the tanh between them is the last to
+    save what the gradient needs; the second layer has saved its weight before it runs.
+    """
+    batch, inputs, hidden, outputs = 3, 5, 7, 11
+
+    class Potential(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter = nn.Linear(inputs, hidden)
+            self.leave = nn.Linear(hidden, outputs)
+
+        def inside(self, positions: Tensor) -> Tensor:
+            energy = self.leave(torch.tanh(self.enter(positions))).sum()
+            (forces,) = torch.autograd.grad(energy, positions, create_graph=True)
+            result: Tensor = energy.square() + forces.square().sum()
+            return result
+
+        def forward(self, positions: Tensor) -> Tensor:
+            with set_checkpoint_early_stop(False):
+                result: Tensor = checkpoint(self.inside, positions, use_reentrant=False)
+            return result
+
+    first, second = 2 * batch * inputs * hidden, 2 * batch * hidden * outputs
+    once = (first + second) + (first + second)
+    return Network(
+        one_call=False,
+        build=lambda: Example(model=Potential(), args=(torch.randn(batch, inputs, requires_grad=True),)),
+        expected=Expected(
+            forward=first + second,
+            backward=(first + second) + (2 * first + second) + (2 * first + 2 * second),
+            # For the gradient inside, and for the one outside: both times the energy and the forces, to the end.
+            recompute=2 * once,
+        ),
+    )
+
+
+class Equilibrium(torch.autograd.Function):
+    """A fixed point's backward, as implicit layers have it: the layer again, then gradients as often as it takes."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: nn.Module, z: Tensor) -> Tensor:
+        """One application stands for the solver."""
+        ctx.layer = layer
+        z = layer(z)
+        ctx.save_for_backward(z)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """Three steps of the solver: each takes a gradient of the same repeated forward."""
+        (z,) = ctx.saved_tensors
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            again = torch.tanh(ctx.layer(z))
+            solution = gradient
+            for _ in range(3):
+                (step,) = torch.autograd.grad(again, z, solution, retain_graph=True)
+                solution = (step + gradient).detach()
+        torch.autograd.backward(again, solution)
+        return None, solution
+
+
+@FAMILY.network
+def implicit_layer() -> Network:
+    """The gradients that the solver takes while grad is enabled are backward; the forward that they are of is not."""
+
+    class Implicit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = Equilibrium.apply(self.layer, x)  # type: ignore[no-untyped-call]
+            return result
+
+    return Network(
+        build=lambda: Example(model=Implicit(), args=(torch.randn(ROWS, WIDTH, requires_grad=True),)),
+        expected=Expected(
+            forward=LAYER,
+            backward=3 * LAYER + 2 * LAYER,
+            recompute=LAYER,
+            by_module={"layer": PhaseFlops(forward=LAYER, backward=5 * LAYER, recompute=LAYER)},
+        ),
+    )
+
+
+@contextmanager
+def _with_grad() -> Iterator[None]:
+    with torch.enable_grad():
+        yield
+
+
+@FAMILY.network
+def block_with_grad_in_a_no_grad_forward() -> Network:
+    """Grad that is enabled in a forward, by a generator's block too, repeats nothing."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(WIDTH, WIDTH)
+            self.last = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.first(x)
+                with _with_grad():
+                    result: Tensor = self.last(x)
+            return result
+
+    return Network(
+        build=lambda: Example(model=Model(), args=(torch.randn(ROWS, WIDTH),)),
+        expected=Expected(forward=2 * LAYER, backward=LAYER, without_backward=LAYER),
+    )

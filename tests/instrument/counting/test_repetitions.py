@@ -1,0 +1,121 @@
+"""A repetition is heard of where grad is enabled inside a backward, and nothing of that stays behind."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.instrument import autograd_state
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.records import PhaseFlops
+
+ROWS, WIDTH = 5, 8
+LAYER = 2 * ROWS * WIDTH * WIDTH
+
+MANAGERS = (torch.enable_grad, torch.set_grad_enabled)
+
+
+def methods() -> list[Any]:
+    return [vars(manager)[name] for manager in MANAGERS for name in ("__enter__", "__exit__")]
+
+
+def test_torchs_classes_are_left_as_they_were() -> None:
+    before = methods()
+    with FlopCounter(None):
+        assert methods() != before
+        with FlopCounter(None):
+            pass
+    assert methods() == before
+
+
+def test_code_compiled_before_is_not_compiled_again_for_the_counter() -> None:
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    def function(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = x * 2
+            with torch.enable_grad():
+                x = x + 1
+        return x
+
+    fast = torch.compile(function, backend=backend)
+    x = torch.randn(3)
+    fast(x)
+    once = list(compiled)
+    with FlopCounter(None):
+        fast(x)
+    fast(x)
+    assert compiled == once != []
+
+
+def test_managers_of_grad_are_pickled_and_used_as_decorators_as_ever() -> None:
+    @torch.enable_grad()
+    def with_grad(x: Tensor) -> Tensor:
+        return x * 2
+
+    with FlopCounter(None):
+        with torch.no_grad():
+            assert with_grad(torch.ones(1, requires_grad=True)).requires_grad
+            with torch.set_grad_enabled(True):
+                assert torch.is_grad_enabled()
+            assert not torch.is_grad_enabled()
+        assert isinstance(pickle.loads(pickle.dumps(torch.enable_grad())), torch.enable_grad)
+
+
+def test_an_exception_in_a_repetition_ends_it() -> None:
+    """The next backward's products are the backward's."""
+    layer = nn.Linear(WIDTH, WIDTH)
+    fails = [False, True, False, False]
+
+    def block(x: Tensor) -> Tensor:
+        if fails.pop(0):
+            raise ZeroDivisionError
+        return torch.sigmoid(layer(x))
+
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    with FlopCounter(layer) as counter:
+        with pytest.raises(ZeroDivisionError):
+            checkpoint(block, x, use_reentrant=False).sum().backward()
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+        layer(x).sum().backward()
+    counts = FlopCounts(counter.record())
+    assert counts.total == PhaseFlops(forward=3 * LAYER, backward=2 * 2 * LAYER, recompute=LAYER)
+    assert not counts.notes
+
+
+def test_bytes_and_calls_of_what_is_repeated_without_grad_are_recompute() -> None:
+    weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def block(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            kept = (x @ weight).relu()
+        return torch.sigmoid(x + kept)
+
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    with FlopCounter(None) as counter:
+        checkpoint(block, x, use_reentrant=False).sum().backward()
+    cells = {(cell.operator, cell.phase): cell for cell in counter.record().cells}
+    for operator in ("aten.mm", "aten.relu"):
+        forward, again = cells[operator, "forward"], cells[operator, "recompute"]
+        assert (again.calls, again.flops) == (1, LAYER if operator == "aten.mm" else 0)
+        assert (again.bytes_read, again.bytes_written) == (forward.bytes_read, forward.bytes_written)
+        assert (operator, "backward") not in cells
+
+
+def test_a_torch_whose_checkpoints_are_others_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is repeated is known still, by the grad mode; not that gradients inside of it are."""
+    monkeypatch.setattr(autograd_state, "LOST", [])
+    monkeypatch.delattr(torch.utils.checkpoint, "_checkpoint_hook")
+    autograd_state._codes_of_torch()
+    (lost,) = autograd_state.LOST
+    assert "gradients taken inside of what they repeat count as backward" in lost
