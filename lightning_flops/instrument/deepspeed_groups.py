@@ -34,24 +34,36 @@ class ParallelSizes:
 def parallel_sizes(engine: Any) -> ParallelSizes:
     """Sizes of *engine*'s groups.
 
-    DeepSpeed's own ``dp_world_size`` is not asked: with a unit for sequence parallelism it is None, and without one it
-    counts ranks that share a sequence.
+    DeepSpeed's own ``dp_world_size`` is not asked where there are groups: with a unit for sequence parallelism it is
+    None, and without one it counts ranks that share a sequence. Where there are none, in a process that has left its
+    groups or with a stand-in for an engine, the engine's own words are all there is.
     """
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    world_size = torch.distributed.get_world_size() if distributed else 1
     mpu = getattr(engine, "mpu", None)
     tp_size = tensor_parallel_size(mpu)
     pp_size = _first_size(mpu, "get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size")
     cp_size = _first_size(mpu, "get_context_parallel_world_size")
     sp_size = int(getattr(engine, "sequence_parallel_size", 1) or 1)
+    if distributed:
+        dp_size = torch.distributed.get_world_size() // (tp_size * pp_size * cp_size * sp_size)
+    else:
+        tp_size = tp_size if mpu is not None else _said(engine, "mp_world_size") or 1
+        # The second is the size of data and sequences together.
+        dp_size = _said(engine, "dp_world_size") or (_said(engine, "seq_dp_world_size") or 1) // sp_size
     return ParallelSizes(
-        dp_size=max(1, world_size // (tp_size * pp_size * cp_size * sp_size)),
+        dp_size=max(1, dp_size),
         tp_size=tp_size,
         pp_size=pp_size,
         cp_size=cp_size,
         sp_size=sp_size,
         ep_size=max(map(expert_parallel_size, _parameters(engine)), default=1),
     )
+
+
+def _said(engine: Any, name: str) -> int | None:
+    """What *engine* wrote down when it was made; None if that is no size."""
+    size = getattr(engine, name, None)
+    return size if isinstance(size, int) else None
 
 
 def tensor_parallel_size(mpu: Any) -> int:

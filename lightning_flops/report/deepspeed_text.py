@@ -30,7 +30,8 @@ _STEP = "  "
 _MODULES_NAMED = 3
 
 _NOTATIONS = (
-    "dp_size (data parallel size: ranks that see different data), mp_size (model parallel size),",
+    # No label with a colon behind it: who searches the report for "data parallel size:" finds the line of its value.
+    "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size),",
     "params (number of parameters), MACs (multiply-adds of matmul-like operators),",
     "flops (floating-point operations, two a MAC), FLOPS (floating-point operations per second),",
     "fwd latency (forward pass), bwd latency (backward pass),",

@@ -121,6 +121,24 @@ def test_a_depth_asked_for_is_shown(theirs: Any) -> None:
     assert depths(theirs["aggregated"])[-4] == "depth 1:"
 
 
+def found_first(text: str, words: str) -> str | None:
+    """The label of the line in which a search for *words*, a colon and a value ends; None if it finds nothing."""
+    match = re.search(rf"{re.escape(words)}:\s+\S+", text)
+    if match is None:
+        return None
+    start = text.rfind("\n", 0, match.start()) + 1
+    line = text[start:].partition("\n")[0]
+    return label[1] if (label := LABEL.match(line)) else f"no label: {line}"
+
+
+def test_a_search_for_the_end_of_any_label_finds_the_line_that_it_finds_in_deepspeeds_report(theirs: Any) -> None:
+    words = [label.split(" ") for label, _ in labels(theirs["in_engine"])]
+    searches = {" ".join(parts[start:]) for parts in words for start in range(len(parts))}
+    assert "data parallel size" in searches and len(searches) > 20
+    for search in searches:
+        assert found_first(theirs["ours_in_engine"], search) == found_first(theirs["in_engine"], search), search
+
+
 def test_in_an_engine_the_lines_are_deepspeeds_in_its_order(theirs: Any) -> None:
     assert labels(theirs["ours_in_engine"]) == labels(theirs["in_engine"])
     ours, deepspeeds = values(theirs["ours_in_engine"]), values(theirs["in_engine"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import re
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -661,6 +663,28 @@ def test_an_engine_tells_sizes_and_the_latencies_of_its_step(now: FakeNow, capsy
     assert printed["iter latency"] == "8 s"
     assert printed["FLOPS per GPU = 3 * fwd flops per GPU / iter latency"] == "22.5 FLOPS (estimated)"
     assert printed["samples/second"] == "8.00"  # 16 on each of the 4 ranks that see different data, in 8 s
+
+
+def test_an_engine_without_groups_is_taken_at_its_word_and_a_search_finds_the_value(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # As in DeepSpeed's own test of a profiler for sequence parallelism, whose engine is a stand-in.
+    profiler = FlopsProfiler(nn.Sequential(nn.Linear(128, 128)))
+    profiler.ds_engine = SimpleNamespace(
+        world_size=8,
+        dp_world_size=None,
+        seq_dp_world_size=4,
+        mp_world_size=1,
+        has_moe_layers=False,
+        train_micro_batch_size_per_gpu=lambda: 1,
+        wall_clock_breakdown=lambda: False,
+    )
+    profiler.start_profile()
+    profiler.model(torch.randn(64, 128))
+    profiler.print_model_profile(profile_step=1, detailed=False)
+    profiler.end_profile()
+    match = re.search(r"data parallel size:\s+(\S+)", capsys.readouterr().out)
+    assert match is not None and match[1] == "4"
 
 
 def test_recomputed_forwards_are_in_the_estimates(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
