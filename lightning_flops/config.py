@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import numbers
+import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -376,8 +377,105 @@ class ProfilerConfig:
             config = _read_json_object(config)
         return cls.from_block(config.get(BLOCK, {}))
 
+    @classmethod
+    def taken_over(cls, block: object, *, given: Mapping[str, Any] | None = None, enabled: bool = False) -> TakenBlock:
+        """What a ``"flops_profiler"`` block asks for that was written for DeepSpeed, and which DeepSpeed judges.
+
+        What DeepSpeed takes ends no training here: an unknown key is passed over, a value that breaks its rule means
+        that nothing is profiled, and both are words for a warning. Values that DeepSpeed takes for a number or a truth
+        are taken for it here. Nothing is raised.
+
+        Args:
+            block: whatever the config has under the name.
+            given: settings from elsewhere, checked already, which win over the block's.
+            enabled: what a block means that does not say whether it is enabled.
+        """
+        builtin_on = False
+        unknown: list[str] = []
+        wrong: str | None = None
+        settings: dict[str, Any] = {"enabled": enabled}
+        given = given or {}
+        try:
+            if not isinstance(block, Mapping):
+                raise ConfigError(f"{BLOCK} must be an object, got {block!r}")
+            builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
+            for name, value in block.items():
+                if name not in _RULES:
+                    unknown.append(f"{BLOCK}.{name} is not a setting, did you mean {_nearest(name, _RULES)}?")
+                else:
+                    settings[name] = _read_as_deepspeed(name, value)
+            taken = cls(**{**settings, **given})
+        except Exception as error:  # a repr, a comparison or a conversion of somebody's object may raise anything
+            wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            taken = cls(**{**given, "enabled": False})
+        return TakenBlock(taken, tuple(map(_clipped, unknown)), wrong and _clipped(wrong), builtin_on)
+
+
+class TakenBlock(NamedTuple):
+    """What a block that was written for DeepSpeed asks of this profiler."""
+
+    settings: ProfilerConfig
+    """Not enabled where a value is wrong."""
+    unknown: tuple[str, ...]
+    """Of each key that was passed over: that there is no such setting, and which is the nearest."""
+    wrong: str | None
+    """Why nothing is profiled by this block: the setting, its rule and the value; None if nothing is wrong."""
+    builtin_on: bool
+    """Whether the block turns on DeepSpeed's own profiler."""
+
 
 assert [field.name for field in fields(ProfilerConfig)] == list(_RULES), "every setting has its rule, in the same order"
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
+
+
+def _as_enabled(value: Any) -> Any:
+    # DeepSpeed writes `wall_clock_breakdown | enabled`, and refuses what this refuses, before anybody is profiled.
+    return bool(False | value)
+
+
+def _as_path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value or None
+
+
+_AS_DEEPSPEED_READS: Mapping[str, Callable[[Any], Any]] = {
+    "enabled": _as_enabled,
+    "profile_step": _as_integer,
+    "module_depth": _as_integer,
+    "top_modules": _as_integer,
+    "detailed": bool,
+    "output_file": _as_path,
+    "recompute_fwd_factor": lambda value: float(value) if isinstance(value, bool) else value,
+}
+"""What DeepSpeed, which checks no value of its block, makes of one where it uses it; others fail there, or do nothing.
+
+Of 0.16 to 0.19: it compares the step, counts up to the depth and the number of modules, asks for the truth of
+``detailed`` and ``output_file``, and multiplies by the factor.
+"""
+
+
+def _read_as_deepspeed(name: str, value: Any) -> Any:
+    """*value* as DeepSpeed takes it; as it is where DeepSpeed refuses it or does not know the setting."""
+    try:
+        return _AS_DEEPSPEED_READS[name](value) if name in _AS_DEEPSPEED_READS else value
+    except Exception:  # whatever an operator of the value raises: the rule says what is wrong with it
+        return value
+
+
+_LONGEST = 300
+"""Characters of a warning about a block: a value may be as long as a file."""
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    """The one of *known* that looks most like *name*, the first of several."""
+    text = _clipped(str(name))
+    return max(known, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio())
 
 
 def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str = "") -> None:
@@ -406,7 +504,7 @@ def _read_json_object(path: str | Path) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
     try:
-        value = json.loads(text, object_pairs_hook=_without_duplicates)
+        value = _decoded(text)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"the DeepSpeed config {path} is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}"
@@ -416,6 +514,24 @@ def _read_json_object(path: str | Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {value!r:.80}")
     return value
+
+
+def _decoded(text: str) -> object:
+    """The JSON in *text*; or, where that is none, the object that DeepSpeed's own reader finds in it, if it is here."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates)
+    except json.JSONDecodeError:
+        try:
+            import hjson  # comes with DeepSpeed: JSON with comments, and commas and quotes that are missing
+
+            value = hjson.loads(text, object_pairs_hook=_without_duplicates)
+        except ConfigError:
+            raise
+        except Exception:  # not here, or not even that
+            value = None
+        if isinstance(value, dict):
+            return value
+        raise
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import atexit
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ except ModuleNotFoundError as missing:
     raise ImportError("lightning_flops.deepspeed needs DeepSpeed: install lightning-flops[deepspeed]") from missing
 
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_flops.config import BLOCK, ProfilerConfig
+from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
 from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.deepspeed_pipeline import PipelineProfiler
 from lightning_flops.errors import ConfigError, LightningFlopsError
@@ -62,17 +63,19 @@ class Handle(ProfiledRun):
             self._throughput = profiler.throughput
 
 
-_handles: weakref.WeakKeyDictionary[Any, Handle] = weakref.WeakKeyDictionary()
+# By identity: an engine and what DeepSpeed reads are others' objects, which may be equal to others or have no hash.
+_handles: MutableMapping[Any, Handle] = WeakIdKeyDictionary()
 _installed = Patches()
-_blocks: weakref.WeakKeyDictionary[Any, ProfilerConfig] = weakref.WeakKeyDictionary()
-"""Settings by the object in which DeepSpeed keeps what it read of the block."""
+_blocks: MutableMapping[Any, TakenBlock] = WeakIdKeyDictionary()
+"""The block by the object in which DeepSpeed keeps what it read of it."""
 
 
 def install(*, keep_builtin: bool = False) -> None:
     """Take over the ``"flops_profiler"`` block of every engine that is made from here on.
 
-    Engines whose config has no such block, or one that is not enabled, stay untouched. A block that breaks a rule makes
-    ``deepspeed.initialize`` raise ``ConfigError``. A second call changes nothing.
+    Engines whose config has no such block, or one that is not enabled, stay untouched. What DeepSpeed takes, trains: a
+    key that is no setting is a warning, a value that breaks its rule a warning and no profile. A second call changes
+    nothing.
 
     Args:
         keep_builtin: leave DeepSpeed's own profiler on beside ours, to compare them.
@@ -106,14 +109,15 @@ def attach(
     Args:
         engine: what ``deepspeed.initialize`` returned.
         config: the settings: a ``"flops_profiler"`` block, or a DeepSpeed config (object, path or URL) that has one.
-            None takes the block of the engine's own config, or the defaults if it has none.
+            None takes the block of the engine's own config, in which a mistake is a warning, or the defaults if it has
+            none.
         keep_builtin: leave DeepSpeed's own profiler on, if the engine's config has it enabled.
 
     Returns:
         The engine's handle: the same one when it is asked for again, a new one after ``detach()``.
 
     Raises:
-        ConfigError: a setting breaks its rule, or the engine is profiled already with other settings.
+        ConfigError: a setting given here breaks its rule, or the engine is profiled already with other settings.
         LightningFlopsError: *engine* is no engine, has no module, or was destroyed.
     """
     if not isinstance(engine, DeepSpeedEngine):
@@ -177,25 +181,45 @@ def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Pa
     if isinstance(config, ProfilerConfig):
         return config
     if config is None:
-        known = _blocks.get(engine._config.flops_profiler_config)
-        if known is not None:
-            return known
-        block = engine._config._param_dict.get(BLOCK)
-        return ProfilerConfig() if block is None else ProfilerConfig.from_block(block)
+        taken = _block_of(engine)
+        if taken is None:
+            return ProfilerConfig()
+        _say_what_is_wrong(engine, taken)
+        return taken.settings
     if isinstance(config, Mapping) and BLOCK not in config:
         return ProfilerConfig.from_block({"enabled": True, **config})
     return ProfilerConfig.from_deepspeed_config(config)
+
+
+def _block_of(engine: Any) -> TakenBlock | None:
+    """The block of *engine*'s own config, as it was before DeepSpeed's own profiler stood down; None without one."""
+    taken = _blocks.get(engine._config.flops_profiler_config)
+    if taken is None and BLOCK in engine._config._param_dict:
+        taken = ProfilerConfig.taken_over(engine._config._param_dict[BLOCK])
+    return taken
+
+
+def _say_what_is_wrong(engine: Any, taken: TakenBlock) -> None:
+    if engine.global_rank == 0:
+        for words in taken.unknown:
+            logger.warning("in the DeepSpeed config, %s", words)
+        if taken.wrong:
+            logger.warning("this engine is not profiled: %s", taken.wrong)
 
 
 def _reading_the_block(original: Callable[[Any], Any], *, keep_builtin: bool) -> Callable[[Any], Any]:
     """What reads the block in place of DeepSpeed's class, below every form in which a config can be given."""
 
     def read(param_dict: Any) -> Any:
-        settings = ProfilerConfig.from_block(param_dict.get(BLOCK, {}))
-        if settings.enabled and not keep_builtin:
-            param_dict = {**param_dict, BLOCK: {**param_dict[BLOCK], "enabled": False}}
-        result = original(param_dict)
-        _blocks[result] = settings
+        result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error
+        try:
+            if BLOCK in param_dict:
+                taken = ProfilerConfig.taken_over(param_dict[BLOCK])
+                _blocks[result] = taken
+                if taken.builtin_on and not keep_builtin:
+                    result.enabled = False
+        except Exception as error:  # no object of ours; training goes on without us
+            logger.warning("engines of this config are not profiled: %s: %s", type(error).__name__, error)
         return result
 
     return read
@@ -206,33 +230,37 @@ def _attaching_at_the_end(original: Callable[..., None], *, keep_builtin: bool) 
 
     def make(engine: Any, *args: Any, **kwargs: Any) -> None:
         outermost = engine not in _being_made
-        _being_made.add(engine)
+        _being_made[engine] = True
         try:
             original(engine, *args, **kwargs)
         finally:
             if outermost:
-                _being_made.discard(engine)
+                _being_made.pop(engine, None)
         if outermost:
-            _attach_by_block(engine, keep_builtin=keep_builtin)
+            try:
+                _attach_by_block(engine, keep_builtin=keep_builtin)
+            except Exception as error:  # training goes on without us
+                logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
 
     return make
 
 
-_being_made: weakref.WeakSet[Any] = weakref.WeakSet()
+_being_made: MutableMapping[Any, bool] = WeakIdKeyDictionary()
 
 
 def _attach_by_block(engine: Any, *, keep_builtin: bool) -> None:
-    settings = _blocks.get(engine._config.flops_profiler_config)
-    if settings is None or engine in _handles:
+    if engine in _handles:
         return
-    if not settings.enabled:
-        block = engine._config._param_dict.get(BLOCK)
-        # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
-        level = logging.INFO if block is not None and "enabled" in block else logging.WARNING
-        if engine.global_rank == 0:
-            logger.log(level, 'this engine is not profiled: its config has no "flops_profiler" block that is enabled')
-        return
-    try:
+    taken = _block_of(engine)
+    if taken is not None and taken.settings.enabled:
         attach(engine, keep_builtin=keep_builtin)
-    except Exception as error:  # training goes on without us
-        logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
+        return
+    if taken is not None:
+        _say_what_is_wrong(engine, taken)
+        if taken.wrong:
+            return
+    block = engine._config._param_dict.get(BLOCK)
+    # Off is what somebody wrote, or the block was forgotten, or its name misspelt.
+    level = logging.INFO if block is not None and "enabled" in block else logging.WARNING
+    if engine.global_rank == 0:
+        logger.log(level, 'this engine is not profiled: its config has no "flops_profiler" block that is enabled')

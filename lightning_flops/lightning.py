@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.config import ProfilerConfig, refuse_unknown
-from lightning_flops.errors import ConfigError
-from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice, settings_from
+from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
 from lightning_flops.lightning_fit import FitProfiler
 from lightning_flops.printable import package_logger
 from lightning_flops.profiled_run import ProfiledRun
@@ -100,8 +99,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         tag_prefix: prefix of the scalars' and texts' tags. Default ``"flops_profiler"``.
 
     Raises:
-        ConfigError: a setting breaks its rule, or there is none of the name; for the DeepSpeed config's block, when the
-            fit begins.
+        ConfigError: a setting breaks its rule, or there is none of the name. In the DeepSpeed config's block, which
+            DeepSpeed judges, the one is a warning and no profile, the other a warning.
     """
 
     def __init__(
@@ -218,12 +217,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             return
         try:
             self._config = self._settings_in(trainer)
-            if self._config.enabled and block_of(trainer) is not None:
-                self._builtin.stand_down(trainer)
         except Exception as error:
             self._config = replace(self._config, enabled=False)
-            if isinstance(error, ConfigError) and not self._for_any_trainer:
-                raise
             logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
@@ -234,13 +229,20 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         ):
             return ProfilerConfig(enabled=False)
         block = block_of(trainer)
-        if block is None:
-            config = ProfilerConfig(**self._given)
-        else:
-            config = settings_from(block, given=self._given, enabled=not self._for_any_trainer)
+        taken = None
+        config = ProfilerConfig(**self._given)
+        if block is not None:
+            taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
+            config = taken.settings
+            if taken.builtin_on and (config.enabled or taken.wrong):
+                self._builtin.stand_down(trainer)
         if not trainer.is_global_zero:
             return config
-        if not config.enabled:
+        for words in taken.unknown if taken else ():
+            logger.warning("in the DeepSpeed config, %s", words)
+        if taken and taken.wrong:
+            logger.warning("this fit is not profiled: %s", taken.wrong)
+        elif not config.enabled:
             # Somebody who wrote the callback into the program expects a profile.
             level = logging.INFO if self._for_any_trainer else logging.WARNING
             logger.log(level, "flops_profiler.enabled is not true: this fit is not profiled")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.config import BLOCK, ProfilerConfig
+from lightning_flops.config import BLOCK
 from lightning_flops.printable import package_logger
 
 if TYPE_CHECKING:
@@ -61,22 +61,6 @@ def block_of(trainer: Trainer) -> object | None:
     config = getattr(trainer.strategy, "config", None) if is_deepspeed(trainer) else None
     block = config.get(BLOCK) if isinstance(config, Mapping) else None
     return block.original if isinstance(block, _StoodDown) else block
-
-
-def settings_from(block: object, *, given: Mapping[str, Any], enabled: bool) -> ProfilerConfig:
-    """The settings of *block*, except those *given* otherwise.
-
-    Args:
-        block: of a DeepSpeed config.
-        given: settings that were given to the callback, which win.
-        enabled: what a block means that does not say whether it is enabled.
-
-    Raises:
-        ConfigError: the block is wrong.
-    """
-    ProfilerConfig.from_block(block)  # every key of it, the ones that are overruled too
-    assert isinstance(block, Mapping)
-    return ProfilerConfig(**{"enabled": enabled, **block, **given})
 
 
 def log_choice(block: Mapping[str, Any], *, given: Mapping[str, Any]) -> None:

@@ -79,33 +79,6 @@ def installed_and_uninstalled() -> dict[str, Any]:
     )
 
 
-def wrong_blocks() -> list[str]:
-    messages = []
-    blocks: list[Any] = [
-        {"enabled": "yes"},
-        {"enabled": True, "profile_step": "2"},
-        {"enabled": True, "profile_step": -1},
-        {"enabled": True, "top_modules": 0},
-        {"enabled": True, "detailed": 1},
-        {"enabled": True, "recompute_fwd_factor": "1"},
-        {"enabled": True, "profil_step": 2},
-        {"enabled": True, "timing_steps": 0},
-        [True],
-        "on",
-        None,
-    ]
-    with installed():
-        for block in blocks:
-            settings = {**config(block=None), "flops_profiler": block}
-            try:
-                engine_of(settings)
-            except LightningFlopsError as error:
-                messages.append(f"{type(error).__name__}: {error}")
-            else:
-                messages.append("nothing raised")
-    return messages
-
-
 def wrong_engines() -> dict[str, Any]:
     def message(call: Callable[[], Any]) -> str:
         try:
@@ -366,7 +339,6 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "left_alone_disabled": functools.partial(left_alone, {**BLOCK, "enabled": False}),
     "left_alone_unsaid": functools.partial(left_alone, {"profile_step": 2}),
     "installed_and_uninstalled": installed_and_uninstalled,
-    "wrong_blocks": wrong_blocks,
     "wrong_engines": wrong_engines,
     **{f"destroyed_engines_{stage}": functools.partial(destroyed_engines, stage) for stage in (1, 2, 3)},
     "attached_by_defaults": attached_by_defaults,

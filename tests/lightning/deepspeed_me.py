@@ -19,7 +19,7 @@ import deepspeed
 import torch
 from torch import nn
 
-from lightning_flops import ConfigError, FlopsProfilerCallback
+from lightning_flops import FlopsProfilerCallback
 from tests.lightning.nets import loader, new_trainer, trunk
 
 BLOCK = {"enabled": True, "profile_step": 2, "module_depth": 1, "timing_steps": 2, "trace": False}
@@ -128,7 +128,7 @@ def fit(
         )
         try:
             trainer.fit(module, loader(BATCHES * int(os.environ["WORLD_SIZE"])), loader(2))
-        except (ConfigError, RuntimeError) as error:
+        except (AttributeError, RuntimeError, TypeError) as error:
             seen["raised"] = f"{type(error).__name__}: {error}"
     finally:
         package.removeHandler(messages)
@@ -185,6 +185,9 @@ def scenarios(root: str, stage: int, folder: str) -> dict[str, Facts]:
     found["fails"] = fit(root, stage, folder, callback(), block=dict(BLOCK), fails_at=14)
     found["manual"] = fit(root, stage, folder, callback(), block=dict(BLOCK), manual=True, max_epochs=1)
     found["wrong"] = fit(root, stage, folder, callback(), block={**BLOCK, "profile_step": "2"}, **short)
+    whole = {**BLOCK, "profile_step": 1.0, "detailed": 1, "step": 1}
+    found["unknown"] = fit(root, stage, folder, callback(), block=whole, max_epochs=1)
+    found["no truth"] = fit(root, stage, folder, callback(), block={**BLOCK, "enabled": "true"}, **short)
     found["no object"] = fit(root, stage, folder, callback(), block=["profile_step"], **short)
     found["two"] = fit(root, stage, folder, callback(), callback(profile_step=1), block=dict(BLOCK))
     found["block off"] = fit(root, stage, folder, callback(), block=off, **short)

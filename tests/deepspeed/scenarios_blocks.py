@@ -1,0 +1,248 @@
+"""Blocks of every kind: what DeepSpeed says to each by itself, and what comes of it with the hook."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from deepspeed.runtime import config as deepspeed_config
+from deepspeed.runtime.config import DeepSpeedConfig
+
+from lightning_flops.deepspeed import attach
+from tests.deepspeed.engines import BLOCK, Net, config, engine_of, installed, left_on, logged, train
+
+STEPS = 4
+
+
+class Rude:
+    """Answers every question with an exception, and has no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+VALUES: dict[str, Any] = {
+    "true": True,
+    "false": False,
+    "0": 0,
+    "1": 1,
+    "2": 2,
+    "-1": -1,
+    "-2": -2,
+    "1.0": 1.0,
+    "0.5": 0.5,
+    "nan": math.nan,
+    "inf": math.inf,
+    "huge": 10**5000,
+    "'1'": "1",
+    "'true'": "true",
+    "'auto'": "auto",
+    "''": "",
+    "null": None,
+    "[]": [],
+    "[1]": [1],
+    "{}": {},
+    "{'a': 1}": {"a": 1},
+}
+NO_JSON: dict[str, Any] = {
+    "{1}": {1},
+    "int64": np.int64(1),
+    "bool_": np.bool_(True),
+    "float32": np.float32(1),
+    "array": np.ones(2),
+    "path": Path("report.txt"),
+    "rude": Rude(),
+}
+DEEPSPEEDS = (
+    "enabled",
+    "profile_step",
+    "module_depth",
+    "top_modules",
+    "detailed",
+    "output_file",
+    "recompute_fwd_factor",
+)
+OURS = ("timing_steps", "trace", "trace_dir", "monitor", "every", "batch_size", "peak_flops_per_sec", "tag_prefix")
+UNKNOWN = ("step", "profil_step", 3, "x" * 10_000)
+
+FIRST: dict[str, Any] = {**BLOCK, "profile_step": 1}
+BLOCKS: dict[str, Any] = {
+    **{f"{name}={words}": {**FIRST, name: value} for name in DEEPSPEEDS for words, value in VALUES.items()},
+    **{f"{name}={words}": {**FIRST, name: value} for name in DEEPSPEEDS[:2] for words, value in NO_JSON.items()},
+    **{
+        f"{name}={words}": {**FIRST, name: VALUES[words]}
+        for name in OURS
+        for words in ("true", "0", "1.0", "'auto'", "null", "nan")
+    },
+    **{f"{str(name)[:20]}=1": {**FIRST, name: 1} for name in UNKNOWN},
+    **{f"off, {name}=0": {"enabled": False, name: 0} for name in ("top_modules", "enable")},
+    "trace_dir without trace": {**FIRST, "trace_dir": "traces"},
+    "none": {},
+    **{f"block={words}": value for words, value in (VALUES | NO_JSON).items() if not isinstance(value, dict)},
+}
+
+
+def _combined(number: int) -> list[Any]:
+    """Blocks of several keys, drawn from the same values."""
+    draw = random.Random(4)
+    names = [*DEEPSPEEDS, *OURS, *UNKNOWN]
+    return [
+        {
+            name: draw.choice([*VALUES.values(), *NO_JSON.values()])
+            for name in draw.sample(names, draw.randrange(len(names)))
+        }
+        for _ in range(number)
+    ]
+
+
+def _read(block: Any) -> str:
+    """What reading a config with *block* ends in."""
+    try:
+        read = DeepSpeedConfig({**config(block=None), "flops_profiler": block})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"read, {'on' if read.flops_profiler_config.enabled else 'off'}"
+
+
+def read_alike() -> list[tuple[str, str, str]]:
+    """Of each block, what DeepSpeed makes of it by itself and with the hook."""
+    blocks = {**BLOCKS, **{f"combined {number}": block for number, block in enumerate(_combined(300))}}
+    alone = {name: _read(block) for name, block in blocks.items()}
+    with installed():
+        return [(name, alone[name], _read(block)) for name, block in blocks.items()]
+
+
+def _trained(block: Any, *, hook: bool) -> dict[str, Any]:
+    """What training with *block* ends in: with the hook, or with DeepSpeed's own profiler."""
+    file = Path("report.txt")
+    file.unlink(missing_ok=True)
+    found: dict[str, Any] = {"made": False, "raised": None, "losses": None, "profiled": None, "left": []}
+    with (
+        installed() if hook else contextlib.nullcontext(),
+        logged() as lines,
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
+        try:
+            engine = engine_of({**config(block=None), "flops_profiler": block})
+            found["made"] = True
+            found["losses"] = train(engine, STEPS)
+            if hook and not any("not profiled" in line for line in lines):
+                handle = attach(engine)
+                handle.detach()
+                found["profiled"] = handle.profile is not None and handle.profile.counted_steps
+            found["left"] = left_on(engine)
+            found["builtin"] = hasattr(engine, "flops_profiler")
+        except Exception as error:
+            found["raised"] = f"{type(error).__name__}: {error}"
+    text = printed.getvalue() + (file.read_text() if file.exists() else "")
+    said = [line for line in lines if "flops_profiler" in line]
+    return {**found, "logged": said, "printed": "Flops Profiler" in text}
+
+
+def trained() -> dict[str, Any]:
+    """Of each block, training with it: with DeepSpeed's own profiler, and with ours."""
+    return {
+        "plain": _trained({"enabled": False}, hook=False),
+        "blocks": {
+            name: {"ours": _trained(block, hook=True), "alone": _trained(block, hook=False)}
+            for name, block in BLOCKS.items()
+        },
+    }
+
+
+def in_every_form() -> dict[str, Any]:
+    """A block as DeepSpeed's own test has it, in every form in which DeepSpeed takes a config."""
+    block = {**BLOCK, "step": 1, "top_modules": 3.0}
+    del block["profile_step"]
+    settings = config(block=block)
+    Path("ds_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    Path("ds_config.hjson").write_text(
+        "# with a comment\n" + json.dumps(settings, indent=1).replace('"flops_profiler"', "flops_profiler")
+    )
+    given: dict[str, dict[str, Any]] = {
+        "dict": {"settings": settings},
+        "path": {"settings": "ds_config.json"},
+        "hjson": {"settings": "ds_config.hjson"},
+        "base64": {"settings": base64.urlsafe_b64encode(json.dumps(settings).encode()).decode()},
+        "arguments": {
+            "settings": None,
+            "args": argparse.Namespace(deepspeed_config="ds_config.hjson", local_rank=0),
+        },
+    }
+    found = {}
+    for form, more in given.items():
+        with installed(), logged() as lines:
+            engine = engine_of(**more)
+            train(engine, STEPS)
+            handle = attach(engine)
+            handle.detach()
+            assert handle.profile is not None
+            found[form] = {
+                "counted": handle.profile.counted_steps,
+                "top_modules": handle.config.top_modules,
+                "logged": [line for line in lines if "flops_profiler" in line],
+            }
+    return found
+
+
+def engine_without_a_hash() -> dict[str, Any]:
+    """What DeepSpeed keeps of the block, and the engine, may be compared by value, and then have no hash."""
+    kind = deepspeed_config.DeepSpeedFlopsProfilerConfig
+    same: Callable[[Any, Any], bool] = lambda one, other: True  # noqa: E731
+    deepspeed_config.DeepSpeedFlopsProfilerConfig = type("Compared", (kind,), {"__eq__": same, "__hash__": None})
+    try:
+        with installed(), logged() as lines:
+            other = engine_of(config(block={**BLOCK, "profile_step": 3}))
+            engine = engine_of(config())
+            losses = train(engine, STEPS)
+            handle = attach(engine)
+            step = handle.config.profile_step
+            handle.detach()
+            assert handle.profile is not None
+            return {
+                "losses": losses,
+                "counted": handle.profile.counted_steps,
+                "steps": (step, attach(other).config.profile_step),
+                "logged": [line for line in lines if "flops_profiler" in line],
+            }
+    finally:
+        deepspeed_config.DeepSpeedFlopsProfilerConfig = kind
+
+
+def attached_to_a_wrong_block() -> dict[str, Any]:
+    """An engine made without the hook, whose own block is wrong; and the same block handed to us."""
+    block = {**FIRST, "top_modules": 0, "step": 1}
+    engine = engine_of(config(block={**block, "enabled": False}), Net())
+    with logged() as lines:
+        handle = attach(engine)
+    try:
+        attach(engine_of(config(block=None)), block)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    return {"enabled": handle.config.enabled, "logged": lines, "raised": message}
+
+
+SCENARIOS: dict[str, Callable[[], Any]] = {
+    "read_alike": read_alike,
+    "trained": trained,
+    "in_every_form": in_every_form,
+    "engine_without_a_hash": engine_without_a_hash,
+    "attached_to_a_wrong_block": attached_to_a_wrong_block,
+}
