@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from lightning_flops.config import ProfilerConfig, refuse_unknown
 from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
 from lightning_flops.lightning_fit import FitProfiler
+from lightning_flops.lightning_launch import origin_of, send_home
 from lightning_flops.printable import package_logger
 from lightning_flops.profiled_run import ProfiledRun
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from lightning_flops.analysis.profile import Profile
+    from lightning_flops.analysis.throughput import ThroughputSummary
 
     _CallbackBases = Callback
 else:
@@ -166,6 +170,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._given = dict(given)
         self._for_any_trainer = for_any_trainer
         self._config = ProfilerConfig(**self._given)
+        self._origin = origin_of(self)
         self._start_anew()
         self._fit: FitProfiler | None = None
         self._builtin = BuiltinProfiler()
@@ -206,6 +211,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A callback that is not in a fit."""
         self.__dict__.update(state)
+        if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
+            self._origin = origin_of(self)
         self._fit = None
         self._builtin = BuiltinProfiler()
 
@@ -299,6 +306,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer is done with us."""
         self._end_fit()
+        if stage == "fit":
+            send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
+
+    def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
+        """A fit in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
+        self._profiles, self._throughput = list(profiles), throughput
 
     def _end_fit(self) -> None:
         self._builtin.put_back()

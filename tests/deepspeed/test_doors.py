@@ -127,7 +127,11 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
     )
     assert printed.count("Profile Summary at step 7") == 1 and "2 of 20 steps, 5-6" in printed
     assert printed.count("nothing was profiled: profile_step is 100, and this run ended after 3 step(s)") == 1
-    profile = Profile.from_json((tmp_path / "profile.json").read_text(encoding="utf-8"))
+    # In the folder of ours, since no monitor is on; of the engine that profiled nothing there is no file.
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
+    assert files == ["lightning_flops_logs/profile.json"]
+    assert printed.count("FLOPs of step 2: every number is in lightning_flops_logs/profile.json\n") == 1
+    profile = Profile.from_json((tmp_path / files[0]).read_text(encoding="utf-8"))
     assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import Profile
+from lightning_flops.analysis.throughput import ThroughputSummary
 from tests.lightning.nets import BATCH, batch_flops
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,11 +32,18 @@ REPOSITORY = Path(__file__).parents[2]
     ],
 )
 def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     # A spawned child imports the script anew under another name, with the same arguments.
     done = subprocess.run(
         [sys.executable, "-m", "tests.lightning.launch_me", root, strategy, str(tmp_path)],
         cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "TMPDIR": str(temporary),
+        },
         capture_output=True,
         text=True,
         timeout=200,
@@ -48,6 +56,12 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     (path,) = tmp_path.rglob("profile.json")
     profile = Profile.from_json(path.read_text())
     assert (profile.context.world_size, profile.context.dp_size, profile.context.rank) == (2, 2, 0)
+    # The process that called fit has the results, also where others trained, and nothing else is left of their way.
+    returned = json.loads((tmp_path / "returned0.json").read_text())
+    assert Profile.from_json(returned["profile"]) == profile
+    written_throughput = ThroughputSummary.from_json(path.with_name("throughput.json").read_text())
+    assert ThroughputSummary.from_json(returned["throughput"]) == written_throughput
+    assert list(temporary.glob("lightning_flops*")) == []
     assert profile.flops_total.forward == batch_flops().forward
     assert profile.flops_total.backward == batch_flops().backward
     assert json.loads(path.read_text())["context"]["strategy"]

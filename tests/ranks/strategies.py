@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -195,7 +196,7 @@ def twice(
         "profile": None if profile is None else profile.to_json(),
         "differs": [name for name in plain if plain[name] != profiled[name]],
         "losses": profiled["losses"],
-        "files": sorted(os.listdir()),
+        "files": sorted(str(path) for path in Path().rglob("*") if path.is_file()),
     }
 
 

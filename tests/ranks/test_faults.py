@@ -156,7 +156,7 @@ def test_without_a_store_every_rank_is_on_its_own_and_says_so() -> None:
 def test_rank_0_alone_leaves_files() -> None:
     for returned in on_two()("rank_0_alone_writes"):
         *files, trace = returned["files"]
-        assert files == ["logs0/profile.json", "logs0/profile.txt", "logs0/throughput.json"]
+        assert files == ["logs0/lightning_flops_logs/profile.json", "logs0/profile.txt", "logs0/throughput.json"]
         assert trace.startswith("traces/rank0_step")
 
 
@@ -167,10 +167,10 @@ def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
         assert files == [
             "flops.rank1.txt",
             "flops.txt",
-            "logs0/profile.json",
-            "logs0/profile.rank1.json",
-            "logs0/throughput.json",
-            "logs0/throughput.rank1.json",
+            "logs0/lightning_flops_logs/profile.json",
+            "logs0/lightning_flops_logs/profile.rank1.json",
+            "logs0/lightning_flops_logs/throughput.json",
+            "logs0/lightning_flops_logs/throughput.rank1.json",
         ]
 
 

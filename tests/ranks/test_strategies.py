@@ -176,7 +176,8 @@ class TestEveryStrategy:
         for rank, returned in enumerate(launched(ranks)(name)):
             assert returned["differs"] == []
             assert len(set(returned["losses"])) == len(returned["losses"]) >= 10  # no two alike: something was trained
-            assert returned["files"] == ([] if rank else ["profile.json", "profile.txt", "throughput.json"])
+            names = [] if rank else ["profile.json", "profile.txt", "throughput.json"]
+            assert returned["files"] == [f"lightning_flops_logs/{name}" for name in names]
 
     def test_the_job_is_all_ranks_together(self, ranks: int, name: str) -> None:
         truth = expected(ranks, name)

@@ -1,0 +1,117 @@
+"""What was profiled in processes that a launcher of Lightning's started, back where the callback was made.
+
+Under ddp_spawn, ddp_fork and in notebooks a fit runs in other processes, which end with it, on copies of the callbacks.
+What the first of them returns goes through a pipe that is read when all have ended, so that only little fits in: as
+Lightning itself does with the weights, the results lie in a temporary file, and the pipe carries its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.throughput import ThroughputSummary
+from lightning_flops.printable import package_logger
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+logger = package_logger(__name__)
+
+
+class Origin(NamedTuple):
+    """Where a callback was made: its copies in other processes keep this."""
+
+    process: int
+    number: int
+
+    @property
+    def is_here(self) -> bool:
+        """This process is the one."""
+        return self.process == os.getpid()
+
+
+class Receiver(Protocol):
+    """Somebody who waits for the results of copies."""
+
+    def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
+        """A copy in another process has measured this."""
+
+
+_numbers = itertools.count()
+_receivers: weakref.WeakValueDictionary[Origin, Receiver] = weakref.WeakValueDictionary()
+
+
+def origin_of(receiver: Receiver) -> Origin:
+    """A new origin: what copies in other processes send to it, *receiver* gets."""
+    origin = Origin(os.getpid(), next(_numbers))
+    _receivers[origin] = receiver
+    return origin
+
+
+def send_home(
+    trainer: Trainer, origin: Origin, *, profiles: Sequence[Profile], throughput: ThroughputSummary | None
+) -> None:
+    """Have the launcher of *trainer*, whose fit ends in this process, give the results to *origin* with its own.
+
+    Nothing happens where the process is no launcher's, or the launcher returns nothing.
+    """
+    launcher: Any = getattr(trainer.strategy, "launcher", None)
+    collect: Callable[..., Any] | None = getattr(launcher, "get_extra_results", None)
+    if origin.is_here or collect is None:
+        return
+
+    def with_ours(*args: Any, **kwargs: Any) -> Any:
+        extra = collect(*args, **kwargs)
+        try:
+            extra[f"lightning_flops {origin.number}"] = _Parcel(origin, _wrap(profiles, throughput))
+        except Exception as error:  # the process has trained: it returns what Lightning wants
+            logger.warning("callback.profile stays None in the process that called fit: %s", error)
+        return extra
+
+    # On the launcher of this process alone, which ends when it has returned its results.
+    launcher.get_extra_results = with_ours
+
+
+class _Parcel:
+    """Turns into a call of ``_deliver`` where it is unpickled."""
+
+    def __init__(self, origin: Origin, path: str) -> None:
+        self._contents = (origin, path)
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Origin, str]]:
+        return _deliver, self._contents
+
+
+def _wrap(profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> str:
+    folder = tempfile.mkdtemp(prefix="lightning_flops-")
+    path = Path(folder, "results.json")
+    results = {
+        "profiles": [profile.to_json() for profile in profiles],
+        "throughput": None if throughput is None else throughput.to_json(),
+    }
+    path.write_text(json.dumps(results), encoding="utf-8")
+    return str(path)
+
+
+def _deliver(origin: Origin, path: str) -> None:
+    try:
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
+        receiver = _receivers.get(origin)
+        if receiver is not None:
+            throughput = results["throughput"]
+            receiver._receive(
+                [Profile.from_json(text) for text in results["profiles"]],
+                None if throughput is None else ThroughputSummary.from_json(throughput),
+            )
+    except Exception as error:  # Lightning is reading its own results, too
+        logger.warning("callback.profile stays None in this process: %s: %s", type(error).__name__, error)
