@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.deepspeed_engine import EngineProfiler
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.instrument.patches import untapped
 from lightning_flops.step_taps import guarded
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _PARTS: dict[str, TimePhase] = {
 """What part of a step each kind of instruction is, by the name of its class; any other kind is ``other``."""
 
 _TABLE = "_INSTRUCTION_MAP"
+_LATEST = "_exec_instr"
+"""Where the engine keeps the function of the instruction that it ran last."""
 
 
 class PipelineProfiler(EngineProfiler):
@@ -54,6 +57,7 @@ class PipelineProfiler(EngineProfiler):
 
     def _tap_engine(self, taps: Patches) -> None:
         engine = self._engine
+        self._live_as_long_as_the_engine(taps)
         taps.replace(engine, "train_batch", self._around_train_batch)
         taps.replace(engine, "eval_batch", self._outside_of_steps("validation"))
         taps.replace(engine, "save_checkpoint", self._outside_of_steps("checkpoint"))
@@ -61,7 +65,7 @@ class PipelineProfiler(EngineProfiler):
         if self._loads:
             taps.replace(engine, "_next_batch", self._around_next_batch)
         else:  # what a stage in the middle receives is all that tells one step from another
-            taps.set(engine, _TABLE, self._table_with({"ForwardPass": self._around_forward_of_middle}))
+            self._tap_instructions(taps, {"ForwardPass": self._around_forward_of_middle})
 
     def _tap_parts(self, taps: Patches) -> None:
         parts = dict(_PARTS)
@@ -70,8 +74,7 @@ class PipelineProfiler(EngineProfiler):
             taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
         else:  # nobody to exchange anything with
             parts = {name: part for name, part in parts.items() if part != "bubble"}
-        table = self._table_with({name: self._in_train_batch_only(part) for name, part in parts.items()})
-        taps.set(self._engine, _TABLE, table)
+        self._tap_instructions(taps, {name: self._in_train_batch_only(part) for name, part in parts.items()})
         self._tap_optimizer_work(taps)
         self._tap_loaders(taps)
 
@@ -83,10 +86,19 @@ class PipelineProfiler(EngineProfiler):
             "up to the model's."
         )
 
-    def _table_with(self, taps: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> dict[type, Any]:
-        """The engine's table of instructions, with *taps* around the functions of the kinds they name."""
-        table: dict[type, Any] = getattr(self._engine, _TABLE)
-        return {kind: taps.get(kind.__name__, _unchanged)(function) for kind, function in table.items()}
+    def _tap_instructions(
+        self, taps: Patches, makes: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
+    ) -> None:
+        """Put taps around the functions of the kinds of instructions that *makes* names."""
+        kinds = getattr(self._engine, _TABLE)
+        taps.replace_entries(
+            self._engine, _TABLE, {kind: makes[kind.__name__] for kind in kinds if kind.__name__ in makes}
+        )
+
+    def _take_out_taps(self) -> None:
+        super()._take_out_taps()
+        if (latest := vars(self._engine).get(_LATEST)) is not None:
+            setattr(self._engine, _LATEST, untapped(latest))
 
     def _in_train_batch_only(self, part: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """What turns a function into one whose calls are *part* of a step, unless an evaluation makes them."""
@@ -196,7 +208,3 @@ class PipelineProfiler(EngineProfiler):
             tokens_per_sample=config.tokens_per_sample if isinstance(config.tokens_per_sample, int) else None,
             note=self._note,
         )
-
-
-def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function

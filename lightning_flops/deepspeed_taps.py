@@ -104,6 +104,11 @@ class EngineTaps(RunProfiler):
     def end(self) -> None:
         """The run is over."""
 
+    def __del__(self) -> None:
+        # The user has let the engine go. Its own __del__ calls destroy, of which no tap tells any more.
+        if not getattr(self, "_out", True):
+            self.end()
+
     def _on_our_thread(self) -> bool:
         """Whether this is the thread that trains, as far as that is known."""
         return self._thread in (None, threading.get_ident())
@@ -113,6 +118,7 @@ class EngineTaps(RunProfiler):
     def _tap_engine(self, taps: Patches) -> None:
         """Put the taps that stay for the whole run: they tell steps and evaluation, and whether the engine raises."""
         engine = self._engine
+        self._live_as_long_as_the_engine(taps)
         taps.replace(engine, "forward", self._around_forward)
         taps.replace(engine, "backward", self._around_backward)
         taps.replace(engine, "step", self._around_step)
@@ -125,6 +131,11 @@ class EngineTaps(RunProfiler):
         if self._monitor is not None and _ITERATOR_CLASS is not None:
             self._on_class.replace(_ITERATOR_CLASS, "__next__", self._around_monitored_fetch)
             weakref.finalize(self, self._on_class.undo).atexit = False
+
+    def _live_as_long_as_the_engine(self, taps: Patches) -> None:
+        """Taps hold nothing alive, and the user need not keep the handle."""
+        kinds = type(self._engine).__mro__
+        taps.keep(self._engine, self, kind=next(kind for kind in kinds if kind.__module__.startswith("deepspeed.")))
 
     def _tap_parts(self, taps: Patches) -> None:
         # What loss.backward() calls, and engine.backward() in the end.

@@ -11,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.patches import untapped
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.lightning_deepspeed import engine_of
 from lightning_flops.lightning_run import (
@@ -383,11 +384,12 @@ class FitProfiler(RunProfiler):
         self._reset_fetcher()
 
     def _reset_fetcher(self) -> None:
-        """The data fetcher keeps the epoch loop's methods, ours among them: give it the loop's own."""
+        """The data fetcher keeps the epoch loop's methods as they were when it was made: give it those of now."""
         fit_loop = self._trainer.fit_loop
         fetcher = getattr(fit_loop, "_data_fetcher", None)
         if fetcher is None:
             return
         for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
-            if hasattr(vars(fetcher).get(name), "__lightning_flops_patch__"):
+            kept = vars(fetcher).get(name)
+            if untapped(kept) is not kept:
                 setattr(fetcher, name, getattr(fit_loop.epoch_loop, method))

@@ -1,100 +1,344 @@
-"""Attributes set on somebody else's objects, modules and classes for a while, and taken off again."""
+"""Methods of somebody else's objects, classes and modules that run something of ours for a while.
+
+A method of an instance is tapped on the class that defines it, by a descriptor that tells its instances apart. So there
+is nothing of ours on the instance: whoever pickles or copies it, or what refers to it, gets what there would be without
+us, and no copy is tapped. Where a pickle or a copy does reach an object of ours, as in a bound method that somebody
+keeps, that object turns into the function in whose place it stands.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
+import operator
+import types
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes what runs in place of a function, from the function."""
 
-class _Patch:
-    """One replaced attribute of one object."""
+_KEPT = "_kept_while_tapped"
+"""Attribute in which an instance keeps what ``Patches.keep`` gives it."""
 
-    def __init__(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+
+class StandsFor:
+    """An object in whose place pickles and copies have another one; whoever loads a pickle needs nothing of ours."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return operator.itemgetter(0), ((self._original,),)
+
+    def __copy__(self) -> Any:
+        return self._original
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._original, memo)
+
+
+class _StandIn(StandsFor):
+    """A callable that stands where a function stood, and looks and compares like it, too.
+
+    Neither this class nor one below it may have annotated attributes: an instance would show them for the function's.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__(original)
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            if hasattr(original, name):
+                self.__dict__[name] = getattr(original, name)
+        self.__wrapped__ = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)  # its code, its defaults
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._original == (other._original if isinstance(other, _StandIn) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+
+class _Wrapped(_StandIn):
+    """A function in an instance's own attribute, or in a table of its, with ours around it until it is undone."""
+
+    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+        super().__init__(original)
+        self._inner: Callable[..., Any] | None = make(original)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Somebody may have wrapped us in turn and keep us beyond our time: then we are not there.
+        return (self._inner or self._original)(*args, **kwargs)
+
+    @property
+    def alive(self) -> bool:
+        return self._inner is not None
+
+    def undo(self) -> None:
+        self._inner = None  # and let go of what it works for: whoever keeps us need not keep that
+
+
+class _ClassTap(_StandIn):
+    """The descriptor in place of one attribute of a class, which the tapped ones among its instances see replaced.
+
+    All others, copies of a tapped one among them, have the class's own, and so has who asks the class. It holds nothing
+    alive: an instance that its user has let go takes its taps with it.
+    """
+
+    def __init__(self, kind: type, name: str) -> None:
+        super().__init__(vars(kind)[name])
+        self._kind = kind
+        self._attribute = name
+        self._taps: dict[int, weakref.ref[_Tap]] = {}
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        tap = None if instance is None else self.tap_of(instance)
+        if tap is not None:
+            return types.MethodType(self, instance) if tap.table is None else tap.table
+        if not self._taps:
+            self._leave()  # somebody who had replaced us has put us back since
+        return _bound(self._original, instance, owner)
+
+    def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+        tap = self.tap_of(instance)
+        if tap is None:  # a bound method that was kept, or copied with its instance
+            return self.__get__(instance, type(instance))(*args, **kwargs)
+        return tap.run(*args, **kwargs)
+
+    def tap_of(self, instance: Any) -> _Tap | None:
+        """The tap that was put on *instance* last, of those that are still there."""
+        found = self._taps.get(id(instance))
+        return None if found is None else found()
+
+    def reference_to(self, instance: Any) -> weakref.ref[_Tap] | None:
+        """Where ``tap_of`` looks."""
+        return self._taps.get(id(instance))
+
+    def put_on(self, tap: _Tap) -> None:
+        key = id(tap.target)
+
+        def forget(gone: weakref.ref[_Tap], below: weakref.ref[_Tap] | None = tap.below) -> None:
+            if self._taps.get(key) is gone:
+                self._settle(key, below)
+
+        self._taps[key] = weakref.ref(tap, forget)
+        if vars(self._kind).get(self._attribute) is not self:
+            setattr(self._kind, self._attribute, self)
+
+    def take_off(self, tap: _Tap) -> None:
+        self._settle(id(tap.target), self._taps.get(id(tap.target)))
+
+    def _settle(self, key: int, reference: weakref.ref[_Tap] | None) -> None:
+        """Have the instance run the uppermost tap that lives, from that of *reference* downwards."""
+        while reference is not None and ((tap := reference()) is None or not tap.alive):
+            reference = None if tap is None else tap.below
+        if reference is not None:
+            self._taps[key] = reference
+            return
+        self._taps.pop(key, None)
+        if not self._taps:
+            self._leave()
+
+    def _leave(self) -> None:
+        if vars(self._kind).get(self._attribute) is self:
+            setattr(self._kind, self._attribute, self._original)
+
+
+def _bound(attribute: Any, instance: Any, owner: type | None) -> Any:
+    """*attribute* of the class *owner* as *instance* shows it, or the class where that is None."""
+    bind = getattr(type(attribute), "__get__", None)
+    return attribute if bind is None else bind(attribute, instance, owner)
+
+
+class _Tap:
+    """One attribute of a class, replaced for one instance."""
+
+    def __init__(self, target: Any, name: str, make: Make | Mapping[Any, Make]) -> None:
+        kind = next((kind for kind in type(target).__mro__ if name in vars(kind)), None)
+        if kind is None:
+            raise AttributeError(f"class {type(target).__name__} has no attribute {name!r}")
+        found = vars(kind)[name]
+        on_class = found if isinstance(found, _ClassTap) else _ClassTap(kind, name)
+        below = on_class.tap_of(target)
+        self.target = target
+        self.below = on_class.reference_to(target)
+        self.alive = True
+        self.table: dict[Any, Any] | None = None
+        self._entries: list[_Wrapped] = []
+        if isinstance(make, Mapping):
+            self.table = dict(getattr(target, name))
+            for key, make_entry in make.items():
+                self.table[key] = entry = _Wrapped(self.table[key], make_entry)
+                self._entries.append(entry)
+        else:
+            self._original = getattr(target, name) if below is None else below.call
+            self.run = make(self._original)
+        self._on_class = on_class
+        on_class.put_on(self)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """What a tap on top of this one calls, also when this one is gone."""
+        return self.run(*args, **kwargs)
+
+    def undo(self) -> None:
+        self.alive = False
+        if self.table is None:
+            self.run = self._original
+        for entry in self._entries:
+            entry.undo()
+        self._on_class.take_off(self)
+
+
+class _OwnAttribute:
+    """One attribute that an instance has of its own, above that of its class, replaced."""
+
+    def __init__(self, target: Any, name: str, make: Make) -> None:
+        self._attributes = vars(target)
+        self._name = name
+        self._wrapped = _Wrapped(self._attributes[name], make)
+        self._attributes[name] = self._wrapped
+
+    def undo(self) -> None:
+        self._wrapped.undo()
+        if self._attributes.get(self._name) is not self._wrapped:
+            return  # wrapped by somebody else since
+        previous = self._wrapped._original
+        # What we replaced may be another one of ours that was undone while we were on top of it.
+        while isinstance(previous, _Wrapped) and not previous.alive:
+            previous = previous._original
+        self._attributes[self._name] = previous
+
+
+class _Shared:
+    """One function of a class or a module, replaced for everybody."""
+
+    def __init__(
+        self, target: type | types.ModuleType, name: str, make: Make, *, missing: Callable[..., Any] | None = None
+    ) -> None:
         self.target = target
         self.name = name
         self.had = name in vars(target)
         self.previous = vars(target).get(name)
-        original = getattr(target, name)
+        original: Callable[..., Any] = getattr(target, name) if missing is None else getattr(target, name, missing)
         self.inner: Callable[..., Any] | None = make(original)
 
         @functools.wraps(original)
         def replacement(*args: Any, **kwargs: Any) -> Any:
-            # Somebody may have wrapped us in turn and keep us beyond our time: then we are not there.
+            # As in _Wrapped.
             return (self.inner or original)(*args, **kwargs)
 
         replacement.__lightning_flops_patch__ = self  # type: ignore[attr-defined]
         self.replacement = replacement
         setattr(target, name, replacement)
 
-    @property
-    def alive(self) -> bool:
-        return self.inner is not None
-
     def undo(self) -> None:
-        self.inner = None  # and let go of what it works for: whoever keeps us need not keep that
-        attributes = vars(self.target)
-        if attributes.get(self.name) is not self.replacement:
-            return  # wrapped by somebody else since; what is left of us there calls the original
+        self.inner = None
+        if vars(self.target).get(self.name) is not self.replacement:
+            return
         had, previous = self.had, self.previous
-        # What we replaced may be another patch of ours that was undone while we were on top of it.
-        while (older := getattr(previous, "__lightning_flops_patch__", None)) is not None and not older.alive:
+        # As in _OwnAttribute.
+        while (older := getattr(previous, "__lightning_flops_patch__", None)) is not None and older.inner is None:
             had, previous = older.had, older.previous
-        if isinstance(self.target, type):  # its namespace is written through it alone
-            if had:
-                setattr(self.target, self.name, previous)
-            else:
-                delattr(self.target, self.name)
-        elif had:
-            attributes[self.name] = previous
+        if had:
+            setattr(self.target, self.name, previous)
         else:
-            del attributes[self.name]
+            delattr(self.target, self.name)
 
 
-class _Value:
-    """One attribute of one instance that holds another value for a while."""
+class _Kept:
+    """One attribute of an instance that keeps something alive and is in no pickle and no copy of the instance."""
 
-    def __init__(self, target: Any, name: str, value: Any) -> None:
-        self.target = target
-        self.name = name
-        self.value = value
-        self.had = name in vars(target)
-        self.previous = vars(target).get(name)
-        setattr(target, name, value)
+    def __init__(self, target: Any, kept: Any, kind: type) -> None:
+        self._attributes = vars(target)
+        self._holder = self._attributes[_KEPT] = _Holder(kept)
+        # A copy is made of what __getstate__ returns, which every object has from Python 3.11 on.
+        without = _Shared(kind, "__getstate__", _without_kept, missing=vars)
+        self._show = weakref.finalize(self._holder, without.undo)
+        self._show.atexit = False
 
     def undo(self) -> None:
-        attributes = vars(self.target)
-        if attributes.get(self.name) is not self.value:
-            return  # somebody has set it since
-        if self.had:
-            attributes[self.name] = self.previous
-        else:
-            del attributes[self.name]
+        self._holder.kept = None
+        if self._attributes.get(_KEPT) is self._holder:
+            del self._attributes[_KEPT]
+        self._show()
+
+
+class _Holder(StandsFor):
+    """Holds something for as long as an instance lives."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__(None)
+        self.kept = kept
+
+
+def _without_kept(get_state: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def run(instance: Any) -> Any:
+        state = get_state(instance)
+        if isinstance(state, dict) and isinstance(state.get(_KEPT), _Holder):
+            return {name: value for name, value in state.items() if name != _KEPT}
+        return state
+
+    return run
+
+
+def untapped(method: Any) -> Any:
+    """*method* as it is without us, if it is a bound method that somebody took while it was tapped."""
+    function = getattr(method, "__func__", None)
+    if not isinstance(function, _StandIn):
+        return method
+    return _bound(function._original, method.__self__, type(method.__self__))
 
 
 class Patches:
-    """Replaced methods of other people's instances and classes; ``undo`` leaves each as it was found."""
+    """Replaced methods of other people's instances, classes and modules; ``undo`` leaves each as it was found."""
 
     def __init__(self) -> None:
-        self._patches: list[_Patch | _Value] = []
+        self._patches: list[_Tap | _OwnAttribute | _Shared | _Kept] = []
 
     def __bool__(self) -> bool:
         """Whether anything is replaced."""
         return bool(self._patches)
 
-    def replace(self, target: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Set ``target.name`` on the instance, module or class to ``make(original)``.
+    def replace(self, target: Any, name: str, make: Make) -> None:
+        """Have ``target.name`` of an instance, a class or a module run ``make(original)``.
 
         On a class *original* is the plain function, which gets the instance as its first argument.
+
+        The taps of an instance are gone when nobody holds these ``Patches`` any more; they do not hold the instance.
 
         Raises:
             AttributeError: *target* has no such attribute.
         """
-        self._patches.append(_Patch(target, name, make))
+        if isinstance(target, (type, types.ModuleType)):
+            self._patches.append(_Shared(target, name, make))
+        elif name in vars(target):
+            self._patches.append(_OwnAttribute(target, name, make))
+        else:
+            self._patches.append(_Tap(target, name, make))
 
-    def set(self, target: Any, name: str, value: Any) -> None:
-        """Set ``target.name`` on the instance to *value*, which nobody calls: a table, a setting."""
-        self._patches.append(_Value(target, name, value))
+    def replace_entries(self, target: Any, name: str, make: Mapping[Any, Make]) -> None:
+        """Have *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.
+
+        Raises:
+            AttributeError: *target*'s class has no such attribute, or *target* has one of its own.
+            KeyError: the table has no such key.
+        """
+        if name in vars(target):
+            raise AttributeError(f"{type(target).__name__} has a {name} of its own, which is not its class's")
+        self._patches.append(_Tap(target, name, make))
+
+    def keep(self, target: Any, kept: Any, *, kind: type) -> None:
+        """Have *target* hold *kept*, which is then alive as long as it, and in no pickle and no copy of it.
+
+        Args:
+            target: an instance of *kind*.
+            kept: what may hold *target* in turn.
+            kind: a class that is pickled by its name, so that what it is given here is in no pickle.
+        """
+        self._patches.append(_Kept(target, kept, kind))
 
     def undo(self) -> None:
         """Take every replacement off, the last one first."""

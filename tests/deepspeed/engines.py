@@ -15,6 +15,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.deepspeed import Handle, attach, install, uninstall
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from tests.left_on_objects import left_on_object
 from tests.left_on_torch import global_hooks
 
 SAMPLES = 2
@@ -110,7 +111,8 @@ def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str,
 
 def left_on(engine: Any) -> list[str]:
     """What there is of ours on *engine*, its module and torch; nothing if all is well."""
-    found = [f"engine.{name}" for name, value in vars(engine).items() if hasattr(value, "__lightning_flops_patch__")]
+    # install() stays on the class when an engine is done; DeepSpeed keeps it under a second name.
+    found = [f"engine.{name}" for name in left_on_object(engine) if not name.endswith(("__init__", "._old_init"))]
     found += [
         f"engine.{name}: {function}"  # a pipeline's table of instructions
         for name, table in vars(engine).items()

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback
+from tests.left_on_objects import left_on_object
 from tests.lightning.nets import loader, new_trainer, trunk
 
 BLOCK = {"enabled": True, "profile_step": 2, "module_depth": 1, "timing_steps": 2, "trace": False}
@@ -161,12 +162,7 @@ def leftovers(trainer: Any, module: Any, engine: Any) -> list[str]:
     """Attributes of ours on what belongs to others."""
     owners = [trainer, trainer.strategy, trainer.fit_loop, trainer.fit_loop.epoch_loop, *module.modules()]
     owners += [] if engine is None else [engine, *engine.modules()]
-    return [
-        f"{type(owner).__name__}.{name}"
-        for owner in owners
-        for name, value in vars(owner).items()
-        if "lightning_flops" in str(getattr(value, "__module__", "")) or hasattr(value, "__lightning_flops_patch__")
-    ]
+    return [f"{type(owner).__name__}.{name}" for owner in owners for name in left_on_object(owner)]
 
 
 def scenarios(root: str, stage: int, folder: str) -> dict[str, Facts]:
