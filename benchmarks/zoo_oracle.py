@@ -110,7 +110,7 @@ class CallOracle(TorchFunctionMode):
         else:
             self._add(name, "forward", product.flops)
         gradients = sum(flops for tensor, flops in product.gradients if tensor is not None and needs.get(id(tensor)))
-        node = next((item.grad_fn for item in _tensors(result) if item.grad_fn is not None), None)
+        node = next((_maker(item.grad_fn) for item in _tensors(result) if item.grad_fn is not None), None)
         if not gradients or node is None:
             return
         fused = "ScaledDotProduct" in node.name()
@@ -128,6 +128,19 @@ class CallOracle(TorchFunctionMode):
     def _add(self, name: str, part: str, flops: int) -> None:
         setattr(self.expected, part, getattr(self.expected, part) + flops)
         self.by_call[name, part] += flops
+
+
+_SHAPES = ("View", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "Squeeze", "Unsqueeze", "T", "Alias")
+
+
+def _maker(node: Any) -> Any:
+    """The autograd node of the product itself: that of a view of its result is replaced by writing into the view."""
+    while node.name().rstrip("0123456789").removesuffix("Backward") in _SHAPES:
+        below = node.next_functions[0][0]
+        if below is None or not below.next_functions:
+            break
+        node = below
+    return node
 
 
 Rule = Callable[..., list[Product]]
