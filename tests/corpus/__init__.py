@@ -21,6 +21,7 @@ FAMILY_MODULES = (
     "programs",
     "checkpointed",
     "repeated",
+    "control_flow",
     "autograd_forms",
     "wrapped",
     "subclasses",

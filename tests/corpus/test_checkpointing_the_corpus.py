@@ -36,6 +36,7 @@ NOT_REPEATED = {
 
 CANNOT_BE_SAVED = {
     "attention_layers.attention_over_jagged_samples": "torch cannot read the shapes of what it saved",
+    "control_flow.scan_over_a_sequence": "torch cannot trace it a second time within a backward",
 }
 """Networks that only a reentrant checkpoint can repeat: why."""
 

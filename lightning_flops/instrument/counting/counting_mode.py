@@ -7,7 +7,8 @@ and calls little.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.instrument.autograd_state import (
     ACCUMULATES_GRADIENT,
+    NO_GRAPH_TASK,
     current_node,
     function_in_forward,
     graph_task_id,
@@ -33,6 +35,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
     no_flops,
     whole_flops,
 )
+from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
 from lightning_flops.instrument.counting.operators import (
     NO_TENSORS,
     Operator,
@@ -44,7 +47,7 @@ from lightning_flops.instrument.counting.operators import (
     needs_gradient,
     operator_of,
 )
-from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Table, ThreadState
+from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Repetition, Table, ThreadState
 from lightning_flops.printable import package_logger
 
 logger = package_logger(__name__)
@@ -124,6 +127,11 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (AttributeError, KeyError):
             operator = self._operator(func)
             call = operator.call
+            if operator.higher_order:
+                repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
+                args = with_seen_functions(self, func, args, repeating)
+                if operator.listed and runs_only_functions(func):
+                    return call(*args, **(kwargs or {}))
         if types:
             for tensor_type in types:
                 if hands_over(tensor_type):
@@ -182,6 +190,26 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:  # whatever it is: the operator has run, and the user's step goes on
             self._failed("an operator", error)
         return out
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """Inside, what runs in a backward is a part of its graph that repeats the forward."""
+        state: ThreadState | None = None
+        try:
+            state = self._state()
+            task = graph_task_id()
+            if task != state.task_id:
+                self._backward.switch_task(state, task)
+            state.repetitions.append(Repetition(None, task, False))
+            state.replan()
+        except Exception as error:
+            self._failed("the beginning of a repeated part of a graph", error)
+        try:
+            yield
+        finally:
+            if state is not None and state.repetitions and state.repetitions[-1].manager is None:
+                state.repetitions.pop()
+                state.replan()
 
     def _operator(self, func: Any) -> Operator:
         """What is kept about an operator that is called for the first time, or about a higher-order one."""
@@ -298,7 +326,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 function = function_in_forward() if top.wants_backward else None
                 if function is not None:
                     self.on_function(function)
-                if top.repeats_forward or function is not None:
+                in_graph = bool(state.repetitions) and state.repetitions[-1].manager is None
+                if top.repeats_forward or function is not None or in_graph:
                     cell.hidden_grad_flops += flops
                 else:
                     cell.without_backward += flops

@@ -163,7 +163,7 @@ class Repetition(NamedTuple):
     """A block of code inside a backward that repeats a forward."""
 
     manager: Any
-    """What enabled grad for it."""
+    """What enabled grad for it; None where it is a part of the backward's own graph, in which grad is disabled."""
     task: int
     """The graph task inside which it runs."""
     whole: bool

@@ -1,0 +1,200 @@
+"""Control flow as operators: branches, loops and scans that run eagerly, and attention with functions on its scores.
+
+Their backwards are functions of the forward's inputs: a branch, and each step of a loop or a map, is run again for its
+gradients, to the end, and what runs again is recompute. A scan keeps what its backward needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops.map import map as map_over
+from torch.nn.attention.flex_attention import flex_attention
+
+from lightning_flops.records import PhaseFlops
+
+from .case import Example, Expected, Family, Network, forward_only
+
+FAMILY = Family("control_flow")
+
+ROWS, WIDTH, HIDDEN, STEPS = 3, 5, 7, 4
+
+
+def branching(*, taken: bool) -> Network:
+    """Two layers if the first number is positive, else one."""
+    first, second = 2 * ROWS * WIDTH * HIDDEN, 2 * ROWS * HIDDEN * WIDTH
+    short = 2 * ROWS * WIDTH * WIDTH
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.widen, self.narrow = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+            self.short = nn.Linear(WIDTH, WIDTH)
+
+        def long_way(self, x: Tensor) -> Tensor:
+            result: Tensor = self.narrow(torch.tanh(self.widen(x)))
+            return result
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = torch.cond(x.sum() > 0, self.long_way, lambda x: self.short(x), (x,))
+            return result
+
+    forward = first + second if taken else short
+    return Network(
+        build=lambda: Example(
+            model=Branching(), args=(torch.full((ROWS, WIDTH), 1.0 if taken else -1.0, requires_grad=True),)
+        ),
+        expected=Expected(forward=forward, backward=2 * forward, recompute=forward, without_backward=0),
+    )
+
+
+@FAMILY.network
+def branch_that_is_taken() -> Network:
+    """Both layers, and both again for their gradients."""
+    return branching(taken=True)
+
+
+@FAMILY.network
+def branch_that_is_not_taken() -> Network:
+    """One layer: the other branch does not run."""
+    return branching(taken=False)
+
+
+class Looping(nn.Module):
+    """One weight that a function of the module's uses."""
+
+    def __init__(self, loop: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """*loop* is a function of the input and the weight."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH)
+        self.loop = loop
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the loop comes to."""
+        return self.loop(x, self.weight)
+
+
+STEP = 2 * ROWS * WIDTH * WIDTH
+
+
+@FAMILY.network
+def loop_while_there_is_something_to_do() -> Network:
+    """As many products as the loop takes steps; the backward takes them again."""
+
+    def loop(x: Tensor, weight: Tensor) -> Tensor:
+        def body(step: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return step + 1, torch.tanh(x @ weight)
+
+        start = torch.tensor(0)
+        result: Tensor = while_loop(lambda step, x: step < STEPS, body, (start, x))[1]  # type: ignore[no-untyped-call]
+        return result
+
+    return Network(
+        build=lambda: Example(model=Looping(loop), args=(torch.randn(ROWS, WIDTH, requires_grad=True),)),
+        expected=Expected(forward=STEPS * STEP, backward=STEPS * 2 * STEP, recompute=STEPS * STEP, without_backward=0),
+    )
+
+
+@FAMILY.network
+def scan_over_a_sequence() -> Network:
+    """A recurrent cell: each step's input is added to the product of what went before."""
+
+    def loop(x: Tensor, weight: Tensor) -> Tensor:
+        def step(carried: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            carried = torch.tanh(carried @ weight + x)
+            return carried, carried * 1
+
+        carried, _ = scan(step, torch.zeros(ROWS, WIDTH, requires_grad=True), x)
+        result: Tensor = carried
+        return result
+
+    return Network(
+        build=lambda: Example(model=Looping(loop), args=(torch.randn(STEPS, ROWS, WIDTH, requires_grad=True),)),
+        expected=Expected(forward=STEPS * STEP, backward=STEPS * 2 * STEP, without_backward=0),
+    )
+
+
+@FAMILY.network
+def map_over_a_batch() -> Network:
+    """One product for each sample, and again for its gradients."""
+
+    def loop(x: Tensor, weight: Tensor) -> Tensor:
+        mapped: Any = map_over
+        result: Tensor = mapped(lambda x, weight: torch.tanh(x @ weight), x, weight)
+        return result
+
+    return Network(
+        build=lambda: Example(model=Looping(loop), args=(torch.randn(STEPS, ROWS, WIDTH, requires_grad=True),)),
+        expected=Expected(forward=STEPS * STEP, backward=STEPS * 2 * STEP, recompute=STEPS * STEP, without_backward=0),
+    )
+
+
+@FAMILY.network
+def layers_around_a_branch() -> Network:
+    """The branch is its module's; the layers around it keep their own."""
+    enter, inside, leave = 2 * ROWS * HIDDEN * WIDTH, STEP, 2 * ROWS * WIDTH * HIDDEN
+
+    class Maybe(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = torch.cond(
+                x.sum() == x.sum(), lambda x: torch.tanh(x @ self.weight), lambda x: torch.tanh(x), (x,)
+            )
+            return result
+
+    return Network(
+        build=lambda: Example(
+            model=nn.Sequential(nn.Linear(HIDDEN, WIDTH), Maybe(), nn.Linear(WIDTH, HIDDEN)),
+            args=(torch.randn(ROWS, HIDDEN),),
+        ),
+        expected=Expected(
+            forward=enter + inside + leave,
+            backward=enter + 2 * inside + 2 * leave,
+            recompute=inside,
+            by_module={
+                "0": PhaseFlops(forward=enter, backward=enter),
+                "1": PhaseFlops(forward=inside, backward=2 * inside, recompute=inside),
+                "2": PhaseFlops(forward=leave, backward=2 * leave),
+            },
+        ),
+    )
+
+
+@FAMILY.network
+def attention_with_a_product_in_its_scores() -> Network:
+    """Each score has the inner product of two positions' codes added: one product of all codes with all codes."""
+    batch, heads, sequence, size, code = 2, 3, 16, 8, 4
+    attention = 2 * 2 * batch * heads * sequence * sequence * size
+    positions = 2 * sequence * code * sequence
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", torch.randn(sequence, code))
+
+        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            codes: Any = self.codes
+
+            def with_positions(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                result: Tensor = score + codes[i] @ codes[j]
+                return result
+
+            result = flex_attention(query, key, value, score_mod=with_positions)
+            assert isinstance(result, Tensor)
+            return result
+
+    return Network(
+        build=lambda: Example(
+            model=Attention(),
+            args=tuple(torch.randn(batch, heads, sequence, size) for _ in range(3)),
+            step=forward_only,  # torch differentiates it on other devices only
+        ),
+        expected=Expected(forward=attention + positions, without_backward=attention + positions),
+    )

@@ -1,0 +1,59 @@
+"""Functions that operators are handed are seen at work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention as flex
+
+from lightning_flops.pytorch import count_flops
+from lightning_flops.records import PhaseFlops
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_backward_of_attention_repeats_the_functions_on_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls the function for the scores, and once more, differentiated, for their gradient; no code needs one."""
+    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)  # torch lets no CPU differentiate it
+    batch, heads, sequence, size, code = 2, 3, 16, 8, 4
+    entries = batch * heads * sequence * sequence
+    product, positions = 2 * entries * size, 2 * sequence * code * sequence
+    codes = torch.randn(sequence, code)
+    query, key, value = (torch.randn(batch, heads, sequence, size, requires_grad=True) for _ in range(3))
+
+    def with_positions(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        result: Tensor = score + codes[i] @ codes[j]
+        return result
+
+    with count_flops(None) as counts:
+        out = flex.flex_attention(query, key, value, score_mod=with_positions)
+        assert isinstance(out, Tensor)
+        torch.autograd.backward(out.sum())
+    assert counts.total == PhaseFlops(
+        forward=2 * product + positions, backward=4 * product, recompute=product + 2 * positions
+    )
+
+
+def test_two_counters_see_what_runs_in_a_branch() -> None:
+    """One beneath the other, as a user's own inside a profiled step."""
+    x, weight = torch.randn(3, 5), torch.randn(5, 7)
+    with count_flops(None) as outer, count_flops(None) as inner:
+        torch.cond(x.sum() == x.sum(), lambda x: x @ weight, lambda x: x @ weight * 2, (x,))
+    assert outer.total == inner.total == PhaseFlops(forward=2 * 3 * 5 * 7)
+    assert not outer.uncounted
+
+
+def test_an_error_in_a_branch_is_the_users() -> None:
+    """The same words with and without a counter."""
+    x = -torch.eye(3)
+
+    def words() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            torch.cond(x.sum() == x.sum(), torch.linalg.cholesky, lambda x: torch.linalg.cholesky(-x), (x,))
+        return str(caught.value)
+
+    plain = words()
+    with count_flops(None):
+        counted = words()
+    assert "not positive-definite" in counted
+    assert counted == plain
