@@ -155,3 +155,18 @@ def test_a_time_major_convolution_counts_its_taps() -> None:
 
 def test_unfolding_is_free() -> None:
     assert flops_by_operator(lambda: nn.functional.unfold(leaf(1, 2, 4, 4), 2)) == {}
+
+
+@pytest.mark.parametrize("padding", [1, "same"])
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_complex_convolution_is_three_real_ones(make: Callable[..., nn.Module], padding: int | str) -> None:
+    """Torch makes three of it: of the real parts, of the imaginary parts, and of the sums of both."""
+    if make is nn.ConvTranspose2d and padding == "same":
+        pytest.skip("torch has no such layer")
+    layer = make(4, 4, 3, padding=padding, dtype=torch.complex64)
+    values = torch.ones(2, 4, 8, 8, dtype=torch.complex64).requires_grad_()
+    one = 2 * (2 * 4 * 8 * 8) * 4 * 9
+    assert total_flops(lambda: layer(values)) == 3 * one
+    with torch.inference_mode():
+        assert total_flops(lambda: layer(values)) == 3 * one
+    assert total_flops(lambda: layer(values).abs().sum().backward()) == 3 * 3 * one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,6 +98,22 @@ def test_only_estimates_are_flagged() -> None:
     assert set(ESTIMATE_RULES) <= flagged
     assert {"aten::mm", "aten::convolution", "aten::_cudnn_rnn"}.isdisjoint(flagged)
     assert lookup(torch.ops.aten.mm.default).estimate == ""
+
+
+def test_factors_of_complex_matrices_are_four_times_as_much() -> None:
+    """A complex multiply-add is four real ones; a transform's estimate is of complex numbers already."""
+    real, right = spd(N), torch.ones(1, N, 4)
+    calls: list[Callable[[torch.dtype], Any]] = [
+        lambda dtype: torch.linalg.cholesky(real.to(dtype)),
+        lambda dtype: torch.linalg.solve(real.to(dtype), right.to(dtype)),
+        lambda dtype: torch.linalg.qr(real.to(dtype)),
+        lambda dtype: torch.linalg.eigh(real.to(dtype)),
+        lambda dtype: torch.linalg.matrix_exp(real.to(dtype)),
+    ]
+    for call in calls:
+        assert total_flops(partial(call, torch.complex64)) == 4 * total_flops(partial(call, torch.float32))
+    points = torch.ones(3, 16, dtype=torch.complex64)
+    assert total_flops(lambda: torch.fft.fft(points)) == 3 * 5 * 16 * 4
 
 
 def test_a_grid_sample_backward_counts_both_gradients() -> None:

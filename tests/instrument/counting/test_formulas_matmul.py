@@ -305,9 +305,49 @@ def test_elementwise_spellings_of_products_are_free() -> None:
             assert record(run).work == []
 
 
-def test_complex_products_count_like_real_ones() -> None:
-    left, right = torch.ones(3, 4, dtype=torch.complex64), torch.ones(4, 5, dtype=torch.complex64)
-    assert total_flops(lambda: left @ right) == 120
+def some(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
+    return torch.ones(*shape, dtype=dtype)
+
+
+COMPLEX_CALLS: dict[str, tuple[Callable[[], Any], int]] = {
+    # Multiply-adds of complex numbers
+    "mm": (lambda: some(3, 4) @ some(4, 5), 3 * 4 * 5),
+    "in double precision": (lambda: some(3, 4, dtype=torch.complex128) @ some(4, 5, dtype=torch.complex128), 3 * 4 * 5),
+    "addmm": (lambda: torch.addmm(some(5), some(3, 4), some(4, 5)), 3 * 4 * 5),
+    "bmm": (lambda: torch.bmm(some(2, 3, 4), some(2, 4, 5)), 2 * 3 * 4 * 5),
+    "baddbmm": (lambda: torch.baddbmm(some(5), some(2, 3, 4), some(2, 4, 5)), 2 * 3 * 4 * 5),
+    "linear": (lambda: F.linear(some(2, 3, 4), some(5, 4)), 2 * 3 * 4 * 5),
+    "einsum": (lambda: torch.einsum("bik,bkj->bij", some(2, 3, 4), some(2, 4, 5)), 2 * 3 * 4 * 5),
+    "mv": (lambda: some(3, 4) @ some(4), 3 * 4),
+    "dot": (lambda: torch.dot(some(4), some(4)), 4),
+    "vdot": (lambda: torch.vdot(some(4), some(4)), 4),
+    "addr": (lambda: torch.addr(some(3, 4), some(3), some(4)), 3 * 4),
+    "multi_dot": (lambda: torch.linalg.multi_dot([some(2, 3), some(3, 4), some(4, 5)]), 2 * 3 * 4 + 2 * 4 * 5),
+    "sparse": (lambda: torch.sparse.mm(some(3, 4).to_sparse(), some(4, 5)), 3 * 4 * 5),
+    "conjugated": (lambda: some(3, 4) @ some(5, 4).mH, 3 * 4 * 5),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_CALLS)
+def test_a_complex_multiply_add_is_eight_flops(name: str) -> None:
+    """(a + bi)(c + di) is four products, and each of them is added to something."""
+    run, products = COMPLEX_CALLS[name]
+    assert total_flops(run) == 8 * products
+    with torch.inference_mode():
+        assert total_flops(run) == 8 * products
+
+
+def test_parts_of_complex_numbers_multiply_like_real_ones() -> None:
+    """Who splits a complex product into three or four real ones runs those."""
+    left, right = some(3, 4), some(4, 5)
+    assert total_flops(lambda: torch.view_as_real(left)[..., 0] @ right.imag) == 2 * 3 * 4 * 5
+    # A real matrix meets complex numbers after it was made complex
+    assert total_flops(lambda: torch.ones(3, 4).to(left.dtype) @ right) == 8 * 3 * 4 * 5
+
+
+def test_the_backward_of_a_complex_product_is_two_complex_products() -> None:
+    left, right = some(3, 4).requires_grad_(), some(4, 5).requires_grad_()
+    assert total_flops(lambda: torch.autograd.backward((left @ right).abs().sum())) == 3 * 8 * 3 * 4 * 5
 
 
 def test_complex_products_run_in_the_dtype_of_their_parts() -> None:

@@ -67,6 +67,8 @@ class Rule:
     """Argument whose dtype the arithmetic has, or that dtype itself; None: the first tensor's."""
     estimate: str = ""
     """Where the leading terms come from, when they are an estimate; empty for an exact count."""
+    complex_factor: int = 1
+    """How often what *flops* answers runs where the first tensor is complex; 1 where it has seen to that itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,12 @@ ARITHMETIC = {
     torch.quint8: torch.int8,
     torch.uint8: torch.int8,
 }
+
+
+COMPLEX = frozenset((torch.complex32, torch.complex64, torch.complex128))
+
+COMPLEX_PRODUCT = 4
+"""Real multiply-adds in a complex one: (a + bi)(c + di) is four products, and as many sums with what it is added to."""
 
 
 def arithmetic_of(dtype: torch.dtype) -> torch.dtype:
@@ -180,6 +188,24 @@ def bind_formula(rule: Rule, schema: Any) -> Formula:
     Raises:
         LookupError: the schema lacks an argument the rule reads (an overload or a torch version with another shape).
     """
+    formula, factor = _bind_real(rule, schema), rule.complex_factor
+    if factor == 1:
+        return formula
+
+    def times_factor(args: Arguments, kwargs: Keywords, out: Any) -> int | Work:
+        flops = formula(args, kwargs, out)
+        return flops if isinstance(flops, Work) or not _is_complex(args, kwargs, out) else factor * flops
+
+    return times_factor
+
+
+def _is_complex(args: Arguments, kwargs: Keywords, out: Any) -> bool:
+    for tensor in tensors_in((*args, *kwargs.values(), out)):
+        return tensor.dtype in COMPLEX
+    return False
+
+
+def _bind_real(rule: Rule, schema: Any) -> Formula:
     flops = rule.flops
     if not rule.arguments:
         return flops

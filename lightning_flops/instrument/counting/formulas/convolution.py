@@ -2,11 +2,14 @@
 
 Each output element of a convolution meets C_in/groups × (kernel size) weights; each input element of a transposed one
 meets C_out/groups × (kernel size). Taps that fall on padding count like the others, as everywhere in the field.
+
+A complex convolution is three real ones: torch runs it so, and counted is what runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -94,6 +97,11 @@ def _transposed(values: str = "input", weight: str = "weight") -> Rule:
     return Rule(transposed, (values, weight), values)
 
 
+def _whole(rule: Rule) -> Rule:
+    """A form that torch takes apart; of complex numbers it makes three convolutions of real ones."""
+    return replace(rule, complex_factor=3)
+
+
 CONVOLUTION_OVERLOAD_RULES: dict[str, Rule] = {
     # This overload names no mask: it fills the three tensors it is handed.
     "aten::_slow_conv2d_backward.grad_input": Rule(
@@ -113,13 +121,13 @@ CONVOLUTION_RULES: dict[str, Rule] = {
         "grad_output",
     ),
     # Whole forms, which reach a dispatch mode where autograd's keys are off
-    "aten::conv1d": _plain(),
-    "aten::conv2d": _plain(),
-    "aten::conv3d": _plain(),
-    "aten::conv_transpose1d": _transposed(),
-    "aten::conv_transpose2d": _transposed(),
-    "aten::conv_transpose3d": _transposed(),
-    "aten::_convolution_mode": _plain(),
+    "aten::conv1d": _whole(_plain()),
+    "aten::conv2d": _whole(_plain()),
+    "aten::conv3d": _whole(_plain()),
+    "aten::conv_transpose1d": _whole(_transposed()),
+    "aten::conv_transpose2d": _whole(_transposed()),
+    "aten::conv_transpose3d": _whole(_transposed()),
+    "aten::_convolution_mode": _whole(_plain()),
     "aten::conv_tbc": Rule(
         lambda values, weight, pad, out: temporal(int(values.shape[0]), out, weight, pad),
         ("self", "weight", "pad", RESULT),

@@ -1,14 +1,15 @@
 """Matrix and vector products: dense, packed, quantized and sparse.
 
 A product of an (M, K) and a (K, N) matrix is 2·M·K·N FLOPs; adding a bias or a scaled third matrix is elementwise and
-counts nothing. Complex products are counted like real ones, so a count depends on shapes alone. Sparse operands count
-their stored non-zeros.
+counts nothing. A product of complex numbers is 8·M·K·N: each of its multiply-adds is four real ones. Sparse operands
+count their stored non-zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument.counting.formulas.contract import (
+    COMPLEX,
+    COMPLEX_PRODUCT,
     RESULT,
     Arguments,
     Keywords,
@@ -105,6 +108,10 @@ def _is_plain(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.layout is _STRIDED and right.layout is _STRIDED and not left.is_nested and not right.is_nested
 
 
+def _times_complex(tensor: torch.Tensor) -> int:
+    return COMPLEX_PRODUCT if tensor.dtype in COMPLEX else 1
+
+
 # The next four are called for every matrix product of a step: they read their arguments directly, and as few sizes as
 # will do, because each size read from a tensor costs a tenth of a microsecond.
 
@@ -113,36 +120,36 @@ def mm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """``mm(self, mat2)``: 2·M·K·N."""
     left, right = args[0], args[1]
     if left.layout is not _STRIDED or right.layout is not _STRIDED:
-        return _irregular_product(left, right)
+        return _times_complex(left) * _irregular_product(left, right)
     flops: int = 2 * left.numel() * right.shape[1]
-    return flops
+    return COMPLEX_PRODUCT * flops if left.dtype in COMPLEX else flops
 
 
 def addmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """``addmm(self, mat1, mat2)``: 2·M·K·N."""
     left, right = args[1], args[2]
     if left.layout is not _STRIDED or right.layout is not _STRIDED:
-        return _irregular_product(left, right)
+        return _times_complex(left) * _irregular_product(left, right)
     flops: int = 2 * left.numel() * right.shape[1]
-    return flops
+    return COMPLEX_PRODUCT * flops if left.dtype in COMPLEX else flops
 
 
 def bmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """``bmm(self, mat2)``: 2·B·M·K·N."""
     left, right = args[0], args[1]
     if left.layout is not _STRIDED or right.layout is not _STRIDED or right.is_nested:
-        return _irregular_product(left, right)
+        return _times_complex(left) * _irregular_product(left, right)
     flops: int = 2 * left.numel() * right.shape[2]
-    return flops
+    return COMPLEX_PRODUCT * flops if left.dtype in COMPLEX else flops
 
 
 def baddbmm(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """``baddbmm(self, batch1, batch2)``, and ``addbmm``, which adds the batch up: 2·B·M·K·N."""
     left, right = args[1], args[2]
     if left.layout is not _STRIDED or right.layout is not _STRIDED:
-        return _irregular_product(left, right)
+        return _times_complex(left) * _irregular_product(left, right)
     flops: int = 2 * left.numel() * right.shape[2]
-    return flops
+    return COMPLEX_PRODUCT * flops if left.dtype in COMPLEX else flops
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> int:
@@ -346,7 +353,10 @@ def _pair(left: str, right: str, *, dtype: str | None = None) -> Rule:
     return Rule(product, (left, right), dtype or left)
 
 
-MATMUL_RULES: dict[str, Rule] = {
+_READING_DIRECTLY = (mm, addmm, bmm, baddbmm)
+"""They look for complex numbers themselves."""
+
+_REAL_RULES: dict[str, Rule] = {
     "aten::mm": Rule(mm, dtype="self"),
     "aten::addmm": Rule(addmm, dtype="mat1"),
     "aten::bmm": Rule(bmm, dtype="self"),
@@ -429,4 +439,9 @@ MATMUL_RULES: dict[str, Rule] = {
     "mkl::_mkl_linear": Rule(linear_from_result, ("X", RESULT), "X"),
     "onednn::linear_dynamic_fp16": Rule(linear_from_result, ("x", RESULT), "x"),
     "onednn::linear_relu_dynamic_fp16": Rule(linear_from_result, ("x", RESULT), "x"),
+}
+
+MATMUL_RULES: dict[str, Rule] = {
+    name: rule if rule.flops in _READING_DIRECTLY else replace(rule, complex_factor=COMPLEX_PRODUCT)
+    for name, rule in _REAL_RULES.items()
 }
