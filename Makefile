@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-hta lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
+.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -16,6 +16,7 @@ help:
 	@echo "make test      lint, type-check and test"
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
+	@echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder  DeepSpeed's own tests without and with this project"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make lint      lint and type-check only"
 	@echo "make docs-profile  write docs/profile.md and docs/profile.schema.json anew"
@@ -61,6 +62,13 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard,trace]' deepspeed==0.16.9 pytest pytest-timeout
 	@touch $@
+
+# DeepSpeed's own tests are no part of this project: a folder that holds deepspeedai/DeepSpeed at the tag of the version
+# that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes.
+test-deepspeed-suite: $(VENV)/.installed-dev
+	@test -n "$(DEEPSPEED_SOURCE)" || { echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder: a folder that holds the \
+	repository deepspeedai/DeepSpeed at the tag of the installed version" >&2; exit 2; }
+	$(RUN) -m benchmarks.deepspeed_suite "$(DEEPSPEED_SOURCE)"
 
 # Another program that reads the same traces, in an environment of its own: nothing here depends on it.
 HTA_VENV := .venv-hta

@@ -1,0 +1,105 @@
+"""Plugin of pytest under which DeepSpeed's own tests run, without and with this project; nothing of theirs changes.
+
+DeepSpeed's distributed tests run in processes that a server forks. The server loads this module first, so that what is
+set up here is in every one of them. A process knows how to set up from its environment: see the names in capitals.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from typing import Any
+
+import deepspeed
+import pytest
+from deepspeed.accelerator import get_accelerator
+
+MODE = "DEEPSPEED_SUITE_MODE"
+"""``without``; ``with``: ``install()``, and an enabled block in every config; ``replaced``: our standalone profiler."""
+
+RECORD = "DEEPSPEED_SUITE_RECORD"
+"""File to which lines of JSON are added: how tests ended, and which engines were profiled."""
+
+# The traced step is of the short runs, too: one counted step, one timed, one traced.
+BLOCK = {"enabled": True, "profile_step": 1, "timing_steps": 1}
+
+
+def record(**facts: Any) -> None:
+    """Add a line; short ones of several processes do not mix."""
+    with open(os.environ[RECORD], "a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(facts)}\n")
+
+
+def _set_up() -> None:
+    # Operators for shared memory would be compiled first; gloo does without.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # torch computes in half precision on every CPU; DeepSpeed asks for instructions that make it fast.
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    if os.environ[MODE] == "with":
+        _profile_every_engine()
+    elif os.environ[MODE] == "replaced":
+        _replace_the_standalone_profiler()
+
+
+def _profile_every_engine() -> None:
+    from deepspeed.runtime import config as deepspeed_config
+
+    from lightning_flops import deepspeed as ours
+
+    ours.install()
+    reads, starts = deepspeed_config.DeepSpeedFlopsProfilerConfig, ours._start
+
+    def read(param_dict: Any) -> Any:
+        return reads(param_dict if "flops_profiler" in param_dict else {**param_dict, "flops_profiler": BLOCK})
+
+    class Recorded(list[Any]):
+        def append(self, profile: Any) -> None:
+            record(window=True)
+            super().append(profile)
+
+    def start(engine: Any, handle: Any, **options: Any) -> None:
+        handle._profiles = Recorded()
+        starts(engine, handle, **options)
+        record(engine=True)
+
+    deepspeed_config.DeepSpeedFlopsProfilerConfig = read
+    ours._start = start
+
+
+def _replace_the_standalone_profiler() -> None:
+    from deepspeed.profiling import flops_profiler
+    from deepspeed.profiling.flops_profiler import profiler
+    from deepspeed.runtime import engine
+
+    import lightning_flops
+
+    for owner in (flops_profiler, profiler, engine):
+        for name in ("FlopsProfiler", "get_model_profile"):
+            if hasattr(owner, name):
+                setattr(owner, name, getattr(lightning_flops, name))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """How one of the three parts of a test ended."""
+    if report.when == "call" or report.outcome != "passed":
+        record(test=report.nodeid, outcome=report.outcome, seconds=report.duration, words=_last_words(report))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """A file that cannot be read is a test that fails; one that is skipped as a whole, a test that is skipped."""
+    if report.outcome != "passed":
+        record(test=report.nodeid, outcome=report.outcome, seconds=0.0, words=_last_words(report))
+
+
+def _last_words(report: Any) -> str:
+    if report.outcome == "passed":
+        return ""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+    return (lines[-1] if lines else str(report.longrepr))[:300]
+
+
+multiprocessing.set_forkserver_preload([__name__])
+_set_up()
