@@ -21,8 +21,8 @@ MODE = "DEEPSPEED_SUITE_MODE"
 RECORD = "DEEPSPEED_SUITE_RECORD"
 """File to which lines of JSON are added: how tests ended, and which engines were profiled."""
 
-# The traced step is of the short runs, too: one counted step, one timed, one traced.
-BLOCK = {"enabled": True, "profile_step": 1, "timing_steps": 1}
+BLOCK = {"enabled": True, "profile_step": 0, "timing_steps": 1}
+"""From the first step on, and soon done: most of these tests train for a few steps."""
 
 
 def record(**facts: Any) -> None:
@@ -46,8 +46,10 @@ def _profile_every_engine() -> None:
     from deepspeed.runtime import config as deepspeed_config
 
     from lightning_flops import deepspeed as ours
+    from lightning_flops.instrument.counting.flop_counter import FlopCounter
 
     ours.install()
+    enters = FlopCounter.__enter__
     reads, starts = deepspeed_config.DeepSpeedFlopsProfilerConfig, ours._start
 
     def read(param_dict: Any) -> Any:
@@ -63,8 +65,13 @@ def _profile_every_engine() -> None:
         starts(engine, handle, **options)
         record(engine=True)
 
+    def enter(counter: FlopCounter) -> FlopCounter:
+        record(counting=True)
+        return enters(counter)
+
     deepspeed_config.DeepSpeedFlopsProfilerConfig = read
     ours._start = start
+    FlopCounter.__enter__ = enter  # type: ignore[method-assign]
 
 
 def _replace_the_standalone_profiler() -> None:

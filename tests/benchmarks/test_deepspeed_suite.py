@@ -29,22 +29,23 @@ def test_a_test_whose_teardown_fails_has_failed_and_seconds_are_those_of_its_fil
         tmp_path,
         ended("a.py::one", "passed", seconds=2.0),
         {"engine": True},
+        {"counting": True},
         ended("a.py::one", "failed", seconds=0.5),
         {"window": True},
         {"engine": True},
         ended("a.py::two", "skipped", seconds=0.0),
     )
     assert run.outcomes == {"a.py::one": "failed", "a.py::two": "skipped"}
-    assert (run.seconds["a.py"], run.engines, run.windows) == (2.5, 2, 1)
+    assert (run.seconds["a.py"], run.engines, run.counting, run.windows) == (2.5, 2, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("profiled", "fine"),
     [
-        ([ended("a.py::one", "passed"), ended(KNOWN, "failed"), {"engine": True}], True),
-        ([ended("a.py::one", "failed"), ended(KNOWN, "failed"), {"engine": True}], False),  # not in the list
+        ([ended("a.py::one", "passed"), ended(KNOWN, "failed"), {"counting": True}], True),
+        ([ended("a.py::one", "failed"), ended(KNOWN, "failed"), {"counting": True}], False),  # not in the list
         ([ended("a.py::one", "passed"), ended(KNOWN, "failed")], False),  # nothing was profiled
-        ([ended("a.py::one", "passed"), {"engine": True}], False),  # one was not run
+        ([ended("a.py::one", "passed"), {"counting": True}], False),  # one was not run
     ],
 )
 def test_a_difference_that_is_not_in_the_list_is_named(tmp_path: Path, profiled: list[Any], fine: bool) -> None:
