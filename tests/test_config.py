@@ -290,6 +290,11 @@ def test_a_block_taken_over_passes_over_what_it_does_not_know_and_reads_as_deeps
     assert (taken.wrong, taken.builtin_on) == (None, True)
 
 
+def test_a_key_with_a_line_break_forges_no_line_of_the_log() -> None:
+    taken = ProfilerConfig.taken_over({"step\nERROR: all is lost": 1})
+    assert taken.unknown == ("flops_profiler.'step\\nERROR: all is lost' is not a setting, did you mean timing_steps?",)
+
+
 def test_a_wrong_value_of_a_block_taken_over_switches_off_unless_it_is_overruled() -> None:
     block = {"enabled": True, "top_modules": "3"}
     taken = ProfilerConfig.taken_over(block)
