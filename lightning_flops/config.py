@@ -10,6 +10,7 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,9 +18,13 @@ from typing import Any, Literal, NamedTuple
 import fsspec
 
 from lightning_flops.errors import ConfigError
+from lightning_flops.json_text import JsonTextError, read_json, shown, with_keys_once
 
 BLOCK = "flops_profiler"
 """Name of the block in a DeepSpeed config, and of the settings in every message."""
+
+_LONGEST_CONFIG = 1 << 20
+"""Bytes; configs of DeepSpeed have some thousand."""
 
 DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
 """Names by which ``peak_flops_per_sec`` may be given for each dtype."""
@@ -296,7 +301,7 @@ class ProfilerConfig:
         for name, rule in _RULES.items():
             value = getattr(self, name)
             if not rule.holds(value):
-                raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {value!r}")
+                raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {shown(value)}")
             if _is_integer(value):
                 object.__setattr__(self, name, int(value))  # Python's own: JSON has no other
         if self.timer_only and not self.monitor:
@@ -356,7 +361,7 @@ class ProfilerConfig:
             ConfigError: not an object, an unknown key, or a setting that breaks its rule.
         """
         if not isinstance(block, Mapping):
-            raise ConfigError(f"{BLOCK} must be an object, got {block!r}")
+            raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
         refuse_unknown(block, known=_RULES)
         return cls(**{"enabled": False, **block})
 
@@ -488,57 +493,57 @@ def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str 
     known = list(known)
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+            named = str(name) if isinstance(name, str) and re.fullmatch(r"[ -~]{1,60}", name) else shown(name, chars=60)
+            near = difflib.get_close_matches(named, known, n=1)
             hint = f", did you mean {near[0]}?" if near else f"; the settings are {', '.join(known)}"
-            raise ConfigError(f"{BLOCK}.{name} is not a setting{f' of {owner}' if owner else ''}{hint}")
+            raise ConfigError(f"{BLOCK}.{named} is not a setting{f' of {owner}' if owner else ''}{hint}")
 
 
 def _read_json_object(path: str | Path) -> Mapping[str, Any]:
     """The JSON object in the file at *path*, a path or URL."""
     if not isinstance(path, (str, Path)):
-        raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {path!r}")
+        raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
+    place = str(path)
     try:
-        file_system, name = fsspec.core.url_to_fs(str(path))
-        with file_system.open(name, "rb") as file:
-            text = file.read().decode("utf-8-sig")
+        with ExitStack() as stack:
+            if "://" in place or "::" in place:
+                file_system, name = fsspec.core.url_to_fs(place)
+                file = stack.enter_context(file_system.open(name, "rb"))
+            else:  # by fsspec, which looks for the end first, no pipe can be read
+                file = stack.enter_context(Path(os.path.expanduser(place)).open("rb"))
+            content = file.read(_LONGEST_CONFIG + 1)
+        if len(content) > _LONGEST_CONFIG:
+            raise ConfigError(f"the DeepSpeed config {path} is longer than {_LONGEST_CONFIG:,} bytes")
+        text = content.decode("utf-8-sig")
+    except ConfigError:
+        raise
     except (OSError, ValueError, ImportError) as error:  # ImportError: the URL needs a package that is not installed
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
     try:
         value = _decoded(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"the DeepSpeed config {path} is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}"
-        ) from error
-    except ConfigError as error:
+    except JsonTextError as error:
         raise ConfigError(f"the DeepSpeed config {path} {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {value!r:.80}")
+        raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {shown(value, chars=80)}")
     return value
 
 
 def _decoded(text: str) -> object:
     """The JSON in *text*; or, where that is none, the object that DeepSpeed's own reader finds in it, if it is here."""
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
-    except json.JSONDecodeError:
+        return read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
+    except JsonTextError as error:
+        if not isinstance(error.__cause__, json.JSONDecodeError):
+            raise  # it is JSON, beyond what is read
         try:
             import hjson  # comes with DeepSpeed: JSON with comments, and commas and quotes that are missing
 
-            value = hjson.loads(text, object_pairs_hook=_without_duplicates)
-        except ConfigError:
+            value = hjson.loads(text, object_pairs_hook=with_keys_once)
+        except JsonTextError:
             raise
         except Exception:  # not here, or not even that
             value = None
         if isinstance(value, dict):
             return value
         raise
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; a key given twice is a mistake, in DeepSpeed as here."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ConfigError(f"gives {next(key for key in keys if keys.count(key) > 1)!r} twice")
-    return found

@@ -60,7 +60,7 @@ class RankReports:
         self._exchange = exchange
         self._config = config
         self._show = show
-        self._pending: collections.deque[tuple[Profile, Collection]] = collections.deque()
+        self._pending: collections.deque[tuple[Profile, Collection[RankRecord | RankAbsence]]] = collections.deque()
         self._awaited = config.next_profile_step(steps_done=0)
         self._last_sent: int | None = None
 
@@ -77,7 +77,7 @@ class RankReports:
         """Give *profile*, of a window that has closed on this rank, to the job's report."""
         step, self._awaited = profile.profile_step, None
         if self._exchange.rank == 0:
-            self._pending.append((profile, self._exchange.collect(step)))
+            self._pending.append((profile, self._exchange.collect(step, read=_read)))
             logger.info(
                 "the report of step %d waits up to %g s for the %d other rank(s); training goes on",
                 step,
@@ -137,11 +137,11 @@ class RankReports:
     def _show_next(self) -> None:
         self._show(self._merged(*self._pending.popleft()))
 
-    def _merged(self, profile: Profile, collection: Collection) -> Profile:
+    def _merged(self, profile: Profile, collection: Collection[RankRecord | RankAbsence]) -> Profile:
         """*profile*, which is rank 0's, with what the others sent, and who sent nothing and why."""
         received = dict(collection.answers)
         answers = [
-            _read(received[rank], rank) if rank in received else RankAbsence(rank=rank, reason=collection.why_missing)
+            received[rank] if rank in received else RankAbsence(rank=rank, reason=collection.why_missing)
             for rank in range(1, self._exchange.world_size)
         ]
         _log_absences([answer for answer in answers if isinstance(answer, RankAbsence)], profile, of=1 + len(answers))
@@ -201,11 +201,14 @@ def output_of_rank(
     return RankOutput(files)
 
 
-def _read(packed: bytes, rank: int) -> RankRecord | RankAbsence:
+def _read(rank: int, packed: bytes) -> RankRecord | RankAbsence:
     try:
         answer = unpack(packed)
     except RankRecordError as error:
         return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {error}")
+    except Exception as error:  # whatever else a rank may have sent: it costs this rank its line, and no other
+        logger.debug("a record could not be read", exc_info=True)
+        return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {type(error).__name__}: {error}")
     if answer.rank != rank:
         return RankAbsence(rank=rank, reason=f"what it sent is of rank {answer.rank}")
     return answer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import math
+import os
 import pickle
 from dataclasses import fields
 from pathlib import Path
@@ -331,3 +333,71 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
 def test_what_is_neither_config_nor_path_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"must be an object or the path of a JSON file, got 3$"):
         ProfilerConfig.from_deepspeed_config(3)  # type: ignore[arg-type]
+
+
+# ---- configs that mean harm
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "is nested deeper than 100 levels"),
+        ('{"a": ' * 100_000 + "0" + "}" * 100_000, "is nested deeper than 100 levels"),
+        ('{"train_batch_size": ' + "9" * 5_000 + "}", "holds a whole number of 5,000 digits"),
+        ('{"a": "' + "x" * 2**20 + '"}', "is longer than 1,048,576 bytes"),
+        # Pairs of keys are not held against each other: 90,000 of them are four billion.
+        ("{" + ",".join(f'"{i}":0' for i in range(90_000)) + ',"7":0}', "gives '7' twice"),
+        # Nor does a text of quotes that nothing ends take the square of its length.
+        ('"' + '\\"' * 400_000, "is not valid JSON: line 1 column 1: Unterminated string starting at"),
+        ('{"\\u001b[2J": 1, "\\u001b[2J": 2}', "gives '\\x1b[2J' twice"),
+    ],
+    ids=["lists", "objects", "digits", "length", "keys", "quotes", "names"],
+)
+def test_a_file_beyond_any_real_config_is_one_error(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text)
+    assert refusal_of_file(path) == f"the DeepSpeed config {path} {words}"
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ({"profile_step": nested(100_000)}, "flops_profiler.profile_step must be an integer >= 0, or a list of such"),
+        ({"ranks_timeout_sec": 10**5_000}, "flops_profiler.ranks_timeout_sec must be a number >= 0"),
+        ({"output_file": 10**5_000}, "flops_profiler.output_file must be a path or URL as text, or None"),
+        ({"top_modules": "9" * 10**6}, "flops_profiler.top_modules must be an integer >= 1"),
+        (nested(100_000), "flops_profiler must be an object, got a value of type list"),
+        ({"x" * 10**6: 1}, "flops_profiler.'xxx"),
+        ({"profile_step\x1b[2J": 1}, "flops_profiler.'profile_step\\x1b[2J' is not a setting"),
+    ],
+    ids=["nested", "large", "no path", "long", "no object", "long name", "name"],
+)
+def test_a_block_beyond_any_real_one_is_one_short_error(block: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ProfilerConfig.from_block(block)
+    assert str(caught.value).startswith(words)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_config_may_come_through_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        written = pool.submit(path.write_text, '{"flops_profiler": {"enabled": true, "module_depth": 3}}')
+        assert ProfilerConfig.from_deepspeed_config(path).module_depth == 3
+        written.result()
+
+
+def test_a_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ds.json").write_text('{"flops_profiler": {"enabled": true}}')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert ProfilerConfig.from_deepspeed_config("~/ds.json").enabled

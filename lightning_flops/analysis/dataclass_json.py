@@ -17,10 +17,14 @@ from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from lightning_flops.errors import ProfileFormatError
+from lightning_flops.json_text import JsonTextError, read_json, shown
 
 _T = TypeVar("_T")
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+LONGEST_PROFILE = 1 << 28
+"""Most characters of a profile that is read: of a model with 1,000 modules and its traced step it has a million."""
 
 _SHOWN_CHARS = 60
 _LINE_CHARS = 100
@@ -56,10 +60,12 @@ def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:
     """
     plain = _parsed(text)
     if not isinstance(plain, dict):
-        _fail(f"the profile must be a JSON object, got {_shown(plain)}")
+        _fail(f"the profile must be a JSON object, got {shown(plain, chars=_SHOWN_CHARS)}")
     found = plain.get(version_field)
     if type(found) is not int or found != version:
-        _fail(f"{version_field} must be {version}, the version this package reads, got {_shown(found)}")
+        _fail(
+            f"{version_field} must be {version}, the version this package reads, got {shown(found, chars=_SHOWN_CHARS)}"
+        )
     return _read(cls, plain)
 
 
@@ -74,13 +80,9 @@ def load_part(cls: type[_T], text: str) -> _T:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
-    except ProfileFormatError:
-        raise
-    except json.JSONDecodeError as error:
-        _fail(f"the profile is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}")
-    except (ValueError, RecursionError) as error:  # a number or a nesting that Python refuses to read
-        _fail(f"the profile is not valid JSON: {error}")
+        return read_json(text, most_chars=LONGEST_PROFILE)
+    except JsonTextError as error:
+        raise ProfileFormatError(f"the profile {error}") from error
 
 
 def _read(cls: type[_T], plain: Any) -> _T:
@@ -242,7 +244,7 @@ def _read_items(plain: Mapping[str, Any], readers: Mapping[str, _Reader]) -> dic
         for name, read in readers.items():
             values[name] = read(plain[name])
     except _Misfit as misfit:
-        misfit.inside(name)
+        misfit.inside(_as_place(name))
         raise
     return values
 
@@ -252,7 +254,12 @@ def _name_difference(cls: type, *, expected: Iterable[str], found: Iterable[str]
         if name not in found:
             raise _misfit_at(name, "is missing")
     unknown = next(name for name in found if name not in expected)
-    raise _misfit_at(unknown, f"is not a field of {cls.__name__}")
+    raise _misfit_at(_as_place(unknown), f"is not a field of {cls.__name__}")
+
+
+def _as_place(key: str) -> str:
+    """*key*, which may be any text, in the name of a place."""
+    return key if key.isidentifier() and len(key) <= _SHOWN_CHARS else shown(key, chars=_SHOWN_CHARS)
 
 
 def _misfit_at(name: str, words: str) -> _Misfit:
@@ -282,29 +289,12 @@ def _exact_reader(kind: type) -> _Reader:
     return read
 
 
-def _no_constant(name: str) -> NoReturn:
-    _fail(f"the profile is not valid JSON: it holds {name}")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        _fail(f"{next(key for key in keys if keys.count(key) > 1)} stands twice in one object")
-    return found
-
-
 def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _shown(plain: Any) -> str:
-    text = repr(plain)
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
-
-
 def _wrong(words: str, plain: Any) -> NoReturn:
-    raise _Misfit(f"must be {words}, got {_shown(plain)}")
+    raise _Misfit(f"must be {words}, got {shown(plain, chars=_SHOWN_CHARS)}")
 
 
 def _fail(message: str) -> NoReturn:

@@ -29,6 +29,7 @@ from lightning_flops.analysis.templates import Numbers, Template
 from lightning_flops.analysis.timing import TimingProfile
 from lightning_flops.analysis.trace_tables import Overlap, TracedPart
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
+from lightning_flops.json_text import read_json
 from lightning_flops.records import RunContext
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 RECORD_LIMIT_BYTES = 65_536
 """Most bytes of a packed record."""
+
+FORM_LIMIT_BYTES = 1 << 20
+"""Most bytes of a record's form when it is inflated."""
 
 RECORD_VERSION = 1
 """Version of the packed form: of the bytes' order, and of every field in the header."""
@@ -193,10 +197,10 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
     """
     if isinstance(answer, RankAbsence):
         shortened = replace(answer, reason=answer.reason[:_REASON_CHARS])
-        return _framed(_ABSENCE, _Sent(form=_compressed(shortened)))
+        return _framed(_ABSENCE, _Sent(form=zlib.compress(_json(shortened).encode())))
     for modules, calls in _BUDGETS:
-        packed = _packed(_with_calls(_with_modules(answer, modules), calls))
-        if len(packed) <= RECORD_LIMIT_BYTES:
+        packed, form_bytes = _packed(_with_calls(_with_modules(answer, modules), calls))
+        if len(packed) <= RECORD_LIMIT_BYTES and form_bytes <= FORM_LIMIT_BYTES:
             return packed
     raise RankRecordError(f"the record is too large: {len(packed):,} bytes of {RECORD_LIMIT_BYTES:,}")
 
@@ -204,14 +208,16 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of.
 
+    No more of it is inflated than ``FORM_LIMIT_BYTES``, whatever it says.
+
     Raises:
-        RankRecordError: *data* is damaged, of another version, or something else.
+        RankRecordError: *data* is damaged, of another version, larger than any record, or something else.
     """
     try:
         return _unpacked(data)
-    except (ValueError, RecursionError, zlib.error) as error:  # ProfileFormatError is a ValueError
-        if isinstance(error, RankRecordError):
-            raise
+    except RankRecordError:
+        raise
+    except (ValueError, zlib.error) as error:  # ProfileFormatError is a ValueError
         raise RankRecordError(f"the record cannot be read: {error}") from error
 
 
@@ -256,7 +262,8 @@ def _with_calls(record: RankRecord, most: int) -> RankRecord:
     )
 
 
-def _packed(record: RankRecord) -> bytes:
+def _packed(record: RankRecord) -> tuple[bytes, int]:
+    """*record* as bytes, and how many its form has when it is inflated."""
     # Once through JSON, so that an int that stands for a float has become one.
     typed = dataclass_json.load_part(RankRecord, _json(record))
     template = Template(typed, open_texts=_OPEN_TEXTS)
@@ -264,22 +271,25 @@ def _packed(record: RankRecord) -> bytes:
     arrays = [_narrowed(one) for one in numbers.arrays]
     shapes = [[one.typecode, len(one)] for one in arrays]
     own = json.dumps([list(numbers.texts), list(numbers.integers), shapes], separators=(",", ":"))
-    return _framed(
+    form = _json(template.empty()).encode()
+    packed = _framed(
         _RECORD,
         _Sent(
-            form=_compressed(template.empty()),
+            form=zlib.compress(form),
             own=own.encode(),
             fractions=_little_endian(array("d", numbers.floats)),
             times=b"".join(map(_little_endian, arrays)),
         ),
     )
+    return packed, len(form)
 
 
 def _unpacked(data: bytes) -> RankRecord | RankAbsence:
     kind, sent = _taken_apart(data)
     if kind == _ABSENCE:
-        return dataclass_json.load_part(RankAbsence, zlib.decompress(sent.form).decode())
-    own = json.loads(sent.own)
+        absence = dataclass_json.load_part(RankAbsence, _inflated(sent.form))
+        return replace(absence, reason=absence.reason[:_REASON_CHARS])
+    own = read_json(sent.own.decode(), most_chars=RECORD_LIMIT_BYTES)
     if not isinstance(own, list) or len(own) != 3 or any(not isinstance(part, list) for part in own):
         _not_as_written()
     texts, integers, shapes = own
@@ -298,7 +308,7 @@ def _unpacked(data: bytes) -> RankRecord | RankAbsence:
 @lru_cache(maxsize=64)
 def _template(form: bytes) -> Template[RankRecord]:
     """Of the form that many ranks send alike."""
-    empty = dataclass_json.load_part(RankRecord, zlib.decompress(form).decode())
+    empty = dataclass_json.load_part(RankRecord, _inflated(form))
     return Template(empty, open_texts=_OPEN_TEXTS)
 
 
@@ -316,8 +326,21 @@ def _framed(kind: int, sent: _Sent) -> bytes:
     return _PREFIX.pack(_MAGIC, RECORD_VERSION, kind, zlib.crc32(body), *map(len, sent[:-1])) + body
 
 
+def _inflated(form: bytes) -> str:
+    """The text of which *form* was made."""
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(form, FORM_LIMIT_BYTES + 1)
+    if len(text) > FORM_LIMIT_BYTES:
+        raise RankRecordError(f"its form is larger than {FORM_LIMIT_BYTES:,} bytes")
+    if not inflater.eof or inflater.unused_data:
+        _not_as_written()
+    return text.decode()
+
+
 def _taken_apart(data: bytes) -> tuple[int, _Sent]:
     """Kind and parts of a packed record."""
+    if len(data) > RECORD_LIMIT_BYTES:
+        raise RankRecordError(f"it is larger than any record: {len(data):,} bytes of {RECORD_LIMIT_BYTES:,}")
     if len(data) < _PREFIX.size or not data.startswith(_MAGIC):
         raise RankRecordError("it is no record of a rank")
     _, version, kind, checksum, *lengths = _PREFIX.unpack_from(data)
@@ -338,10 +361,6 @@ def _json(value: RankRecord | RankAbsence) -> str:
         return dataclass_json.dump(value, indented=False)
     except ProfileFormatError as error:
         raise RankRecordError(f"the record cannot be packed: {error}") from error
-
-
-def _compressed(value: RankRecord | RankAbsence) -> bytes:
-    return zlib.compress(_json(value).encode())
 
 
 def _fractions(data: bytes) -> array[float]:

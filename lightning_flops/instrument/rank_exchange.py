@@ -21,7 +21,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import distributed
@@ -44,6 +44,8 @@ _SEC_TO_STOP = 1.0
 """How long the end of the process waits at most for a thread of ours to end."""
 
 _run_numbers = itertools.count()
+
+_Answer = TypeVar("_Answer")
 
 
 class KeyValueStore(Protocol):
@@ -151,10 +153,19 @@ class Errand:
             self._over.set()
 
 
-class Collection(Errand):
+class Collection(Errand, Generic[_Answer]):
     """What the other ranks answer about one window, as it comes in; complete when ``over``."""
 
-    def __init__(self, *, keys: _Keys, step: int, world_size: int, timeout_sec: float, clock: Callable[[], float]):
+    def __init__(
+        self,
+        *,
+        keys: _Keys,
+        step: int,
+        world_size: int,
+        timeout_sec: float,
+        clock: Callable[[], float],
+        read: Callable[[int, bytes], _Answer],
+    ) -> None:
         super().__init__(self._look_for_answers)
         self._keys = keys
         self._step = step
@@ -165,8 +176,9 @@ class Collection(Errand):
         self._hurried = False
         self._ended: float | None = None
         self._awaited = collections.deque(range(1, world_size))
-        self.answers: dict[int, bytes] = {}
-        """What each rank sent."""
+        self._read = read
+        self.answers: dict[int, _Answer] = {}
+        """What each rank sent, as *read* has it."""
 
     @property
     def ready(self) -> bool:
@@ -213,7 +225,7 @@ class Collection(Errand):
         while self._awaited:
             answer = self._keys.answer_of(self._awaited[0], step=self._step, store=store)
             if answer is not None:
-                self.answers[self._awaited[0]] = answer
+                self.answers[self._awaited[0]] = self._read(self._awaited[0], answer)
             elif not late:
                 return False
             self._awaited.popleft()
@@ -313,11 +325,22 @@ class RankExchange:
         """Send to rank 0 what this rank has to say about every window of which it has said nothing, and never will."""
         return self._write(_out(self.rank), packed)
 
-    def collect(self, step: int) -> Collection:
-        """Begin to collect, on rank 0, what the others say about the window of *step*."""
+    def collect(self, step: int, *, read: Callable[[int, bytes], _Answer]) -> Collection[_Answer]:
+        """Begin to collect, on rank 0, what the others say about the window of *step*.
+
+        Args:
+            step: of the window.
+            read: makes of a rank's number and what it sent what is wanted of it, on the exchange's thread, so that
+                training does not wait for that either. It never raises.
+        """
         assert self._keys is not None, "rank 0 alone collects"
         collection = Collection(
-            keys=self._keys, step=step, world_size=self.world_size, timeout_sec=self.timeout_sec, clock=self._clock
+            keys=self._keys,
+            step=step,
+            world_size=self.world_size,
+            timeout_sec=self.timeout_sec,
+            clock=self._clock,
+            read=read,
         )
         self._submit(collection)
         return collection

@@ -406,9 +406,12 @@ def _changed(**changes: object) -> str:
         (_changed(unavailable__mfu=1), "unavailable.mfu must be a text, got 1"),
         (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": NaN'), "it holds NaN"),
         (_changed(micro_steps=1).replace('"micro_steps": 1', '"micro_steps": 1e999'), "micro_steps must be a finite"),
-        (_changed(notes=[]).replace('"notes": []', '"notes": [], "notes": []'), "notes stands twice in one object"),
-        ("[" * 100_000, "the profile is not valid JSON"),
-        ('{"schema_version": ' + "9" * 5000 + "}", "the profile is not valid JSON|schema_version must be 3"),
+        (_changed(notes=[]).replace('"notes": []', '"notes": [], "notes": []'), "the profile gives 'notes' twice"),
+        ("[" * 100_000, "the profile is nested deeper than 100 levels"),
+        (_changed(notes=[[[[[0]]]]]).replace("0", "[" * 96 + "]" * 96), "the profile is nested deeper than 100 levels"),
+        ('{"schema_version": ' + "9" * 5000 + "}", "the profile holds a whole number of 5,000 digits"),
+        (_changed(**{"\x1b[2J" * 50: 3}), r"^'(\\x1b\[2J)+\\x… is not a field of Profile$"),
+        ("{" + ",".join(f'"{i}":0' for i in range(200_000)) + ',"7":0}', "the profile gives '7' twice"),
     ],
 )
 def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str) -> None:

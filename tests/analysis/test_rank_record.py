@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 import zlib
 from array import array
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import (
+    FORM_LIMIT_BYTES,
     RECORD_LIMIT_BYTES,
     RankAbsence,
     RankRecord,
@@ -237,6 +239,82 @@ def test_own_part_that_nobody_wrote_is_a_record_error(own: bytes) -> None:
     lengths = b"".join(length.to_bytes(4, "little") for length in (form, len(own), fractions))
     with pytest.raises(RankRecordError):
         unpack(head + lengths + body)
+
+
+# ---- records that mean harm
+
+
+def forged(form: bytes, *, own: bytes = b"[[],[],[]]", kind: int = 1, behind: bytes = b"") -> bytes:
+    """A record with its checksum and lengths as they should be."""
+    body = form + own + behind
+    lengths = b"".join(length.to_bytes(4, "little") for length in (len(form), len(own), 0))
+    head = b"LFRR" + b"\x01\x00" + kind.to_bytes(2, "little") + zlib.crc32(body).to_bytes(4, "little")
+    return head + lengths + body
+
+
+def deflated(text: str) -> bytes:
+    return zlib.compress(text.encode(), 9)
+
+
+def deflated_spaces(megabytes: int) -> bytes:
+    deflater = zlib.compressobj(9)
+    return b"".join(deflater.compress(b" " * 2**20) for _ in range(megabytes)) + deflater.flush()
+
+
+DEEP = '{"module_names": ' + "[" * 100_000 + "]" * 100_000 + "}"
+HARMFUL = {
+    "inflates to 60 MB": (forged(deflated_spaces(60)), "its form is larger than 1,048,576 bytes"),
+    "inflates to 60 MB of reasons": (forged(deflated_spaces(60), kind=2), "its form is larger than 1,048,576 bytes"),
+    "a megabyte": (
+        forged(deflated("{}"), behind=b"\0" * 2**20),
+        "it is larger than any record: 1,048,620 bytes of 65,536",
+    ),
+    "nested deeply": (forged(deflated(DEEP)), "nested deeper than 100 levels"),
+    "a number of 5,000 digits": (
+        forged(deflated('{"module_names": ' + "9" * 5000 + "}")),
+        "holds a whole number of 5,000 digits",
+    ),
+    "numbers of 5,000 digits": (
+        forged(deflated("{}"), own=b"[[],[" + b"9" * 5000 + b"],[]]"),
+        "holds a whole number of 5,000 digits",
+    ),
+    "a form without an end": (forged(deflated("{}")[:-4]), "its parts do not go together"),
+    "a form with more behind": (forged(deflated("{}") + b"more"), "its parts do not go together"),
+    "no form": (forged(b""), "its parts do not go together"),
+    "no text": (forged(zlib.compress(b"\xff\xfe")), "cannot be read: 'utf-8' codec"),
+    "another thing": (forged(deflated("[]")), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_a_record_that_means_harm_is_refused_at_the_price_of_a_small_one(case: str) -> None:
+    data, words = HARMFUL[case]
+    tracemalloc.start()
+    try:
+        with pytest.raises(RankRecordError) as caught:
+            unpack(data)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 300
+    # The form inflated, and as a text; twice more for what looks through it.
+    assert most < 5 * FORM_LIMIT_BYTES
+
+
+def test_reasons_that_nobody_would_send_are_cut() -> None:
+    long = json.dumps({"rank": 3, "reason": "why " * 100_000})
+    assert unpack(forged(deflated(long), kind=2)) == RankAbsence(rank=3, reason=("why " * 100_000)[:500])
+
+
+def test_names_that_do_not_fit_when_they_are_inflated_are_left_out() -> None:
+    # 3,000 names of 400 characters compress to some kilobytes, and are 1.2 MB: 2,000 of them are under 1 MiB.
+    names = tuple(f"{'block.' * 66}{i:04d}" for i in range(3000))
+    times = array("q", range(3000))
+    record = replace(RECORD, module_names=names, own_forward_ns=times, own_backward_ns=times, collectives=())
+    arrived = unpack(pack(record))
+    assert isinstance(arrived, RankRecord)
+    assert arrived.module_names == names[1000:]
 
 
 def test_record_of_a_thousand_modules_and_three_thousand_calls_fits_whole() -> None:

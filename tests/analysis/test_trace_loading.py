@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import concurrent.futures
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import Trace, TraceFormatError, load_trace, loading, trace_from_events
-from lightning_flops.analysis.trace.json_stream import StreamError, event_batches, fast_decoder
+from lightning_flops.analysis.trace.json_stream import VALUE_LIMIT, StreamError, event_batches, fast_decoder
 from lightning_flops.errors import LightningFlopsError
 from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace
 
@@ -50,9 +52,18 @@ def columns(loaded: Trace) -> dict[str, Any]:
     return {name: getattr(loaded, name).tolist() for name in named} | {"names": loaded.names, "lanes": loaded.lanes}
 
 
-def streamed(text: bytes, loads: Callable[[str], Any] | None, block_bytes: int) -> tuple[list[Any], dict[str, Any]]:
+def streamed(
+    text: bytes, loads: Callable[[str], Any] | None, block_bytes: int, value_limit: int = VALUE_LIMIT
+) -> tuple[list[Any], dict[str, Any]]:
     metadata: dict[str, Any] = {}
-    batches = event_batches(io.BytesIO(text), metadata, loads=loads, block_bytes=block_bytes)
+    batches = event_batches(
+        io.BytesIO(text),
+        metadata,
+        keys=("before", "after"),
+        loads=loads,
+        block_bytes=block_bytes,
+        value_limit=value_limit,
+    )
     return [event for batch in batches for event in batch], metadata
 
 
@@ -259,6 +270,247 @@ def test_a_scope_that_old_traces_call_an_operator_is_a_scope() -> None:
     assert loaded.steps.numbers == (3,)
     assert loaded.links.operators.tolist() == [1]
     assert trace(scope("ProfilerStep#3", 0, 9)).kind.tolist() == [loaded.kind.tolist()[0]]
+
+
+# ---- files that mean harm: bounded, and read right or named
+
+
+OPERATOR = json.dumps(operator("aten::mm", 0, 1))
+PIECE = "x" * (1 << 20)
+
+_MEASURED = """
+import json, resource, sys
+from lightning_flops.analysis.trace import TraceFormatError, load_trace
+try:
+    import orjson
+except ImportError:
+    pass
+decoder = json.loads if sys.argv[2] == "standard" else None
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    found = str(len(load_trace(sys.argv[1], decoder=decoder)))
+except TraceFormatError as error:
+    found = str(error)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps([found, grown * (1 if sys.platform == "darwin" else 1024)]))
+"""
+
+
+def read_in_a_child(path: Path, decoder: str = "fast") -> tuple[str, int]:
+    """How many events the file holds, or what is said of it; and the bytes by which the process grew meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURED, str(path), decoder], capture_output=True, text=True, check=True, timeout=300
+    )
+    found, grown = json.loads(done.stdout)
+    return found, grown
+
+
+def write_parts(path: Path, *parts: str) -> Path:
+    with gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w") as file:
+        for part in parts:
+            file.write(part)
+    return path
+
+
+A_FEW_BLOCKS = 64_000_000
+"""Bytes: what is read at once, decoded by the worst of its kind."""
+
+HARMFUL: dict[str, tuple[str, list[str], str, int]] = {
+    # a file's name, its parts, what is said of it, and most bytes that it may cost
+    "a long text beside the events": (
+        "text.json.gz",
+        ['{"a": "', *[PIECE] * 100, f'", "traceEvents": [{OPERATOR}]}}'],
+        "1",
+        A_FEW_BLOCKS,
+    ),
+    "a long text in an event": (
+        "text.json.gz",
+        [f'{{"traceEvents": [{OPERATOR}, {{"a": "', *[PIECE] * 100, '"}]}'],
+        "a value is longer than 4,194,304 characters",
+        A_FEW_BLOCKS,
+    ),
+    "a long key": (
+        "key.json.gz",
+        ['{"', *[PIECE] * 100, f'": 0, "traceEvents": [{OPERATOR}]}}'],
+        "a value is longer than 4,194,304 characters",
+        A_FEW_BLOCKS,
+    ),
+    "lists beside the events": (
+        "lists.json",
+        ['{"a": [', "[]," * 5_000_000, f'[]], "traceEvents": [{OPERATOR}]}}'],
+        "1",
+        A_FEW_BLOCKS,
+    ),
+    "keys beside the events": (
+        "keys.json",
+        ["{", '"a": [{}],' * 100_000, f'"traceEvents": [{OPERATOR}]}}'],
+        "1",
+        A_FEW_BLOCKS,
+    ),
+    "nothing but space": (
+        "space.json.gz",
+        [f'{{"traceEvents": [{OPERATOR}', *[" " * len(PIECE)] * 100, "]}"],
+        "1",
+        A_FEW_BLOCKS,
+    ),
+    "events of nothing": ("empty.json", ['{"traceEvents": [', "{}," * 1_000_000, f"{OPERATOR}]}}"], "1", 80_000_000),
+    "names": (
+        "names.json.gz",
+        [
+            f'{{"traceEvents": [{OPERATOR}',
+            *[f',{{"ph": "X", "cat": "cpu_op", "ts": 0, "name": "{index}{PIECE}"}}' for index in range(70)],
+            "]}",
+        ],
+        "event 64 (counted from 0): with it the trace's distinct names, threads and process groups take more than "
+        "67,108,864 bytes",
+        # The names, and a block.
+        67_108_864 + A_FEW_BLOCKS,
+    ),
+    # 4 MB of dicts of one key: the worst that JSON can come to in memory.
+    "a dict of dicts": (
+        "dicts.json",
+        [f'{{"traceEvents": [{OPERATOR}, {{"a": [', '{"":0},' * 599_000, f"0]}}, {OPERATOR}]}}"],
+        "2",
+        200_000_000,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_a_file_of_any_size_costs_a_few_blocks_besides_its_events(case: str, tmp_path: Path) -> None:
+    name, parts, expected, most = HARMFUL[case]
+    path = write_parts(tmp_path / name, *parts)
+    found, grown = read_in_a_child(path, "standard" if len(case) % 2 else "fast")  # each for some, which take seconds
+    assert expected == found or (len(expected) > 1 and f"{path}: " in found and expected in found)
+    assert grown < most
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG_NUMBER = "9" * 5_000
+
+
+def test_nobody_minds_what_stands_beside_the_events(tmp_path: Path) -> None:
+    beside = {
+        "deep": DEEP,
+        "deep dicts": '{"a":' * 50_000 + "0" + "}" * 50_000,
+        "number": LONG_NUMBER,
+        "fraction": "0." + "1" * 5_000_000,
+        "no number": "NaN",
+        "endless": "-Infinity",
+        "half a character": '"\\ud800"',
+        "quotes": json.dumps('\\"]}' * 400_000),
+        "backslashes": '"' + "\\\\" * 1_100_001 + '"',
+        "brackets in texts": json.dumps(["]", "}}", '"]', "\\"] * 200_000),
+        "twice": '1, "twice": {}',
+    }
+    for name, value in beside.items():
+        text = f'{{"{name}": {value}, "traceEvents": [{OPERATOR}], "behind": {value}}}'
+        path = write_parts(tmp_path / "beside.json", text)
+        for decoder in (None, json.loads):
+            assert len(load_trace(path, decoder=decoder)) == 1, name
+
+
+EVENT_WITH = '{{"ph": "X", "cat": "cpu_op", "name": "a", "ts": {ts}, "dur": 1, "pid": 1, "tid": 1, "args": {args}}}'
+
+HOSTILE_EVENTS: dict[str, tuple[str, str]] = {
+    "deep": (EVENT_WITH.format(ts=0, args=DEEP), "values are nested too deeply"),
+    "just not too deep": ("[" * 400 + "]" * 400, "is no event of torch.profiler (AttributeError"),
+    "long number": (EVENT_WITH.format(ts=LONG_NUMBER, args="{}"), "a whole number has too many digits"),
+    "late": (EVENT_WITH.format(ts=10**300, args="{}"), "is no event of torch.profiler (OverflowError"),
+    "never": (EVENT_WITH.format(ts="NaN", args="{}"), "is no event of torch.profiler (ValueError"),
+    "endless": (EVENT_WITH.format(ts="Infinity", args="{}"), "is no event of torch.profiler (OverflowError"),
+    "a text that writes to the terminal": ('"\x1b[2J\\u202e"', "'\\x1b[2J\\u202e'"),
+    "a list of names": ('{"ph": "X", "cat": ["cpu_op"]}', "is no event of torch.profiler (TypeError"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_EVENTS)
+@pytest.mark.parametrize("decoder", [None, json.loads], ids=["fast", "standard"])
+def test_an_event_that_means_harm_is_named(case: str, decoder: Callable[[str], Any] | None, tmp_path: Path) -> None:
+    event, words = HOSTILE_EVENTS[case]
+    path = write_parts(tmp_path / "hostile.json", f'{{"traceEvents": [{OPERATOR}, {event}, {OPERATOR}]}}')
+    with pytest.raises(TraceFormatError) as caught:
+        load_trace(path, decoder=decoder)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 350
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("decoder", [None, json.loads], ids=["fast", "standard"])
+def test_arguments_that_nobody_can_use_are_none(decoder: Callable[[str], Any] | None, tmp_path: Path) -> None:
+    arguments = {"correlation": 10**30, "External id": 2**64 - 1, "Sequence number": -(10**300), "Fwd thread id": 2**63}
+    path = write_parts(tmp_path / "large.json", json.dumps([operator("aten::mm", 0, 1, **arguments)]))
+    loaded = load_trace(path, decoder=decoder)
+    found = (loaded.correlation, loaded.external_id, loaded.sequence, loaded.forward_thread)
+    assert [column.tolist() for column in found] == [[-1]] * 4
+
+
+def test_the_list_of_events_stands_once(tmp_path: Path) -> None:
+    path = write_parts(tmp_path / "twice.json", f'{{"traceEvents": [{OPERATOR}], "traceEvents": [{OPERATOR}]}}')
+    with pytest.raises(TraceFormatError, match='"traceEvents" stands here a second time'):
+        load_trace(path)
+
+
+def test_a_world_that_no_machine_holds_is_not_known(tmp_path: Path) -> None:
+    info = {"rank": 0, "world_size": 2**40, "pg_config": [{"ranks": []}] * 1000}
+    path = write_parts(
+        tmp_path / "world.json", f'{{"distributedInfo": {json.dumps(info)}, "traceEvents": [{OPERATOR}]}}'
+    )
+    loaded = load_trace(path)
+    assert (loaded.rank, loaded.world_size) == (0, None)
+    assert loaded.only_group is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
+def test_encodings_that_json_may_have_are_read(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "encoded.json"
+    path.write_bytes(json.dumps({"traceEvents": [operator("größe", 0, 1)]}, ensure_ascii=False).encode(encoding))
+    assert load_trace(path).names == ("größe",)
+
+
+def test_a_gzip_of_several_members_is_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "members.json.gz"
+    text = f'{{"traceEvents": [{OPERATOR}]}}'.encode()
+    path.write_bytes(b"".join(gzip.compress(text[at : at + 10]) for at in range(0, len(text), 10)) + b"\0" * 100)
+    assert len(load_trace(path)) == 1
+    path.write_bytes(path.read_bytes() + b"no gzip")
+    with pytest.raises(TraceFormatError, match="the gzip data is damaged or cut off"):
+        load_trace(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_pipe_is_read_once(zipped: bool, tmp_path: Path) -> None:
+    path, content = tmp_path / "pipe", RANK_0.read_bytes()
+    os.mkfifo(path)
+    # A second opening would wait for another writer for ever, and a pipe cannot be wound back.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        written = pool.submit(path.write_bytes, gzip.compress(content) if zipped else content)
+        assert columns(load_trace(path)) == columns(load_trace(RANK_0))
+        written.result()
+
+
+BESIDE = st.dictionaries(st.sampled_from(["beside", "traceName", "}", '"', "\\", "a[b", ""]), JSON, max_size=4)
+
+
+@settings(deadline=None)  # a busy machine is slow, not wrong
+@given(events=EVENTS, passed=BESIDE, before=JSON, block_bytes=st.integers(1, 80), limit=st.integers(16, 400))
+def test_a_stream_gives_what_json_gives_or_says_that_it_is_too_long(
+    events: list[Any], passed: dict[str, Any], before: Any, block_bytes: int, limit: int
+) -> None:
+    text = json.dumps(passed | {"before": before, "traceEvents": events, "traceName": passed})
+    whole = json.loads(text)
+    values = [*events, before, *whole]  # what is asked for, and keys
+    fits = all(len(json.dumps(value)) + block_bytes < limit for value in values)
+    for loads in (None, json.loads, fast_decoder()):
+        try:
+            found = streamed(text.encode(), loads, block_bytes, limit)
+        except StreamError as error:
+            assert not fits
+            assert "a value is longer than" in str(error)
+        else:
+            assert found == (whole["traceEvents"], {"before": whole["before"]})
 
 
 def test_memory_while_reading_is_columns_and_a_few_blocks(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ def begin(store: Any, rank: int, *, timeout_sec: float = 60.0, find_store: Any =
     return exchange
 
 
+def as_sent(rank: int, packed: bytes) -> bytes:
+    """What rank 0 makes of an answer: nothing else."""
+    return packed
+
+
 def all_leave(exchanges: list[RankExchange]) -> None:
     for exchange in exchanges:
         exchange.leave(within_sec=60.0)
@@ -80,7 +85,7 @@ def all_leave(exchanges: list[RankExchange]) -> None:
 def test_rank_0_has_what_every_other_rank_sent_and_nothing_is_left_in_the_store(store: Any) -> None:
     store.set("training's", b"1")
     exchanges = zero, one, two = ranks(store, 3)
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     one.send(7, b"\0first\xff")
     two.send(7, b"second")
     assert collection.wait(60.0)
@@ -90,6 +95,23 @@ def test_rank_0_has_what_every_other_rank_sent_and_nothing_is_left_in_the_store(
     all_leave(exchanges)
     assert keys(store) == set()
     assert store.get("training's") == b"1"
+
+
+def test_what_ranks_sent_is_read_on_the_thread_of_the_exchange_and_not_of_training() -> None:
+    zero, one, two = exchanges = ranks(distributed.HashStore(), 3)
+    readers: list[str] = []
+
+    def read(rank: int, packed: bytes) -> tuple[int, str]:
+        readers.append(threading.current_thread().name)
+        return rank, packed.decode()
+
+    collection = zero.collect(7, read=read)
+    one.send(7, b"first")
+    two.send(7, b"second")
+    assert collection.wait(60.0)
+    assert collection.answers == {1: (1, "first"), 2: (2, "second")}
+    assert readers == ["lightning_flops ranks"] * 2
+    all_leave(exchanges)
 
 
 def test_what_nobody_read_is_cleared_by_the_last_rank_to_leave(store: Any) -> None:
@@ -114,7 +136,7 @@ def test_windows_and_runs_do_not_get_each_others_answers() -> None:
         ]
         for run in range(2)
     )
-    collections = [later_zero.collect(7), zero.collect(9), zero.collect(7)]
+    collections = [later_zero.collect(7, read=as_sent), zero.collect(9, read=as_sent), zero.collect(7, read=as_sent)]
     one.send(7, b"run 0, step 7")
     one.send(9, b"run 0, step 9")
     later_one.send(7, b"run 1, step 7")
@@ -135,7 +157,7 @@ def test_a_job_that_is_started_anew_on_a_store_hears_nothing_of_the_one_that_die
     exchanges = zero, one, two = ranks(store, 3)
     assert zero.tell("begun", "anew").wait(60.0)
     assert one.send(7, b"measured").wait(60.0)
-    first = zero.collect(7)
+    first = zero.collect(7, read=as_sent)
     assert two.send(7, b"measured, too").wait(60.0)
     assert first.wait(60.0)
     assert first.answers == {1: b"measured", 2: b"measured, too"}
@@ -151,7 +173,7 @@ def test_what_was_said_before_rank_0_began_the_run_anew_is_heard() -> None:
     assert one.send_out(b"over").wait(60.0)
     zero = begin(store, 0)
     one.leave(within_sec=60.0)
-    collections = [zero.collect(7), zero.collect(9)]
+    collections = [zero.collect(7, read=as_sent), zero.collect(9, read=as_sent)]
     assert all(collection.wait(60.0) for collection in collections)
     assert [collection.answers for collection in collections] == [{1: b"measured"}, {1: b"over"}]
 
@@ -164,7 +186,7 @@ def test_who_has_something_to_say_waits_for_rank_0_to_begin_the_run_and_no_longe
     assert never.wait(60.0)
     assert never.failure == "the key-value store failed: NoExchangeError: rank 0 has not begun this run"
     assert not sent.over
-    collection = begin(store, 0).collect(7)
+    collection = begin(store, 0).collect(7, read=as_sent)
     assert collection.wait(60.0)
     assert collection.answers == {1: b"measured"}
 
@@ -180,7 +202,7 @@ def test_answers_come_when_the_group_that_led_to_the_store_is_gone() -> None:
     zero, one = (begin(store, rank, find_store=find_store) for rank in range(2))
     gone.set()
     one.send(7, b"measured")
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     assert collection.wait(60.0)
     assert collection.answers == {1: b"measured"}
 
@@ -196,10 +218,10 @@ def test_after_a_failure_the_ranks_find_each_other_in_the_store_that_is_there_th
     stores = [Broken()]
     zero, one = (begin(None, rank, find_store=lambda: stores[-1]) for rank in range(2))
     assert one.send(7, b"lost").wait(60.0)
-    assert zero.collect(7).wait(60.0)
+    assert zero.collect(7, read=as_sent).wait(60.0)
     stores.append(distributed.HashStore())
     one.send(9, b"measured")
-    collection = zero.collect(9)
+    collection = zero.collect(9, read=as_sent)
     assert collection.wait(60.0)
     assert (collection.answers, collection.failure) == ({1: b"measured"}, None)
 
@@ -212,7 +234,7 @@ def test_where_no_thread_can_start_any_more_the_caller_does_it(monkeypatch: pyte
     store = distributed.HashStore()
     exchanges = zero, one = ranks(store, 2)
     assert one.send(7, b"measured").over
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     assert (collection.over, collection.answers) == (True, {1: b"measured"})
     all_leave(exchanges)
     assert keys(store) == set()
@@ -221,10 +243,10 @@ def test_where_no_thread_can_start_any_more_the_caller_does_it(monkeypatch: pyte
 def test_a_process_that_ends_waits_for_nobody() -> None:
     store = distributed.HashStore()
     zero, _ = ranks(store, 2)
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     zero.stop()
     assert collection.over and collection.missing == (1,)
-    assert zero.collect(9).failure == "this rank has left"
+    assert zero.collect(9, read=as_sent).failure == "this rank has left"
 
 
 def test_a_process_that_ends_has_sent_what_it_had_to_say() -> None:
@@ -241,7 +263,7 @@ def test_a_process_that_ends_has_sent_what_it_had_to_say() -> None:
     one.send(7, b"measured")
     threading.Timer(0.05, hold.set).start()
     one.stop()  # finds it in the queue
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     assert collection.wait(60.0)
     assert collection.answers == {1: b"measured"}
 
@@ -256,7 +278,7 @@ store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=Fa
 exchange = rank_exchange.RankExchange(
     rank=0, world_size=2, run_number=0, timeout_sec=60.0, find_store=lambda: store
 )
-collection = exchange.collect(7)
+collection = exchange.collect(7, read=lambda rank, packed: packed)
 time.sleep(0.2)
 assert not collection.over
 """
@@ -280,7 +302,7 @@ class Looks:
         # The thread's part, without the thread.
         submitted: list[Errand] = []
         self.exchanges[0]._submit = submitted.append  # type: ignore[assignment, method-assign]
-        self.collection: Collection = self.exchanges[0].collect(7)
+        self.collection: Collection[bytes] = self.exchanges[0].collect(7, read=as_sent)
         assert submitted == [self.collection]
 
     def look(self) -> bool:
@@ -320,7 +342,7 @@ def test_a_rank_that_is_out_is_waited_for_in_no_window_but_what_it_sent_before_c
     zero, one = ranks(store, 2)
     one.send(7, b"measured")
     assert one.send_out(b"failed").wait(60.0)
-    first, second, third = zero.collect(7), zero.collect(9), zero.collect(11)
+    first, second, third = zero.collect(7, read=as_sent), zero.collect(9, read=as_sent), zero.collect(11, read=as_sent)
     assert third.wait(60.0)
     assert [collection.answers[1] for collection in (first, second, third)] == [b"measured", b"failed", b"failed"]
 
@@ -376,7 +398,7 @@ def test_a_store_that_fails_ends_the_wait_with_what_was_there_and_the_reason() -
     failing = Failing()
     zero, one, _ = ranks(failing, 3)
     assert one.send(7, b"there").wait(60.0)
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     assert collection.wait(60.0)
     assert (collection.answers, collection.missing) == ({1: b"there"}, (2,))
     assert collection.why_missing == "the key-value store failed: DistNetworkError: Connection reset by peer"
@@ -393,7 +415,7 @@ def test_a_store_that_hangs_keeps_nobody_longer_than_the_time_and_a_moment() -> 
 def test_the_training_thread_waits_for_nothing_and_its_client_is_free(tmp_path: Path) -> None:
     store = tcp_store(tmp_path)
     zero, one = ranks(store, 2)
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     threads = [thread for thread in threading.enumerate() if thread.name == "lightning_flops ranks"]
     assert threads and all(thread.daemon for thread in threads)
     # As long as the thread waits, training's own calls go through: a blocked client would not come back.
@@ -409,7 +431,7 @@ def test_no_thread_is_left_when_there_is_nothing_to_do(store: Any) -> None:
     before = {thread for thread in threading.enumerate() if thread.name == "lightning_flops ranks"}
     exchanges = zero, one = ranks(store, 2)
     one.send(7, b"there")
-    assert zero.collect(7).wait(60.0)
+    assert zero.collect(7, read=as_sent).wait(60.0)
     all_leave(exchanges)
     assert {thread for thread in threading.enumerate() if thread.name == "lightning_flops ranks"} <= before
 
@@ -474,6 +496,6 @@ def test_a_store_without_a_second_client_serves_too() -> None:
     store = Own()
     zero, one = ranks(store, 2)
     one.send(7, b"there")
-    collection = zero.collect(7)
+    collection = zero.collect(7, read=as_sent)
     assert collection.wait(60.0)
     assert collection.answers == {1: b"there"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import reprlib
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,18 @@ from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import TraceColumns
 
+TEXTS_LIMIT_BYTES = 64 << 20
+"""Most bytes of all distinct names, threads and process groups of a trace; some 100 KB is usual."""
+
 _GZIP_MAGIC = b"\x1f\x8b"
+_HEAD_KEYS = frozenset(("deviceProperties", "distributedInfo", "baseTimeNanoseconds", METADATA_KEY))
+"""What is read of a file beside the events."""
+_LARGEST_INTEGER = 2**63 - 1
+_LONGEST_NS = 2**62
+"""Sums of a time and a length stay below the largest integer of a column; 146 years."""
+_MOST_RANKS = 1 << 20
+_BYTES_OF_A_LANE = 400
+_CATEGORIES_NAMED = 5
 _NOTHING: Mapping[str, Any] = {}
 _Number = TypeVar("_Number", np.int32, np.int64, np.float64)
 
@@ -34,14 +46,22 @@ class TraceFormatError(LightningFlopsError, ValueError):
 def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | None = None) -> Trace:
     """The trace in a Chrome-format JSON file that torch.profiler wrote, plain or gzipped.
 
-    The file is read as a stream: besides the columns, about 100 bytes an event, only a few megabytes are in memory.
+    The file is read once, from its beginning to its end, so it may be a pipe. In memory are
+
+    - of each event at most 160 bytes, and of one that tells of a collective or of shapes at most 700;
+    - every distinct name, thread and process group once: more than ``TEXTS_LIMIT_BYTES`` of these are an error;
+    - some megabytes of text: an event of more than ``json_stream.VALUE_LIMIT`` characters is an error, and one of so
+      many can take 150 MB while it is read.
+
+    What stands beside the events and no table needs is passed over, in time that grows with its length alone.
 
     Args:
         path: a local path, or any URL that fsspec opens. Whether it is gzipped is seen from its first bytes.
         decoder: makes Python values of JSON text; orjson's where it is installed, else the standard library's.
 
     Raises:
-        TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, or no trace of torch.profiler.
+        TraceFormatError: the file cannot be opened, is empty, cut off, no JSON, no trace of torch.profiler, or beyond
+            one of these limits.
     """
     source = fspath(path)
     metadata: dict[str, Any] = {}
@@ -49,7 +69,7 @@ def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | Non
     try:
         with ExitStack() as stack:
             stream = _open(source, stack)
-            for batch in event_batches(stream, metadata, loads=decoder or fast_decoder()):
+            for batch in event_batches(stream, metadata, keys=_HEAD_KEYS, loads=decoder or fast_decoder()):
                 columns.add(batch)
     except StreamError as error:
         raise TraceFormatError(f"{source}: {error}") from error
@@ -165,9 +185,22 @@ def _open(source: str, stack: ExitStack) -> IO[bytes]:
             raise TraceFormatError(f"{source}: cannot be opened: {error}") from error
     else:
         stream = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115 - the stack closes it
-    magic = stream.read(len(_GZIP_MAGIC))
-    stream.seek(0)
-    return cast("IO[bytes]", stack.enter_context(gzip.open(stream, "rb"))) if magic == _GZIP_MAGIC else stream
+    head = stream.read(len(_GZIP_MAGIC))
+    begun = cast("IO[bytes]", _Begun(head, stream))
+    return cast("IO[bytes]", stack.enter_context(gzip.open(begun, "rb"))) if head == _GZIP_MAGIC else begun
+
+
+class _Begun:
+    """A stream of which *head* has been read, from its beginning: a pipe cannot be wound back."""
+
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._unread = head
+        self._rest = rest
+
+    def read(self, size: int) -> bytes:
+        """The next bytes: fewer than *size* where the head ends, none where the stream does."""
+        found, self._unread = self._unread[:size], self._unread[size:]
+        return found or self._rest.read(size)
 
 
 class _Builder:
@@ -179,6 +212,8 @@ class _Builder:
         self.clamped = 0
         self.foreign: dict[str, int] = {}
         self.names: dict[str, int] = {}
+        self.groups: dict[str, str] = {}
+        self.texts_bytes = 0
         self.scopes: set[int] = set()
         self.lanes: dict[tuple[Any, Any], int] = {}
         self.lane_texts: dict[Lane, int] = {}
@@ -203,18 +238,31 @@ class _Builder:
                 elif phase == "i" and event.get("name") == "[memory]":
                     self._add_memory(event)
                 self.seen += 1
+        except TraceFormatError:
+            raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            what = f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {_cut(str(error))}"
             raise TraceFormatError(
                 f"{self.source}: event {self.seen} (counted from 0) is no event of torch.profiler ({what}): "
-                f"{str(events[self.seen - begin])[:120]}"
+                f"{_shown_event(events[self.seen - begin])}"
             ) from error
+
+    def _keep(self, text_bytes: int) -> None:
+        """So many bytes more stay in memory beside the columns."""
+        self.texts_bytes += text_bytes
+        if self.texts_bytes > TEXTS_LIMIT_BYTES:
+            raise TraceFormatError(
+                f"{self.source}: event {self.seen} (counted from 0): with it the trace's distinct names, threads and "
+                f"process groups take more than {TEXTS_LIMIT_BYTES:,} bytes"
+            )
 
     def _add_span(self, event: dict[str, Any]) -> None:
         category = event.get("cat", "")
         kind = KIND_OF_CATEGORY.get(category)
         if kind is None and (kind := KIND_OF_CATEGORY.get(category.lower())) is None:
             if category != "Trace":
+                if category not in self.foreign:
+                    self._keep(_bytes_of_text(category))
                 self.foreign[category] = self.foreign.get(category, 0) + 1
             return
         name = event["name"]
@@ -223,6 +271,7 @@ class _Builder:
         if index is None:
             if not isinstance(name, str):
                 raise TypeError("name must be a text")
+            self._keep(_bytes_of_text(name))
             index = self.names[name] = len(self.names)
             if is_scope_written_as_operator(name):
                 self.scopes.add(index)
@@ -231,6 +280,8 @@ class _Builder:
         # Traces give microseconds with three decimals: whole nanoseconds, which are exact to add up.
         start = round(event["ts"] * 1000)
         duration = round(event.get("dur", 0) * 1000)
+        if not -_LONGEST_NS < start < _LONGEST_NS > duration:
+            raise OverflowError("no time that a clock shows")
         if duration < 0:
             duration = 0
             self.clamped += 1
@@ -253,7 +304,7 @@ class _Builder:
             self.blocks.append(_number(find("blocks per SM")))
             self.occupancy.append(_number(find("est. achieved occupancy %")))
         if "Collective name" in arguments:
-            self.collectives[len(self.name) - 1] = _collective(arguments)
+            self.collectives[len(self.name) - 1] = self._collective(arguments)
         elif kind is Kind.ANNOTATION and "Input Dims" in arguments:
             self.collectives[len(self.name) - 1] = CollectiveArguments(
                 bytes=_bytes_of(arguments["Input Dims"], arguments.get("Input type") or ())
@@ -277,8 +328,32 @@ class _Builder:
         if index is None:
             # Old traces write a thread as a number in one event and as a text in the next.
             lane = Lane(process=str(key[0]), thread=str(key[1]))
+            # The key, the lane and their texts, which the columns hold as numbers.
+            self._keep(_BYTES_OF_A_LANE + 2 * (_bytes_of_text(lane.process) + _bytes_of_text(lane.thread)))
             index = self.lanes[key] = self.lane_texts.setdefault(lane, len(self.lane_texts))
         return index
+
+    def _collective(self, arguments: Mapping[str, Any]) -> CollectiveArguments:
+        element_bytes = ELEMENT_BYTES.get(str(arguments.get("dtype", "")).lower())
+        elements = [_whole(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
+        known = [count for count in elements if count is not None]
+        # Groups of one name may have other members on other ranks, and groups of the same members another name.
+        group = [str(arguments[key]) for key in ("Process Group Name", "Process Group Ranks") if arguments.get(key)]
+        return CollectiveArguments(
+            name=self._once(str(arguments["Collective name"])),
+            # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
+            bytes=max(known) * element_bytes if known and element_bytes is not None else None,
+            group=self._once(" ".join(group)) if group else None,
+            group_size=_whole(arguments.get("Group size")),
+            source=_whole(arguments.get("Src Rank")),
+            destination=_whole(arguments.get("Dst Rank")),
+        )
+
+    def _once(self, text: str) -> str:
+        """The one copy of *text*: thousands of calls name the same group, and that may be thousands of ranks long."""
+        if text not in self.groups:
+            self._keep(_bytes_of_text(text))
+        return self.groups.setdefault(text, text)
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace."""
@@ -333,7 +408,7 @@ class _Builder:
     def _why_nothing(self) -> str:
         if not self.seen:
             return "the trace holds no events"
-        found = ", ".join(repr(name) for name in sorted(self.foreign, key=self.foreign.__getitem__, reverse=True)[:5])
+        found = _categories(sorted(self.foreign, key=self.foreign.__getitem__, reverse=True))
         return (
             f"none of its {self.seen} events is an operator, a scope, a runtime call or a kernel of torch.profiler"
             + (f"; its categories are {found}" if found else "")
@@ -342,7 +417,7 @@ class _Builder:
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self.foreign:
-            names = ", ".join(repr(name) for name in sorted(self.foreign))
+            names = _categories(sorted(self.foreign))
             notes.append(
                 f"Left out: events of categories that are not torch.profiler's ({names}): {sum(self.foreign.values())}."
             )
@@ -351,16 +426,38 @@ class _Builder:
         return tuple(notes)
 
 
+def _bytes_of_text(text: str) -> int:
+    """About what *text* takes as the key of a dict; a character is at most 4 bytes."""
+    return 100 + (1 if text.isascii() else 4) * len(text)
+
+
+def _categories(names: Sequence[str]) -> str:
+    shown = [_cut(repr(name)) for name in names[:_CATEGORIES_NAMED]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+
+
+def _cut(text: str, *, chars: int = 80) -> str:
+    return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def _shown_event(event: Any) -> str:
+    """The beginning of *event*, which may be anything, and nested as deep as a decoder lets it be."""
+    shown = reprlib.Repr()
+    shown.maxdict, shown.maxlevel, shown.maxstring = 12, 3, 60
+    return _cut(shown.repr(event), chars=120)
+
+
 def _integer(value: Any) -> int:
-    """An argument that an event need not have, and that may read "N/A"; -1 for none."""
-    if type(value) is int:
-        return value
+    """An argument that an event need not have, and that may read "N/A"; -1 for none, and for one beyond 64 bits."""
     if value is None:
         return -1
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return -1
+    if type(value) is not int:
+        try:
+            value = int(value)
+        except (TypeError, ValueError, OverflowError):
+            return -1
+    number: int = value
+    return number if -_LARGEST_INTEGER <= number <= _LARGEST_INTEGER else -1
 
 
 def _number(value: Any) -> float:
@@ -375,7 +472,7 @@ def _number(value: Any) -> float:
 
 
 def _whole(value: Any) -> int | None:
-    return value if type(value) is int else None
+    return value if type(value) is int and abs(value) <= _LARGEST_INTEGER else None
 
 
 def _int64(column: array[int]) -> npt.NDArray[np.int64]:
@@ -384,23 +481,6 @@ def _int64(column: array[int]) -> npt.NDArray[np.int64]:
 
 def _int32(column: array[int]) -> npt.NDArray[np.int32]:
     return np.frombuffer(column, dtype=np.int32) if column else np.zeros(0, dtype=np.int32)
-
-
-def _collective(arguments: Mapping[str, Any]) -> CollectiveArguments:
-    element_bytes = ELEMENT_BYTES.get(str(arguments.get("dtype", "")).lower())
-    elements = [_whole(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
-    known = [count for count in elements if count is not None]
-    # Groups of one name may have other members on other ranks, and groups of the same members another name.
-    group = [str(arguments[key]) for key in ("Process Group Name", "Process Group Ranks") if arguments.get(key)]
-    return CollectiveArguments(
-        name=str(arguments["Collective name"]),
-        # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
-        bytes=max(known) * element_bytes if known and element_bytes is not None else None,
-        group=" ".join(group) or None,
-        group_size=_whole(arguments.get("Group size")),
-        source=_whole(arguments.get("Src Rank")),
-        destination=_whole(arguments.get("Dst Rank")),
-    )
 
 
 def _bytes_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int | None:
@@ -413,6 +493,8 @@ def _bytes_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int | None:
         elements = 1
         for size in shape:
             elements *= size
+            if not 0 <= elements <= _LARGEST_INTEGER:
+                return None
         total += elements * element_bytes
     return total or None
 
@@ -424,6 +506,8 @@ def _place(metadata: Mapping[str, Any]) -> dict[str, Any]:
     found = metadata.get(METADATA_KEY)  # torch names no rank in a run of one process, this package always does
     own: Mapping[str, Any] = found if isinstance(found, dict) else _NOTHING
     backend, world_size = distributed.get("backend"), _whole(distributed.get("world_size"))
+    if world_size is not None and not 0 < world_size <= _MOST_RANKS:
+        world_size = None  # no job has as many: who takes part in it is listed
     return {
         "rank": _whole(distributed.get("rank", own.get("rank"))),
         "world_size": world_size,
@@ -436,11 +520,12 @@ def _groups(listed: Any, world_size: int | None) -> tuple[tuple[int, ...], ...] 
     if not isinstance(listed, list):
         return None
     groups = []
+    everyone = tuple(range(world_size or 0))
     for group in listed:
         ranks = group.get("ranks") if isinstance(group, dict) else None
         if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
             return None
-        groups.append(tuple(sorted(ranks)) or tuple(range(world_size or 0)))  # a group of all may be written as none
+        groups.append(tuple(sorted(ranks)) or everyone)  # a group of all may be written as none
     return tuple(groups)
 
 

@@ -59,7 +59,7 @@ KIND_OF_CATEGORY = {
 }
 """Lower-case category to kind; a category that is not here is not torch.profiler's, and its events are left out."""
 
-_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_STEP = re.compile(r"ProfilerStep#([0-9]{1,18})$")
 _DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#")
 _HOST_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):(\w+)")
 # Up to 1.8 these scopes are written as operators.

@@ -128,7 +128,7 @@ def _short(group: str) -> str:
     """A group's name and members in few characters: a report of thousands of ranks has thousands of these."""
     if len(group) <= _LONGEST_GROUP_CHARS:
         return group
-    return hashlib.blake2b(group.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def _sum(sizes: list[int | None]) -> int | None:
