@@ -27,8 +27,8 @@ from lightning_flops.instrument.autograd_state import (
 from lightning_flops.instrument.compiler_sight import hide
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
-from lightning_flops.instrument.counting.dispatch_stack import is_pushed, pushed
-from lightning_flops.instrument.counting.formulas import Entry, Work, heavy_hint
+from lightning_flops.instrument.counting.dispatch_stack import depth, is_pushed, pushed
+from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import (
     ARITHMETIC,
     dtype_of_first_tensor,
@@ -36,6 +36,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
     whole_flops,
 )
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
+from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel, run_python_kernel
 from lightning_flops.instrument.counting.operators import (
     NO_TENSORS,
     Operator,
@@ -140,12 +141,12 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return func(*args, **(kwargs or {}))
         if operator.quiet:
             return call(*args, **kwargs) if kwargs else call(*args)
-        if operator.splits:
-            with pushed(self):
-                out = func.decompose(*args, **(kwargs or {}))
-            if out is not NotImplemented:
+        if operator.opens:
+            booked, out = self._open(operator, func, types, args, kwargs or {})
+            if booked:
                 return out
-        out = call(*args, **kwargs) if kwargs else call(*args)
+        else:
+            out = call(*args, **kwargs) if kwargs else call(*args)
         try:
             try:
                 state: ThreadState = self._local.state
@@ -210,6 +211,41 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if state is not None and state.repetitions and state.repetitions[-1].manager is None:
                 state.repetitions.pop()
                 state.replan()
+
+    def _open(
+        self, operator: Operator, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Runs an operator inside which others may run; whether what ran is booked, and what came out."""
+        if operator.splits:
+            with pushed(self):
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return True, out
+        # Other modes below this one have the operator to come.
+        keys = None if types or depth() else keys_of_python_kernel(func, args, kwargs)
+        if keys is None:
+            return False, operator.call(*args, **kwargs)
+        if operator.counted:
+            return False, run_python_kernel(func, keys, args, kwargs)
+        state, watch = self._state(), BodyWatch(args, kwargs)
+        state.bodies.append(watch)
+        try:
+            out = run_python_kernel(func, keys, args, kwargs, self, watch)
+        finally:
+            if watch in state.bodies:
+                del state.bodies[state.bodies.index(watch) :]
+        if watch.saw_everything(func, args, kwargs, out):
+            return True, out
+        if not watch.ran:
+            return False, out
+        try:
+            table = self._table_now(state, operator)
+            if not (state.paused or (state.functions and self._stands_for(state))):
+                self._list(state, operator.name, table.module, args, kwargs, out)
+                table.cell(operator).calls += 1  # the bytes are those of the operators that were seen
+        except Exception as error:
+            self._failed("an operator", error)
+        return True, out
 
     def _operator(self, func: Any) -> Operator:
         """What is kept about an operator that is called for the first time, or about a higher-order one."""
@@ -282,7 +318,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             cell = table.cell(operator)
         if operator.listed and not stood_for:
-            self._list(state, operator.name, table.module, args, out)
+            self._list(state, operator.name, table.module, args, kwargs, out)
         cell.calls += 1
         written = bytes_of(out)
         cell.written += written
@@ -312,7 +348,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise ValueError(f"it gave {work}, and FLOPs cannot be negative")
         except Exception as error:  # a user's formula may raise anything; its operator is listed in the report
             self._formula_failed(operator.name, error)
-            self._list(state, operator.name, table.module, args, out, heavy=True)
+            self._list_as(state, operator.name, table.module, elements_of(out), heavy=True)
             return table.cell(operator)
         cell = table.counted_cell(operator, self._effective(dtype, operator, args))
         flops = work if isinstance(work, int) else _split(cell, work, self._halve_causal)
@@ -351,14 +387,18 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _list(
-        state: ThreadState, name: str, module: str, args: tuple[Any, ...], out: Any, *, heavy: bool | None = None
+        state: ThreadState, name: str, module: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        """Lists one call of an operator that could not be counted."""
+        """Lists one call of an operator that nothing is known about."""
+        CountingMode._list_as(state, name, module, elements_of(out), hides_flops(name, args, kwargs, out))
+
+    @staticmethod
+    def _list_as(state: ThreadState, name: str, module: str, elements: int, heavy: bool) -> None:
+        """Lists one call of what could not be counted."""
         listed = state.listed.setdefault((name, module), [0, 0, 0])
         listed[0] += 1
-        listed[1] += elements_of(out)
-        if not listed[2] and (heavy_hint(name, args, out) if heavy is None else heavy):
-            listed[2] = 1
+        listed[1] += elements
+        listed[2] |= heavy
 
     # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step: they
     # catch whatever there is, and tell it.
@@ -387,6 +427,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             table = self._table_now(state, operator)
             self._work(state, table, operator, args, kwargs, out).calls += 1
+            if state.bodies:
+                state.bodies[-1].wrote((*args, *kwargs.values()))
         except Exception as error:
             self._failed("an autograd function", error)
 
@@ -419,7 +461,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
             table = self._table_now(state, self._kernel)
             module = table.module if state.in_backward else self._table_of_region(state, table).module
-            self._list(state, name, module, (), None, heavy=True)
+            self._list_as(state, name, module, 0, heavy=True)
         except Exception as error:
             self._failed("a compiled kernel", error)
 

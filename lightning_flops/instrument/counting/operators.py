@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from lightning_flops.instrument.counting.formulas import Entry, lookup
+from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
 
 _OVERWRITING = frozenset(
     (
@@ -57,11 +57,13 @@ class Operator:
         "keyword_reads",
         "listed",
         "name",
+        "opens",
         "quiet",
         "reads",
         "selects",
         "special",
         "splits",
+        "views",
     )
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
@@ -79,7 +81,15 @@ class Operator:
         self.dtype_of = entry.dtype_of
         self.dtype_place = entry.dtype_place
         short = entry.name.rpartition(".")[2]
-        self.quiet = not self.higher_order and not self.counted and not self.listed and _moves_nothing(function, short)
+        self.views = not self.higher_order and _views(function, short)
+        self.quiet = (
+            not self.higher_order
+            and not self.counted
+            and not self.listed
+            and (self.views or not function._schema.returns)
+        )
+        # What runs inside is to be seen, or a kernel in Python is to run as it does without a dispatch mode.
+        self.opens = self.splits or (not self.higher_order and _may_have_python_kernel(function, entry))
         self.selects = short in _SELECTING
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
         # The hot path reads every tensor among the positional arguments, and none anywhere else.
@@ -110,13 +120,18 @@ def current_operators() -> dict[Any, Operator]:
     }
 
 
-def _moves_nothing(function: Any, short: str) -> bool:
-    if short in _NO_TRAFFIC:
-        return True
+def _views(function: Any, short: str) -> bool:
+    """Whether the operator moves no data: it makes a view, an unfilled tensor, or reads a shape."""
     returns = function._schema.returns
-    if not returns:
+    return short in _NO_TRAFFIC or (
+        bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+    )
+
+
+def _may_have_python_kernel(function: Any, entry: Entry) -> bool:
+    if entry.kind == "unknown":
         return True
-    return all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+    return entry.kind == "formula" and function._schema.name.partition("::")[0] not in TORCH_NAMESPACES
 
 
 def _tensor_places(function: Any) -> tuple[int, ...]:

@@ -260,6 +260,7 @@ class ThreadState:
     # Most of these are read at every operator: a slot is found sooner than an entry of a dictionary.
     __slots__ = (
         "__weakref__",
+        "bodies",
         "books",
         "bore",
         "born",
@@ -309,7 +310,7 @@ class ThreadState:
         self.lock = threading.RLock()
         """Held while the journals are posted: another thread may ask for the record."""
         self.listed: dict[tuple[str, str], list[int]] = {}
-        """(operator, module) -> [calls, output elements, whether any call looked heavy]."""
+        """(operator, module) -> [calls, output elements, whether any call may have spent FLOPs]."""
         self.modes = 0
         """How often the counter was entered on this thread."""
         self.entered_at = 1
@@ -317,6 +318,8 @@ class ThreadState:
         self.paused = 0
         self.functions: list[Any] = []
         """Autograd functions and kernels with a formula of their own that are running."""
+        self.bodies: list[Any] = []
+        """Kernels in Python that are running, each a ``BodyWatch``."""
         self.makers = NodeMakers([], [])
         self.special = False
         """Something on this thread keeps operators off the shortest way."""

@@ -11,7 +11,7 @@ import torch
 from lightning_flops.instrument.counting.formulas import (
     Entry,
     Unreadable,
-    heavy_hint,
+    hides_flops,
     lookup,
     register_flop_formula,
     watch_functions,
@@ -278,7 +278,8 @@ def test_a_triton_kernel_is_heard_of_without_its_launchs_own_arguments() -> None
     assert listener.heard == [("enter", "JITFunction"), ("leave", 6 * 16)]
 
 
-def test_an_operator_looks_heavy_by_its_name() -> None:
+def test_an_operator_of_integers_hides_flops_where_its_name_speaks_of_a_product() -> None:
+    numbers = (meta(3, 4, dtype=torch.int64),)
     for name in (
         "mylib.my_matmul",
         "mylib.fused_gemm",
@@ -292,7 +293,7 @@ def test_an_operator_looks_heavy_by_its_name() -> None:
         "mylib.mm_and_bias",
         "mylib.bmm",
     ):
-        assert heavy_hint(name, (), None), name
+        assert hides_flops(name, numbers, {}, numbers[0]), name
     for name in (
         "mylib.rms_norm",
         "mylib.comma",
@@ -303,16 +304,53 @@ def test_an_operator_looks_heavy_by_its_name() -> None:
         "aten.upsample_linear1d",
         "aten.grammar",
     ):
-        assert not heavy_hint(name, (), None), name
+        assert not hides_flops(name, numbers, {}, numbers[0]), name
 
 
-def test_an_operator_looks_heavy_when_its_inputs_do_not_broadcast() -> None:
-    assert heavy_hint("mylib.f", (meta(3, 4), meta(4, 5)), meta(3, 5))
-    assert heavy_hint("mylib.f", ([meta(3, 4), meta(5, 4)],), meta(1))
-    assert heavy_hint("mylib.f", (meta(3, 4), meta(2, 5, dtype=torch.int8)), meta(3, 5))
-    assert not heavy_hint("mylib.f", (meta(3, 4), meta(3, 1)), meta(3, 4))
-    assert not heavy_hint("mylib.f", (meta(3, 4), meta(7)), meta(3, 4))
-    assert not heavy_hint("mylib.f", (meta(3, 4), meta(5, 6, dtype=torch.int64)), meta(3, 4))
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64]
+)
+def test_an_operator_that_takes_or_makes_numbers_with_a_point_hides_flops(dtype: torch.dtype) -> None:
+    numbers, indexes = meta(5, dtype=dtype), meta(5, dtype=torch.int64)
+    assert hides_flops("mylib.f", (numbers,), {}, None)
+    assert hides_flops("mylib.f", ([indexes, numbers],), {}, indexes)
+    assert hides_flops("mylib.f", (), {"scale": numbers}, indexes)
+    assert hides_flops("mylib.f", (indexes,), {}, numbers)
+    assert hides_flops("mylib.f", (indexes,), {}, (indexes, numbers))
+    assert not hides_flops("mylib.f", (indexes, [indexes], 1.5), {"like": indexes}, (indexes, indexes))
+
+
+def test_an_operator_of_eight_bit_integers_hides_flops_where_shapes_do_not_broadcast() -> None:
+    def integers(*shape: int) -> torch.Tensor:
+        return meta(*shape, dtype=torch.int8)
+
+    assert hides_flops("mylib.f", (integers(3, 4), integers(4, 5)), {}, integers(3, 5))
+    assert hides_flops("mylib.f", ([integers(3, 4), integers(5, 4)],), {}, integers(1))
+    assert not hides_flops("mylib.f", (integers(3, 4), integers(3, 1)), {}, integers(3, 4))
+    assert not hides_flops("mylib.f", (integers(3, 4), integers(7)), {}, integers(3, 4))
+    assert not hides_flops("mylib.f", (integers(3, 4), meta(5, 6, dtype=torch.int64)), {}, integers(3, 4))
+
+
+def test_a_number_stands_for_a_formula_and_0_says_that_an_operator_is_free() -> None:
+    assert register_flop_formula(pair_product, 0) == 0
+    assert flops_by_operator(run_pair_product) == {"formulatest.pair_product": 0}
+    entry = lookup(torch.ops.formulatest.pair_product.default)
+    assert (entry.kind, entry.compute((), {}, None)) == ("formula", 0)
+    register_flop_formula("formulatest::pair_product", 12)
+    assert flops_by_operator(run_pair_product) == {"formulatest.pair_product": 12}
+
+
+@pytest.mark.parametrize("number", [1.5, "0", True, [0]])
+def test_what_is_neither_a_formula_nor_a_whole_number_is_refused(number: Any) -> None:
+    with pytest.raises(TypeError, match="a FLOP formula is a function or a whole number"):
+        register_flop_formula(pair_product, number)
+    with pytest.raises(TypeError, match="a FLOP formula is a function or a whole number"):
+        register_flop_formula(Square, lambda args, kwargs, out: 0, backward=number)
+
+
+def test_a_number_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="a FLOP formula's number must be >= 0, got -1"):
+        register_flop_formula(pair_product, -1)
 
 
 def test_operators_called_by_higher_order_ones_count_as_themselves() -> None:

@@ -5,9 +5,11 @@
 
 from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, Kind, Unreadable, Work
 from lightning_flops.instrument.counting.formulas.custom import FunctionListener, register_flop_formula, watch_functions
-from lightning_flops.instrument.counting.formulas.registry import formulas_without_operator, heavy_hint, lookup
+from lightning_flops.instrument.counting.formulas.free_operators import TORCH_NAMESPACES
+from lightning_flops.instrument.counting.formulas.registry import formulas_without_operator, hides_flops, lookup
 
 __all__ = [
+    "TORCH_NAMESPACES",
     "Entry",
     "Formula",
     "FunctionListener",
@@ -15,7 +17,7 @@ __all__ = [
     "Unreadable",
     "Work",
     "formulas_without_operator",
-    "heavy_hint",
+    "hides_flops",
     "lookup",
     "register_flop_formula",
     "watch_functions",

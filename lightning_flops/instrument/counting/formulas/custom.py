@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 import torch
 
-from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor
+from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor, no_flops
 from lightning_flops.instrument.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
 
 F = TypeVar("F", bound=Formula)
@@ -40,14 +40,16 @@ _lock = threading.RLock()
 
 
 @overload
-def register_flop_formula(target: Any, formula: F, *, backward: Formula | None = None) -> F: ...
+def register_flop_formula(target: Any, formula: F, *, backward: Formula | int | None = None) -> F: ...
+@overload
+def register_flop_formula(target: Any, formula: int, *, backward: Formula | int | None = None) -> int: ...
 @overload
 def register_flop_formula(
-    target: Any, formula: None = None, *, backward: Formula | None = None
+    target: Any, formula: None = None, *, backward: Formula | int | None = None
 ) -> Callable[[F], F]: ...
 def register_flop_formula(
-    target: Any, formula: F | None = None, *, backward: Formula | None = None
-) -> F | Callable[[F], F]:
+    target: Any, formula: F | int | None = None, *, backward: Formula | int | None = None
+) -> F | int | Callable[[F], F]:
     """Tell every counter how many FLOPs a call of *target* spends; a multiply-add is two.
 
     The formula takes ``(args, kwargs, out)``: positional arguments as a tuple, keyword arguments as a mapping, and what
@@ -63,6 +65,14 @@ def register_flop_formula(
             a, b = args
             return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
+    What multiplies nothing (a norm, a rotation, a copy, a random draw) is told by 0 in place of a formula; without that
+    word an operator of floating-point tensors that nobody has a formula for makes every count a lower bound::
+
+        register_flop_formula("mylib::rms_norm", 0)
+
+    Where an operator's kernel is a Python function of torch's operators, these count as they are, and it needs neither;
+    a formula, or 0, stands for all that the kernel runs.
+
     Args:
         target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
             name ``"mylib::op"`` or ``"mylib::op.overload"``, what ``torch.library.custom_op`` or ``triton_op``
@@ -71,30 +81,43 @@ def register_flop_formula(
             kernel's sees the launch's arguments, and None for *out*. To be heard of, ``forward`` (``backward``,
             ``run``) is wrapped once, here, for good; register before compiling. Code that ``torch.compile`` has made
             runs neither of the two: there their work is what the compiled operators are.
-        formula: the formula; left out, ``register_flop_formula`` is a decorator.
-        backward: for an autograd function, the formula of its ``backward``: it sees the incoming gradients, and the
-            outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.
+        formula: the formula, or the whole number that every call spends; left out, ``register_flop_formula`` is a
+            decorator.
+        backward: for an autograd function, the same for its ``backward``: a formula sees the incoming gradients, and
+            the outgoing ones as *out*. Without it the operators that ``backward`` runs count as they are.
 
     Returns:
         The formula.
 
     Raises:
-        TypeError: *target* is none of the above, or *backward* is given for something that has none.
+        TypeError: *target* or *formula* is none of the above, or *backward* is given for something that has none.
+        ValueError: *formula* or *backward* is a number below zero.
     """
     if formula is None:
         return lambda given: register_flop_formula(target, given, backward=backward)
+    compute = _as_formula(formula)
     is_function = isinstance(target, type) and issubclass(target, torch.autograd.Function)
     if backward is not None and not is_function:
         raise TypeError(f"only an autograd.Function has a backward formula, got {target!r}")
     with _lock:
         if is_function:
-            _register_function(target, formula, backward)
+            _register_function(target, compute, None if backward is None else _as_formula(backward))
         elif _is_kernel(target):
-            _register_kernel(target, formula)
+            _register_kernel(target, compute)
         else:
-            user_formulas[_operator_name(target)] = formula
+            user_formulas[_operator_name(target)] = compute
             forget_entries()
     return formula
+
+
+def _as_formula(given: Formula | int) -> Formula:
+    if callable(given):
+        return given
+    if type(given) is not int:
+        raise TypeError(f"a FLOP formula is a function or a whole number, got {given!r}")
+    if given < 0:
+        raise ValueError(f"a FLOP formula's number must be >= 0, got {given}")
+    return no_flops if given == 0 else lambda args, kwargs, out: given
 
 
 def _operator_name(target: Any) -> str:

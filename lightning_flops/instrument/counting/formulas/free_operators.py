@@ -1,28 +1,31 @@
-"""Operators that spend no FLOPs as this package counts them: everything that is not matmul-like.
+"""Which operators are shown to spend no FLOPs as this package counts them: everything that is not matmul-like.
 
-An operator is free when one of these holds, in this order:
+An operator is free when there is evidence for it, looked for in this order:
 
-1. its name is in ``FREE_NAMES`` (a trailing underscore, which marks an in-place form, is dropped before looking);
-2. its namespace moves data, talks to other processes or marks a profile (``FREE_NAMESPACES``);
-3. torch says of it, or of another overload of it, that it works element by element (``torch.Tag.pointwise``), or it
-   returns a view;
-4. it takes and makes no tensor;
-5. it is the list form of an elementwise operator (``_foreach_…``), or an optimizer's fused update (``_fused_adam`` …).
+1. people have read it: its name is in ``FREE_NAMES``;
+2. it takes and makes no tensor;
+3. it is torch's own, and torch says what it is: by a tag (element by element, a reduction, a copy of a view, a change
+   of a view in place), or by a schema whose results all are views;
+4. it is the list form (``_foreach_…``) of an operator that is free by 1 or 3.
 
-Rules 2 to 5 stop at names that speak of a product (``says_heavy``): such an operator is free by name or not at all.
+Rules 2 to 4 stop at names that speak of a product (``says_heavy``). What an operator of somebody else's is called, or
+says of itself, shows nothing: who knows it registers a formula, or 0.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-FREE_NAMESPACES = frozenset({
-    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "c10d_functional", "debugprims", "fsdp",
-    "inductor", "inductor_prims", "prim", "prims", "profiler", "record_function", "rngprims", "streams", "symm_mem",
-})  # fmt: skip
+from lightning_flops.instrument.counting.formulas.free_names import FREE_NAMES
+
+Evidence = Literal["read", "no tensors", "tag", "view", "list form"]
+"""What shows that an operator is free."""
+
+TORCH_NAMESPACES = frozenset(name.partition("::")[0] for name in FREE_NAMES)
+"""Namespaces that torch itself fills."""
 
 _HEAVY_WORDS = re.compile(
     # Short words stand alone or next to an underscore, a digit or their usual neighbours; long ones anywhere.
@@ -34,193 +37,60 @@ _HEAVY_WORDS = re.compile(
     re.IGNORECASE,
 )
 
+# Older versions of torch lack some.
+_TAGS = frozenset(
+    tag
+    for tag in (getattr(torch.Tag, name, None) for name in ("pointwise", "reduction", "view_copy", "inplace_view"))
+    if tag is not None
+)
+_LIST_FORM = re.compile(r"_foreach_(\w+?)_?$")
+
 
 def says_heavy(name: str) -> bool:
     """Whether a name (without namespace) speaks of a product: mm, conv, attention, lstm, solve and the like."""
     return _HEAVY_WORDS.search(name) is not None
 
 
-_AGGREGATES = """
-    all allclose amax amin aminmax _aminmax any argmax argmin bincount _coalesce coalesce count_nonzero cummax
-    _cummax_helper cummin _cummin_helper cumprod cumsum dist equal hash_tensor histc histogram _histogramdd_bin_edges
-    _histogramdd_from_bin_cts _histogramdd_from_bin_tensors _is_all_true _is_any_true kthvalue linalg__powsum
-    linalg_cross linalg_vector_norm _logcumsumexp logcumsumexp logsumexp max mean median min mode nanmedian nansum
-    native_norm norm prod renorm segment_reduce _segment_reduce_backward _sparse_csr_prod _sparse_csr_sum _sparse_sum
-    _sparse_sum_backward std std_mean sum trace var var_mean
-"""
-_NORMALIZATIONS = """
-    _batch_norm_no_update _batch_norm_with_update _batch_norm_with_update_functional batch_norm_backward
-    batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt batch_norm_gather_stats
-    batch_norm_gather_stats_with_counts batch_norm_stats batch_norm_update_stats cudnn_batch_norm
-    cudnn_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward _log_softmax _log_softmax_backward_data
-    log_softmax _masked_softmax _masked_softmax_backward miopen_batch_norm miopen_batch_norm_backward
-    _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training native_batch_norm
-    native_batch_norm_backward native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
-    _nested_tensor_softmax_with_shape quantized_batch_norm _safe_softmax _softmax _softmax_backward_data softmax
-    _sparse_log_softmax _sparse_log_softmax_backward_data _sparse_softmax _sparse_softmax_backward_data
-    _weight_norm_interface _weight_norm_interface_backward
-"""
-_POOLING_AND_RESIZING = """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_avg_pool3d_backward adaptive_max_pool2d
-    adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward avg_pool1d avg_pool2d
-    avg_pool2d_backward avg_pool3d avg_pool3d_backward channel_shuffle col2im constant_pad_nd fractional_max_pool2d
-    fractional_max_pool2d_backward fractional_max_pool3d fractional_max_pool3d_backward im2col max_pool2d_backward
-    max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices max_pool3d_with_indices_backward
-    max_unpool2d max_unpool3d mkldnn_adaptive_avg_pool2d mkldnn_adaptive_avg_pool2d_backward mkldnn_max_pool2d
-    mkldnn_max_pool2d_backward mkldnn_max_pool3d mkldnn_max_pool3d_backward pixel_shuffle pixel_unshuffle
-    quantized_max_pool1d quantized_max_pool2d quantized_max_pool3d reflection_pad1d reflection_pad1d_backward
-    reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward replication_pad1d
-    replication_pad1d_backward replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
-    _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
-    _upsample_lanczos2d_aa _upsample_lanczos2d_aa_backward _upsample_nearest_exact1d _upsample_nearest_exact1d_backward
-    _upsample_nearest_exact2d _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
-    _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d
-    upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
-    upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward
-"""
-_LOSSES = """
-    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits _ctc_loss _ctc_loss_backward
-    _cudnn_ctc_loss huber_loss huber_loss_backward miopen_ctc_loss mse_loss mse_loss_backward multi_margin_loss
-    multi_margin_loss_backward multilabel_margin_loss_backward multilabel_margin_loss_forward nll_loss2d_backward
-    nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
-    soft_margin_loss_backward _use_cudnn_ctc_loss _use_miopen_ctc_loss
-"""
-_ELEMENTWISE = """
-    __irshift__ __ilshift__ _add_relu bucketize _compute_contiguous_strides_offsets copysign elu_backward eq
-    floor_divide ge glu glu_backward glu_backward_jvp glu_jvp gt hardshrink_backward hardsigmoid_backward hardswish
-    hardswish_backward hardtanh_backward isin le leaky_relu_backward log_sigmoid_backward log_sigmoid_forward lt
-    masked_fill mish_backward ne polar complex _prelu_kernel _prelu_kernel_backward rrelu_with_noise
-    rrelu_with_noise_backward rrelu_with_noise_functional softplus_backward softshrink_backward threshold
-    _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl
-    _transform_bias_rescale_qkv _amp_foreach_non_finite_check_and_unscale _amp_update_scale
-"""
-_RANDOM = """
-    bernoulli binomial cauchy _cudnn_init_dropout_state _dirichlet_grad exponential _fill_mem_eff_dropout_mask
-    _fused_dropout geometric log_normal _masked_scale multinomial native_dropout native_dropout_backward normal
-    normal_functional _philox_key_fold_in _philox_key_split _philox_normal _philox_uniform poisson rand rand_like
-    randint randint_like randn randn_like random randperm _sample_dirichlet _standard_gamma _standard_gamma_grad uniform
-"""
-_INDEXING = """
-    _chunk_cat cat _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
-    _embedding_bag_per_sample_weights_backward embedding embedding_dense_backward embedding_renorm flip gather index
-    index_add index_copy index_fill index_put _index_put_impl index_reduce index_select masked_scatter
-    masked_scatter_backward masked_select nonzero nonzero_static put repeat repeat_interleave roll rot90 scatter
-    scatter_add scatter_reduce searchsorted sort stack _stack take topk tril triu tril_indices triu_indices _unique
-    _unique2 unique_consecutive unique_dim unique_dim_consecutive _unsafe_index _unsafe_index_put _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate
-"""
-_COPIES_AND_FACTORIES = """
-    alias_copy arange as_strided as_strided_copy as_strided_scatter bartlett_window blackman_window block_diag
-    ccol_indices_copy clone _coalesced col_indices_copy _conj_copy contiguous copy _copy_from _copy_from_and_resize
-    copy_sparse_to_sparse crow_indices_copy detach detach_copy diag_embed diagonal_backward diagonal_copy
-    diagonal_scatter _efficientzerotensor empty _empty_affine_quantized empty_like _empty_per_channel_affine_quantized
-    empty_permuted empty_quantized empty_strided expand_copy eye fft_fftfreq fft_rfftfreq fill from_file full full_like
-    _fw_primal_copy hamming_window hann_window indices_copy _indices_copy kaiser_window _lazy_clone lift lift_fresh
-    lift_fresh_copy linspace logspace _make_dual_copy _make_per_channel_quantized_tensor
-    _make_per_tensor_quantized_tensor _mkldnn_reshape _mkldnn_transpose narrow_copy _neg_view_copy new_empty
-    new_empty_strided new_full new_ones new_zeros _new_zeros_with_same_feature_meta ones ones_like permute_copy
-    _pin_memory range _reshape_alias_copy _reshape_copy resize resize_as _resize_output row_indices_copy scalar_tensor
-    select_backward select_copy select_scatter set slice_backward slice_copy slice_scatter split_copy
-    split_with_sizes_copy squeeze squeeze_copy t t_copy _to_copy to_mkldnn transpose transpose_copy unbind_copy
-    unfold_backward unfold_copy unsafe_split unsafe_split_with_sizes _unsafe_view unsqueeze unsqueeze_copy values_copy
-    _values_copy view_as_complex_copy view_as_real_copy view_copy zero zeros zeros_like
-"""
-_LAYOUTS = """
-    _convert_indices_from_coo_to_csr _convert_indices_from_csr_to_coo _convert_weight_to_int4pack
-    _convert_weight_to_int4pack_for_cpu _cslt_compress _cudnn_rnn_flatten_weight _dyn_quant_pack_4bit_weight
-    _jagged_to_padded_dense_forward lu_unpack mkldnn_reorder_conv2d_weight mkldnn_reorder_conv3d_weight
-    _nested_compute_contiguous_strides_offsets _nested_from_padded _nested_from_padded_and_nested_example
-    _nested_from_padded_tensor _nested_get_jagged_dummy _nested_get_lengths _nested_get_max_seqlen
-    _nested_get_min_seqlen _nested_get_offsets _nested_get_ragged_idx _nested_get_values_copy _nested_select_backward
-    _nested_sum_backward _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned _nested_tensor_from_tensor_list
-    _nested_tensor_size _nested_tensor_storage_offsets _nested_tensor_strides _nested_view_from_buffer_copy
-    _nested_view_from_jagged_copy nested_to_padded_tensor _pack_padded_sequence _padded_dense_to_jagged_forward
-    resize_as_sparse _sparse_broadcast_to_copy _sparse_compressed_tensor_with_dims sparse_compressed_tensor
-    sparse_coo_tensor _sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors sparse_mask
-    _sparse_mask_projection sparse_resize sparse_resize_and_clear _sparse_semi_structured_apply
-    _sparse_semi_structured_apply_dense _sparse_semi_structured_tile _spdiags _to_dense to_padded_tensor _to_sparse
-    _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr _to_sparse_semi_structured
-    _validate_compressed_sparse_indices
-"""
-_QUANTIZING = """
-    dequantize fake_quantize_per_channel_affine_cachemask _fake_quantize_learnable_per_channel_affine
-    _fake_quantize_learnable_per_channel_affine_backward _fake_quantize_learnable_per_tensor_affine
-    _fake_quantize_learnable_per_tensor_affine_backward fake_quantize_per_tensor_affine_cachemask
-    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper
-    _fused_moving_avg_obs_fq_helper_functional int_repr quantize_per_channel quantize_per_tensor
-    quantize_per_tensor_dynamic
-"""
-_QUESTIONS = """
-    _assert_async _assert_scalar _assert_tensor_metadata dense_dim _dimI _dimV element_size _functional_assert_async
-    _functional_assert_scalar _functional_sym_constrain_range _functional_sym_constrain_range_for_size _fused_sdp_choice
-    _has_same_storage_numel is_coalesced is_contiguous is_non_overlapping_and_dense is_pinned is_same_size is_set_to
-    is_strides_like_format item _linalg_check_errors _local_scalar_dense
-    _make_dep_token _nnz _print q_per_channel_axis q_per_channel_scales q_per_channel_zero_points q_scale q_zero_point
-    qscheme record_stream size sparse_dim storage_offset stride sym_constrain_range
-    sym_constrain_range_for_size sym_is_contiguous sym_numel sym_size
-    sym_storage_offset sym_stride
-"""
-
-_QUANTIZED = """
-    add add_out add_relu add_relu_out add_scalar add_scalar_out add_scalar_relu add_scalar_relu_out batch_norm
-    batch_norm1d batch_norm1d_relu batch_norm2d batch_norm2d_relu batch_norm3d batch_norm3d_relu batch_norm_relu cat
-    cat_out cat_relu cat_relu_out celu clamp dropout elu embedding_4bit
-    embedding_bag_2bit_rowwise_offsets embedding_bag_4bit embedding_bag_4bit_rowwise_offsets embedding_bag_byte
-    embedding_bag_byte_rowwise_offsets embedding_byte group_norm hardswish instance_norm layer_norm leaky_relu
-    max_pool1d max_pool2d mul mul_out mul_relu mul_relu_out mul_scalar mul_scalar_out mul_scalar_relu
-    mul_scalar_relu_out prelu relu6 sigmoid softmax threshold
-"""
-
-FREE_NAMES = frozenset(
-    [f"quantized::{name}" for name in _QUANTIZED.split()]
-    + [f"onednn::{name}" for name in ("qadd", "qadd_relu", "qbatch_norm2d", "qmul")]
-    + ["_quantized::add", "quantization::_Bfloat16QuantizedToFloat", "quantization::_FloatToBfloat16Quantized"]
-) | frozenset(
-    f"aten::{name}"
-    for names in (
-        _AGGREGATES, _NORMALIZATIONS, _POOLING_AND_RESIZING, _LOSSES, _ELEMENTWISE, _RANDOM, _INDEXING,
-        _COPIES_AND_FACTORIES, _LAYOUTS, _QUANTIZING, _QUESTIONS,
-    )
-    for name in names.split()
-)  # fmt: skip
-
-_LIST_FORM = re.compile(r"_foreach_|_fused_(?:adam|adamw|adagrad|sgd)_?$")
-_PACKING = re.compile(r"_(?:pre)?pack(?:_|$)|_unpack|^make_quantized|_reorder_|prepack|^(?:de)?quantize_")
-_POINTWISE = getattr(torch.Tag, "pointwise", None)
-
-
-def is_free(qualified_name: str, operator: Any) -> bool:
-    """Whether *operator*, an ``OpOverload`` named ``namespace::name``, spends no FLOPs, by the module's rules."""
+def evidence_of(qualified_name: str, operator: Any) -> Evidence | None:
+    """What shows that *operator*, an ``OpOverload`` named ``namespace::name``, spends no FLOPs; None: nothing does."""
     namespace, _, name = qualified_name.partition("::")
-    if qualified_name in FREE_NAMES or (name.endswith("_") and qualified_name.rstrip("_") in FREE_NAMES):
-        return True
-    if _PACKING.search(name) and namespace not in ("aten", "prims"):
-        return True  # packs or unpacks a quantized layer's weight
+    if _was_read(qualified_name):
+        return "read"
     if says_heavy(name):
-        return False
-    if namespace in FREE_NAMESPACES or (namespace == "aten" and _LIST_FORM.match(name)):
-        return True
-    return _is_view(operator) or not _has_tensors(operator) or _is_pointwise(namespace, name)
+        return None
+    if not _has_tensors(operator):
+        return "no tensors"
+    if namespace not in TORCH_NAMESPACES:
+        return None
+    if _has_tag(namespace, name):
+        return "tag"
+    if _makes_views(operator):
+        return "view"
+    list_form = _LIST_FORM.match(name) if namespace == "aten" else None
+    if list_form is not None and (_was_read(f"aten::{list_form[1]}") or _has_tag("aten", list_form[1])):
+        return "list form"
+    return None
 
 
-def _is_view(operator: Any) -> bool:
-    try:
-        return bool(operator.is_view)
-    except (AttributeError, RuntimeError):  # an operator that only TorchScript knows
-        return False
+def _was_read(qualified_name: str) -> bool:
+    return qualified_name in FREE_NAMES or (qualified_name.endswith("_") and qualified_name.rstrip("_") in FREE_NAMES)
 
 
-def _is_pointwise(namespace: str, name: str) -> bool:
-    """Whether an overload of the operator, or of the one it is the in-place form of, has torch's tag."""
-    if _POINTWISE is None:
-        return False
+def _makes_views(operator: Any) -> bool:
+    """Whether all that the operator returns are views of what it is given, and it writes nothing."""
+    schema = operator._schema
+    aliases = [value.alias_info for value in schema.returns]
+    written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
+    return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _has_tag(namespace: str, name: str) -> bool:
+    """Whether an overload of the operator, or of the one it is the in-place form of, has such a tag."""
     operators = getattr(torch.ops, namespace)
     for spelled in {name, name.rstrip("_")}:
         packet = getattr(operators, spelled, None)
         try:
-            if packet is not None and any(_POINTWISE in getattr(packet, one).tags for one in packet.overloads()):
+            if packet is not None and any(_TAGS.intersection(getattr(packet, one).tags) for one in packet.overloads()):
                 return True
         except (AttributeError, RuntimeError):  # an overload that only TorchScript knows
             continue
@@ -229,4 +99,6 @@ def _is_pointwise(namespace: str, name: str) -> bool:
 
 def _has_tensors(operator: Any) -> bool:
     schema = operator._schema
+    if "(...)" in str(schema):  # it takes, or returns, whatever there is
+        return True
     return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))

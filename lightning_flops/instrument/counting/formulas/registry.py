@@ -23,11 +23,12 @@ from lightning_flops.instrument.counting.formulas.contract import (
     dtype_of_first_tensor,
     dtype_place,
     no_flops,
+    tensors_in,
     whole_flops,
 )
 from lightning_flops.instrument.counting.formulas.convolution import CONVOLUTION_OVERLOAD_RULES, CONVOLUTION_RULES
 from lightning_flops.instrument.counting.formulas.estimates import ESTIMATE_RULES
-from lightning_flops.instrument.counting.formulas.free_operators import is_free, says_heavy
+from lightning_flops.instrument.counting.formulas.free_operators import evidence_of, says_heavy
 from lightning_flops.instrument.counting.formulas.libraries import LIBRARY_RULES
 from lightning_flops.instrument.counting.formulas.matmul import MATMUL_RULES
 from lightning_flops.instrument.counting.formulas.quantized import QUANTIZED_OVERLOAD_RULES, QUANTIZED_RULES
@@ -126,7 +127,7 @@ def _find(operator: Any) -> Entry:
     from_torch = _formula_of_torch(operator)
     if from_torch is not None:
         return Entry(name, "formula", from_torch, dtype_of_first_tensor)
-    if is_free(qualified, operator):
+    if evidence_of(qualified, operator) is not None:
         return Entry(name, "free", no_flops, dtype_of_first_tensor)
     return _unknown(name, operator)
 
@@ -198,22 +199,23 @@ def as_our_formula(formula: Callable[..., Any]) -> Formula:
     return call
 
 
-def heavy_hint(name: str, args: Arguments, out: Any) -> bool:
-    """Whether an operator that nothing is known about looks as costly as a matrix product.
+def hides_flops(name: str, args: Arguments, kwargs: Keywords, out: Any) -> bool:
+    """Whether a call of an operator that nothing is known about may have spent FLOPs, so that counts are lower bounds.
 
-    It does when its name (``namespace.name``) speaks of one: mm, gemm, conv, attention, flash, rnn, lstm, linear,
-    einsum, fft, solve …; or when two of its inputs are floating-point or 8-bit tensors of at least two dimensions whose
-    shapes do not broadcast together, so that it cannot be working element by element.
+    It may when it takes or makes a floating-point, complex or quantized tensor. One that works on integers alone does
+    not, unless its name (``namespace.name``) speaks of a product (mm, conv, attention …), or two of its 8-bit inputs of
+    at least two dimensions have shapes that do not broadcast together: a product of quantized numbers.
     """
     if says_heavy(name):
         return True
     shapes: list[tuple[int, ...]] = []
-    for value in args:
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if not isinstance(item, torch.Tensor) or item.is_nested or item.dim() < 2:
-                continue
-            if item.is_floating_point() or item.dtype in (torch.int8, torch.uint8):
-                shapes.append(tuple(item.shape))
+    for tensor in tensors_in((*args, *kwargs.values(), *(out if isinstance(out, (list, tuple)) else (out,)))):
+        dtype = tensor.dtype
+        if dtype.is_floating_point or dtype.is_complex or tensor.is_quantized:
+            return True
+    for tensor in tensors_in((*args, *kwargs.values())):
+        if tensor.dtype in (torch.int8, torch.uint8) and not tensor.is_nested and tensor.dim() >= 2:
+            shapes.append(tuple(tensor.shape))
     return any(not _broadcast(shapes[0], shape) for shape in shapes[1:])
 
 
@@ -221,4 +223,4 @@ def _broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
     return all(a == b or a == 1 or b == 1 for a, b in zip(reversed(left), reversed(right), strict=False))
 
 
-__all__ = ["Entry", "Formula", "Kind", "Work", "formulas_without_operator", "heavy_hint", "lookup"]
+__all__ = ["Entry", "Formula", "Kind", "Work", "formulas_without_operator", "hides_flops", "lookup"]

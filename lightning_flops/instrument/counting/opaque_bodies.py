@@ -1,0 +1,272 @@
+"""Looks into operators that nothing is known about: runs a Python kernel so that the operators it calls are seen.
+
+Below a dispatch mode torch calls an operator's kernel with the mode off, and with autocast, lazy conjugation and the
+rest of the dispatcher's upper half switched off too. Here the kernel is called as it would be without any mode, and
+what it calls is counted as if it stood in the user's own code.
+
+What a kernel does beside torch's operators (a launch of a compiled kernel, a call into a library) stays out of sight.
+``BodyWatch`` tells whether there can have been any: it follows the data from what the operator is given to what it
+returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_flops.instrument.compiler_sight import hide
+from lightning_flops.instrument.counting.dispatch_stack import push, remove
+from lightning_flops.instrument.counting.operators import Operator, hands_over, operator_of
+
+Origin = Literal["given", "made", "constant", "blank"]
+"""Where the data of a storage comes from.
+
+``given``: from the operator's arguments; ``made``: worked out from them by operators that were seen; ``constant``:
+filled by a seen operator that read none of them; ``blank``: never filled, as far as was seen.
+"""
+
+_weak_storage: Callable[[torch.UntypedStorage], StorageWeakRef] = StorageWeakRef
+
+_PLACING = frozenset("index_put_ index_copy_ scatter_ masked_scatter_ _foreach_copy_ _foreach_zero_".split())
+"""In-place operators that fill what they are given, or a part of it, without reading it."""
+
+_SHAPES_ONLY = frozenset(
+    (
+        "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full "
+        "_new_zeros_with_same_feature_meta"
+    ).split()
+)
+"""Operators that take a tensor for its shape and dtype alone."""
+
+_COMMUNICATION = frozenset(("c10d", "_c10d_functional", "symm_mem"))
+"""Namespaces of operators that fill tensors of which their schemas do not say so."""
+
+
+def keys_of_python_kernel(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The dispatch key under which the operator's Python kernel for these arguments stands; None if there is none.
+
+    None too where it takes more than ordinary tensors to choose the kernel.
+    """
+    devices = set()
+    for tensor in _tensors((*args, *kwargs.values())):
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
+            return None
+        devices.add(tensor.device.type)
+    if len(devices) > 1:
+        devices.discard("cpu")  # single numbers may lie there
+    if len(devices) != 1:
+        return None
+    if not hasattr(torch._C, "_RestorePythonTLSSnapshot"):
+        return None
+    try:
+        written_in_python = torch.library._impls
+        key = torch._C._dispatch_key_for_device(devices.pop())
+        name = function.name()
+        slot = name.replace("::", "/", 1)
+        if f"{slot}/{key}" not in written_in_python and (
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+            or f"{slot}/CompositeExplicitAutograd" not in written_in_python
+        ):
+            return None
+        return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    except (AttributeError, RuntimeError):
+        return None  # another version of torch keeps this elsewhere
+
+
+def run_python_kernel(
+    function: Any, keys: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *modes: TorchDispatchMode
+) -> Any:
+    """Calls the kernel from within a mode's handler as torch would call it without any mode, with *modes* on."""
+    slot = function.name().replace("::", "/", 1)
+    # What register_autograd puts around an operator switches autograd off for the kernel.
+    below = torch._C._AutoDispatchBelowAutograd() if f"{slot}/Autograd" in torch.library._impls else nullcontext()
+    as_called: Any = torch._C._RestorePythonTLSSnapshot  # type: ignore[attr-defined]
+    with as_called(), below:
+        for mode in modes:
+            push(mode)
+        if not modes:
+            for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+                torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+        try:
+            return function.redispatch(keys, *args, **kwargs)
+        finally:
+            for mode in reversed(modes):
+                remove(mode)
+
+
+class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the data through the operators that one kernel calls.
+
+    What it cannot tell is a foreign kernel that changes in place a tensor that torch's operators have filled.
+
+    Args:
+        args: what the kernel is called with.
+        kwargs: the same by keyword.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._origins: dict[int, Origin] = {}
+        self._written: set[int] = set()
+        self._kept: list[StorageWeakRef] = []  # so that no other storage gets the same address
+        self._whole = True
+        self.ran = False
+        """An operator was called that moves data."""
+        try:
+            for tensor in _tensors((*args, *kwargs.values())):
+                self._set_origin(tensor, "given")
+        except Exception:  # whatever it is: the kernel runs, and counts for opaque
+            self._whole = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As the counting mode has it."""
+        return not hide(cls.__torch_dispatch__)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code stays compiled."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(hands_over(tensor_type) for tensor_type in types):
+            return NotImplemented
+        depends = False
+        try:
+            operator = operator_of(func)
+            depends = self._reads(operator, args, kwargs)
+        except Exception:
+            self._whole = False
+        out = func(*args, **kwargs)
+        try:
+            self._writes(operator, args, kwargs, out, depends)
+        except Exception:
+            self._whole = False
+        return out
+
+    def wrote(self, values: Iterable[Any]) -> None:
+        """A kernel that has a formula of its own was given *values*: what it may have filled is accounted for."""
+        try:
+            for tensor in _tensors(values):
+                self._set_origin(tensor, "made")
+                self._written.add(_storage_of(tensor))
+        except Exception:
+            self._whole = False
+
+    def saw_everything(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> bool:
+        """Whether all that the operator put out was worked out by operators that were seen."""
+        try:
+            made = [tensor for tensor in _tensors((out,)) if tensor.numel()]
+            changed = [tensor for tensor in _tensors(_changed(function, args, kwargs)) if tensor.numel()]
+            return (
+                self._whole
+                and bool(made or changed)
+                and all(self._origin(tensor) in ("given", "made") for tensor in made)
+                and all(
+                    self._origin(tensor) in ("given", "made") and _storage_of(tensor) in self._written
+                    for tensor in changed
+                )
+            )
+        except Exception:
+            return False
+
+    def _reads(self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the data that an operator is about to read comes from what the kernel was given."""
+        short = operator.name.rpartition(".")[2]
+        if operator.views or short in _SHAPES_ONLY:
+            return False
+        self.ran = True
+        if operator.name.partition(".")[0] in _COMMUNICATION:
+            return True
+        skipped: tuple[Any, ...] = ()
+        if operator.listed and not operator.splits and not operator.higher_order:
+            skipped = _changed(operator.function, args, kwargs)  # may be blank: it is listed itself
+        elif short in _PLACING and args:
+            skipped = (args[0],)
+        values = [
+            *(args[place] for place in operator.reads if place < len(args)),
+            *(kwargs[key] for key in operator.keyword_reads if key in kwargs),
+        ]
+        depends = False
+        for tensor in _tensors(value for value in values if all(value is not one for one in skipped)):
+            origin = self._origin(tensor)
+            if origin == "blank" or (origin is None and tensor.numel() > 1):
+                self._whole = False
+            depends = depends or origin in ("given", "made")
+        return depends
+
+    def _writes(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, depends: bool
+    ) -> None:
+        short = operator.name.rpartition(".")[2]
+        if not operator.views:
+            changed: Iterable[Any] = () if operator.higher_order else _changed(operator.function, args, kwargs)
+            if operator.name.partition(".")[0] in _COMMUNICATION:
+                changed = (*args, *kwargs.values())
+            for tensor in _tensors(changed):
+                self._written.add(_storage_of(tensor))
+                if depends:
+                    self._set_origin(tensor, "made")
+                elif self._origin(tensor) in (None, "blank"):
+                    self._set_origin(tensor, "constant")
+        origin: Origin | None = "made" if depends else "constant"
+        if operator.views:
+            # A view has the storage of what it views; some make a copy where they must.
+            first = next(_tensors(args), None)
+            origin = "blank" if "empty" in short else None if first is None else self._origin(first)
+            if short == "lift_fresh" and origin is None and first is not None and not first.is_floating_point():
+                origin = "constant"  # torch.tensor([2, 0, 1])
+        if origin is not None:
+            for tensor in _tensors((out,)):
+                if self._origin(tensor) is None:
+                    self._set_origin(tensor, origin)
+
+    def _origin(self, tensor: torch.Tensor) -> Origin | None:
+        return self._origins.get(_storage_of(tensor))
+
+    def _set_origin(self, tensor: torch.Tensor, origin: Origin) -> None:
+        storage = _storage_of(tensor)
+        if storage not in self._origins:
+            self._kept.append(_weak_storage(tensor.untyped_storage()))
+        self._origins[storage] = origin
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _changed(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of which the operator's schema says that it changes them."""
+    changed = []
+    place = 0
+    for argument in function._schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.kwarg_only:
+            if written and argument.name in kwargs:
+                changed.append(kwargs[argument.name])
+            continue
+        if written and place < len(args):
+            changed.append(args[place])
+        place += 1
+    return tuple(changed)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among *values*, lists, tuples and dicts searched too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())

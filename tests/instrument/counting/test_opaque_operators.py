@@ -1,0 +1,442 @@
+"""Operators that nobody has a formula for: unknown means at least, and what a Python kernel runs is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops import count_offline
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.instrument.counting.dispatch_stack import depth
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.formulas import register_flop_formula
+from lightning_flops.instrument.counting.formulas import registry as formula_registry
+
+PRODUCT = 2 * 3 * 4 * 5
+"""(3, 4) by (4, 5)"""
+
+
+@pytest.fixture(autouse=True)
+def forget_formulas() -> Iterator[None]:
+    before = dict(formula_registry.user_formulas)
+    yield
+    formula_registry.user_formulas.clear()
+    formula_registry.user_formulas.update(before)
+    formula_registry.forget_entries()
+
+
+def counted(run: Callable[[], Any], root: nn.Module | None = None) -> FlopCounts:
+    counter = FlopCounter(root)
+    with counter:
+        run()
+    assert depth() == 0
+    return FlopCounts(counter.record())
+
+
+def foreign_product(left: Tensor, right: Tensor) -> Tensor:
+    """A product that no dispatcher hears of."""
+    return torch.from_numpy(np.matmul(left.detach().numpy(), right.detach().numpy()))
+
+
+def operator_of(name: str, kernel: Callable[..., Any], mutates: tuple[str, ...] = ()) -> Any:
+    return torch.library.custom_op(name, kernel, mutates_args=mutates)
+
+
+def same_shape_kernel(q: Tensor, k: Tensor) -> Tensor:
+    return foreign_product(foreign_product(q, k.T), k)
+
+
+def takes_two(namespace: str, name: str) -> Any:
+    return operator_of(f"{namespace}::{name}", same_shape_kernel)
+
+
+OPAQUE = [
+    takes_two("fla", "chunk_gla_fwd"),
+    takes_two("rwkv", "wkv6_forward"),
+    takes_two("mamba", "scan_chunk"),
+    takes_two("kda", "delta_rule"),
+]
+
+
+@pytest.mark.parametrize("operator", OPAQUE, ids=str)
+def test_an_opaque_operator_on_tensors_of_one_shape_makes_a_lower_bound(operator: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    counts = counted(lambda: operator(model(torch.ones(3, 4)).detach(), torch.ones(3, 4)), model)
+    name = operator._qualname.replace("::", ".")
+    listed = counts.uncounted[name]
+    assert (listed.calls, listed.heavy, listed.output_elements) == (1, True, 12)
+    assert counts.is_lower_bound
+    assert counts.forward == 2 * 3 * 4 * 4  # the layer's
+
+
+@pytest.mark.parametrize("operator", OPAQUE[:1], ids=str)
+def test_the_users_0_makes_an_opaque_operator_free(operator: Any) -> None:
+    register_flop_formula(operator, 0)
+    counts = counted(lambda: operator(torch.ones(3, 4), torch.ones(3, 4)))
+    assert not counts.uncounted
+    assert not counts.is_lower_bound
+
+
+def test_an_opaque_operator_on_integers_makes_no_lower_bound() -> None:
+    @torch.library.custom_op("opaquetest::count_words", mutates_args=())
+    def count_words(words: Tensor) -> Tensor:
+        return torch.from_numpy(np.bincount(words.numpy()))
+
+    counts = counted(lambda: count_words(torch.tensor([1, 2, 2])))
+    assert not counts.uncounted["opaquetest.count_words"].heavy
+    assert not counts.is_lower_bound
+
+
+@torch.library.custom_op("opaquetest::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight).relu()
+
+
+class Caller(nn.Module):
+    """Calls an operator with its weight, (4, 5)."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.operator = operator
+        self.weight = nn.Parameter(torch.ones(4, 5))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.operator(x, self.weight)
+
+
+def test_what_a_python_kernel_runs_is_counted_in_the_module_that_calls_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Caller(product))
+    with torch.no_grad():
+        counts = counted(lambda: model(torch.ones(3, 4)), model)
+    assert counts.by_module()["1"].forward == PRODUCT
+    assert counts.forward == 2 * 3 * 4 * 4 + PRODUCT
+    assert not counts.uncounted
+    assert counts.by_operator()["aten.mm"].forward == PRODUCT
+
+
+@pytest.mark.parametrize("key", ["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_kernels_that_a_library_puts_in_place_are_looked_into(key: str, inference: bool) -> None:
+    library: Any = torch.library.Library("opaquelibrary", "FRAGMENT")  # type: ignore[no-untyped-call]
+    name = f"product_{key}_{inference}"
+    library.define(f"{name}(Tensor x, Tensor weight) -> Tensor")
+    library.impl(name, lambda x, weight: x @ weight, key)
+    operator = getattr(torch.ops.opaquelibrary, name)
+    with torch.inference_mode(inference):
+        counts = counted(lambda: operator(torch.ones(3, 4), torch.ones(4, 5)))
+    assert (counts.forward, dict(counts.uncounted)) == (PRODUCT, {})
+
+
+def test_a_formula_of_the_users_stands_for_all_that_the_kernel_runs() -> None:
+    register_flop_formula(product, lambda args, kwargs, out: 7)
+    counts = counted(lambda: product(torch.ones(3, 4), torch.ones(4, 5)))
+    assert (counts.forward, dict(counts.uncounted)) == (7, {})
+    register_flop_formula(product, 0)
+    counts = counted(lambda: product(torch.ones(3, 4), torch.ones(4, 5)))
+    assert (counts.forward, dict(counts.uncounted)) == (0, {})
+
+
+@torch.library.custom_op("opaquetest::product_with_backward", mutates_args=())
+def product_with_backward(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
+@torch.library.custom_op("opaquetest::two_products", mutates_args=())
+def two_products(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return grad @ weight.T, x.T @ grad
+
+
+product_with_backward.register_autograd(
+    lambda context, grad: two_products(grad, *context.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def test_a_registered_backward_is_counted_as_backward_of_the_module_that_called_the_operator() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Caller(product_with_backward), nn.Linear(5, 2))
+    counts = counted(lambda: model(torch.ones(3, 4)).sum().backward(), model)
+    caller = counts.by_module()["1"]
+    assert (caller.forward, caller.backward, caller.recompute) == (PRODUCT, 2 * PRODUCT, 0)
+    assert not counts.uncounted
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_kernel_that_a_checkpoint_repeats_is_recompute(reentrant: bool) -> None:
+    caller = Caller(product_with_backward)
+    x = torch.ones(3, 4, requires_grad=True)
+
+    def step() -> None:
+        checkpoint(lambda given: caller(given).relu(), x, use_reentrant=reentrant).sum().backward()
+
+    total = counted(step, caller).total
+    assert (total.forward, total.backward, total.recompute) == (PRODUCT, 2 * PRODUCT, PRODUCT)
+
+
+# What a kernel does beside torch's operators
+
+
+def blank_filled_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.empty(3, 5)
+    np.matmul((x @ weight @ weight.T).numpy(), weight.numpy(), out=out.numpy())
+    return out
+
+
+def zeros_filled_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.zeros(3, 5)
+    np.matmul((x @ weight @ weight.T).numpy(), weight.numpy(), out=out.numpy())
+    return out
+
+
+def blank_read_after_it_was_filled_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
+    return blank_filled_elsewhere(x, weight) + (x @ weight).sum() * 0
+
+
+def made_elsewhere_and_read(x: Tensor, weight: Tensor) -> Tensor:
+    return foreign_product(x @ weight @ weight.T, weight) + x.sum() * 0
+
+
+def made_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
+    return foreign_product(x @ weight @ weight.T, weight)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "products"),
+    [
+        (blank_filled_elsewhere, 2),
+        (zeros_filled_elsewhere, 2),
+        (blank_read_after_it_was_filled_elsewhere, 3),
+        (made_elsewhere_and_read, 2),
+        (made_elsewhere, 2),
+    ],
+)
+def test_a_kernel_that_also_calls_a_foreign_one_is_counted_as_far_as_seen_and_listed(
+    kernel: Callable[..., Tensor], products: int
+) -> None:
+    operator = operator_of(f"opaquetest::{kernel.__name__}", kernel)
+    model = Caller(operator)
+    with torch.no_grad():
+        counts = counted(lambda: model(torch.ones(3, 4)), model)
+    assert counts.forward == products * PRODUCT
+    listed = counts.uncounted[f"opaquetest.{kernel.__name__}"]
+    assert (listed.calls, listed.modules, listed.heavy) == (1, ("",), True)
+
+
+def test_an_argument_that_a_foreign_kernel_fills_makes_a_lower_bound_and_one_that_torch_fills_does_not() -> None:
+    def by_numpy(x: Tensor, weight: Tensor, out: Tensor) -> None:
+        np.matmul(x.numpy(), weight.numpy(), out=out.numpy())
+
+    def by_torch(x: Tensor, weight: Tensor, out: Tensor) -> None:
+        torch.mm(x, weight, out=out)
+
+    for kernel, flops in ((by_numpy, 0), (by_torch, PRODUCT)):
+        operator = operator_of(f"opaquetest::fills_{kernel.__name__}", kernel, ("out",))
+        out = torch.empty(3, 5)
+        counts = counted(lambda: operator(torch.ones(3, 4), torch.ones(4, 5), out))  # noqa: B023
+        assert (counts.forward, counts.is_lower_bound) == (flops, not flops)
+        assert torch.equal(out, torch.full((3, 5), 4.0))
+
+
+def accumulated(x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.zeros(3, 5)
+    for row in range(3):
+        out[row] += x[row] @ weight
+    return out
+
+
+def placed(x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.empty(3, 5)
+    out[torch.tensor([2, 0, 1])] = x @ weight
+    return out
+
+
+def written_out(x: Tensor, weight: Tensor) -> Tensor:
+    out = x.new_empty(3, 5)
+    torch.mm(x.contiguous().to(torch.float32), weight, out=out)
+    return out.mul_(torch.tensor(2.0)).view(5, 3).T
+
+
+def drawn(x: Tensor, weight: Tensor) -> Tensor:
+    return nn.functional.dropout(x @ weight, 0.5) + torch.rand_like(x[:, :1])
+
+
+@pytest.mark.parametrize("kernel", [accumulated, placed, written_out, drawn])
+def test_kernels_of_torchs_operators_alone_leave_nothing_unknown(kernel: Callable[..., Tensor]) -> None:
+    model = Caller(operator_of(f"opaquetest::{kernel.__name__}", kernel))
+    x = torch.arange(12.0).reshape(3, 4)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        plain = model(x)
+        state = torch.get_rng_state()
+        torch.manual_seed(3)
+        seen: list[Tensor] = []
+        counts = counted(lambda: seen.append(model(x)), model)
+    assert (counts.forward, dict(counts.uncounted)) == (PRODUCT, {})
+    assert torch.equal(seen[0], plain)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_opaque_operator_inside_a_python_kernel_is_listed_itself() -> None:
+    def calls_another(x: Tensor, weight: Tensor) -> Tensor:
+        rows: Tensor = OPAQUE[0](x, x)
+        return rows @ weight
+
+    model = Caller(operator_of("opaquetest::calls_another", calls_another))
+    with torch.no_grad():
+        counts = counted(lambda: model(torch.ones(3, 4)), model)
+    assert counts.forward == PRODUCT
+    assert list(counts.uncounted) == ["fla.chunk_gla_fwd"]
+
+
+def test_a_triton_kernel_with_a_formula_accounts_for_what_it_fills() -> None:
+    class JITFunction:
+        def run(self, x: Tensor, out: Tensor, *, grid: Any, warmup: bool) -> None:
+            np.multiply(x.numpy(), 2, out=out.numpy())
+
+        def __call__(self) -> None: ...
+
+    JITFunction.__module__ = "triton.runtime.jit"
+    known, unknown = JITFunction(), JITFunction()
+    register_flop_formula(known, lambda args, kwargs, out: 11)
+    for kernel, flops in ((known, 11), (unknown, 0)):
+
+        def launches(x: Tensor) -> Tensor:
+            out = torch.empty_like(x)
+            kernel.run(x, out, grid=(1,), warmup=False)  # noqa: B023
+            return out
+
+        operator = operator_of(f"opaquetest::launches_{flops}", launches)
+        counts = counted(lambda: operator(torch.ones(3)))  # noqa: B023
+        assert (counts.forward, counts.is_lower_bound) == (flops, not flops)
+
+
+# The run does not notice
+
+
+@pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered:UserWarning")
+@pytest.mark.parametrize("with_formula", [False, True])
+def test_a_python_kernel_runs_as_it_does_without_a_counter(with_formula: bool) -> None:
+    """Autocast, lazy conjugation and autograd reach into the kernel as far as they do in a plain run."""
+    library: Any = torch.library.Library("opaqueplain", "FRAGMENT")  # type: ignore[no-untyped-call]
+    name = f"product_{with_formula}"
+    library.define(f"{name}(Tensor x, Tensor weight) -> Tensor")
+    library.impl(name, lambda x, weight: x @ weight, "CPU")
+    of_library = getattr(torch.ops.opaqueplain, name)
+
+    @torch.library.custom_op(f"opaqueplain::cast_{with_formula}", mutates_args=())
+    def of_decorator(x: Tensor, weight: Tensor) -> Tensor:
+        made = x @ weight
+        assert made.dtype is torch.bfloat16
+        assert not made.requires_grad
+        return made.float()
+
+    of_decorator.register_autograd(lambda context, grad: (grad @ torch.ones(5, 4), None))
+
+    @torch.library.custom_op(f"opaqueplain::conjugated_{with_formula}", mutates_args=())
+    def conjugated(x: Tensor) -> Tensor:
+        return x.conj() + 0
+
+    if with_formula:
+        for operator in (of_library, of_decorator, conjugated):
+            register_flop_formula(operator, 0)
+
+    torch.manual_seed(0)
+    x, weight, numbers = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, dtype=torch.complex64)
+
+    def run() -> list[Tensor]:
+        leaf, leaf_weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = of_decorator(leaf, leaf_weight)
+        one = of_library(leaf, leaf_weight)
+        (cast.sum() + one.sum()).backward()
+        assert leaf.grad is not None
+        assert leaf_weight.grad is not None
+        return [cast.detach(), one.detach(), leaf.grad, leaf_weight.grad, conjugated(numbers)]
+
+    plain = run()
+    seen: list[Tensor] = []
+    counts = counted(lambda: seen.extend(run()))
+    assert all(torch.equal(left, right) for left, right in zip(plain, seen, strict=True))
+    assert not counts.uncounted
+    assert counts.forward == (0 if with_formula else 2 * PRODUCT)
+
+
+def test_a_kernel_that_raises_leaves_nothing_behind() -> None:
+    @torch.library.custom_op("opaquetest::raises", mutates_args=())
+    def raises(x: Tensor) -> Tensor:
+        raise ValueError("of the user's")
+
+    counter = FlopCounter(None)
+    with counter:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="of the user's"):
+                raises(torch.ones(3))
+        assert depth() == 1
+        torch.ones(3, 4) @ torch.ones(4, 5)
+    assert depth() == 0
+    assert FlopCounts(counter.record()).forward == PRODUCT
+    assert counter._state().bodies == []
+
+
+def test_a_mode_below_the_counters_gets_the_operator_as_before_and_it_is_listed() -> None:
+    class Other(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x, weight = torch.ones(3, 4), torch.ones(4, 5)
+    counter = FlopCounter(None)
+    with Other() as other, counter:
+        product(x, weight)
+    assert other.names == ["opaquetest.product.default"]
+    assert FlopCounts(counter.record()).is_lower_bound
+
+
+def test_a_paused_counter_counts_nothing_of_a_python_kernel() -> None:
+    counter = FlopCounter(None)
+    with counter, counter.pause():
+        product(torch.ones(3, 4), torch.ones(4, 5))
+        OPAQUE[0](torch.ones(3, 4), torch.ones(3, 4))
+    counts = FlopCounts(counter.record())
+    assert (counts.forward, dict(counts.uncounted)) == (0, {})
+
+
+def test_a_fake_kernel_is_not_what_the_operator_spends() -> None:
+    operator = operator_of("opaquetest::with_a_fake", lambda_product)
+    operator.register_fake(lambda x, weight: x @ weight)
+    counts = count_offline(Caller(operator).requires_grad_(False), torch.ones(3, 4))
+    assert counts.forward == 0
+    assert counts.uncounted["opaquetest.with_a_fake"].heavy
+
+
+def lambda_product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight
+
+
+def test_an_operator_in_compiled_code_is_looked_into() -> None:
+    operator = operator_of("opaquetest::compiled", lambda_product)
+    operator.register_fake(lambda x, weight: x.new_empty(x.shape[0], weight.shape[1]))
+    model = Caller(operator)
+    model.compile(backend="aot_eager")
+    with torch.no_grad():
+        model(torch.ones(3, 4))
+        counts = counted(lambda: model(torch.ones(3, 4)), model)
+    assert (counts.forward, dict(counts.uncounted)) == (PRODUCT, {})
+
+
+def test_bytes_inside_a_python_kernel_are_those_of_its_operators() -> None:
+    x, weight = torch.ones(3, 4), torch.ones(4, 5)
+    counts = counted(lambda: product(x, weight))
+    # the product reads both and writes its result, which relu reads and writes
+    assert counts.bytes_read == 4 * (12 + 20) + 4 * 15
+    assert counts.bytes_written == 4 * 15 + 4 * 15
