@@ -103,7 +103,7 @@ class OperatorCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncountedOperator:
-    """An operator that ran and has no FLOP formula, or whose formula failed."""
+    """An operator that ran, has no FLOP formula and is not known to be free, or whose formula failed."""
 
     calls: int
     """How often it ran."""
@@ -112,7 +112,8 @@ class UncountedOperator:
     output_elements: int
     """Elements of all tensors it returned."""
     heavy: bool
-    """Its name or size suggests matmul-like work, so totals that lack it are lower bounds."""
+    """It may have spent FLOPs (it takes or makes floating-point tensors, say), so totals that lack it are lower bounds.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ class FlopCounts:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether an operator that looks like matmul work could not be counted, so that every sum is at least that."""
+        """Whether an operator that may have spent FLOPs could not be counted, so that every sum is at least that."""
         return any(operator.heavy for operator in self.record.uncounted.values())
 
     @property

@@ -94,7 +94,7 @@ class ForwardProfile:
 
     @property
     def lower_bound(self) -> bool:
-        """Whether something that looks like matmul work could not be counted."""
+        """Whether something that may have spent FLOPs could not be counted."""
         return any(operator.heavy for operator in self.uncounted.values())
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, short_name
 from lightning_flops.analysis.traced_step import ModuleTimes
-from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
@@ -134,11 +134,28 @@ class ModuleNode:
     """A call of *module*, or of one below it, was seen."""
 
 
-def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
+def lower_bound_modules(uncounted: Mapping[str, UncountedOperator]) -> frozenset[str]:
+    """Names of the modules whose FLOPs are lower bounds: those in which such an operator ran, and all around them."""
+    names: set[str] = set()
+    for operator in uncounted.values():
+        for name in operator.modules if operator.heavy else ():
+            while name != OUTSIDE and name not in names:
+                names.add(name)
+                if not name:
+                    break
+                name = parent_name(name)
+    return frozenset(names)
+
+
+def folded_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] = ()) -> ModuleNode | None:
     """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
 
-    Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs and aliases.
-    Bytes and times may differ.
+    Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs, aliases, and whether
+    their FLOPs are lower bounds. Bytes and times may differ.
+
+    Args:
+        modules: in tree order.
+        lower_bounds: names of those whose FLOPs are lower bounds.
 
     Returns:
         The root's node; None without modules.
@@ -154,7 +171,8 @@ def folded_tree(modules: Sequence[ModuleProfile]) -> ModuleNode | None:
     nodes: dict[str, ModuleNode] = {}
     for module in reversed(modules):  # those below a module come after it
         below = children.get(module.name, [])
-        tree = (_what_shows(module), tuple((child.short_name, tree_numbers[child.name]) for child in below))
+        shown = (_what_shows(module), module.name in lower_bounds)
+        tree = (shown, tuple((child.short_name, tree_numbers[child.name]) for child in below))
         tree_numbers[module.name] = numbers.setdefault(tree, len(numbers))
         nodes[module.name] = ModuleNode(
             module=module,

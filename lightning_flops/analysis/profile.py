@@ -124,7 +124,7 @@ class Profile:
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
     lower_bound: bool
-    """Work that looks like matmuls could not be counted: FLOPs, and every rate of FLOPs, are at least what they say."""
+    """Work that may be matmul-like could not be counted: FLOPs, and every rate of FLOPs, are at least what they say."""
     modules: tuple[ModuleProfile, ...]
     """In tree order, the root first; sums over all counted steps."""
     outside: PhaseFlops

@@ -264,7 +264,7 @@ def _remarks(profile: ForwardProfile) -> list[str]:
         lines.append(f"Flops outside the model: {number_to_string(profile.outside.total).rstrip()}")
     for name, operator in sorted(profile.uncounted.items()):
         modules = some_of(operator.modules, most=_MODULES_NAMED)
-        heavy = "; it looks like matmul work" if operator.heavy else ""
+        heavy = "; it may spend flops, so all figures of flops are lower bounds" if operator.heavy else ""
         lines += paragraph(
             f"Not counted: {name}, {plain(operator.calls)} {plural('call', operator.calls)} in {modules}{heavy}.",
             rest=_STEP,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, folded_tree
+from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, folded_tree, lower_bound_modules
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
@@ -40,7 +40,8 @@ def aggregated_lines(profile: Profile) -> list[str]:
         *paragraph(
             f"Top {top} modules in terms of params, MACs"
             + (", bwd flops or latency (of the traced step)" if timed else " or bwd flops")
-            + " at different model depths, modules of one class at one depth added up:"
+            + " at different model depths, modules of one class at one depth added up"
+            + ("; flops and MACs are lower bounds:" if profile.lower_bound else ":")
         ),
     ]
     for depth in range(_depth_shown(profile) + 1):
@@ -63,7 +64,8 @@ def aggregated_lines(profile: Profile) -> list[str]:
 def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
     lines = [title("Detailed Profile per GPU")]
-    root = folded_tree(profile.modules)
+    lower_bounds = lower_bound_modules(profile.uncounted)
+    root = folded_tree(profile.modules, lower_bounds)
     if root is None:
         return [*lines, "No module was described."]
     lines += paragraph(
@@ -73,9 +75,15 @@ def detailed_lines(profile: Profile) -> list[str]:
         + _about_times(profile.modules)
         + "All of one global step, the modules inside included. "
         "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
-        "of each" + (", the times their mean." if profile.modules[0].times else ".")
+        "of each"
+        + (", the times their mean." if profile.modules[0].times else ".")
+        + (
+            " Lower bound: flops, MACs and FLOPS of a module in which something could not be counted."
+            if lower_bounds
+            else ""
+        )
     )
-    lines += ["", *_Tree(profile).lines(root, names=[""], indent="")]
+    lines += ["", *_Tree(profile, lower_bounds).lines(root, names=[""], indent="")]
     if profile.outside.total:
         spent = (
             ("fwd", profile.outside.forward),
@@ -109,8 +117,9 @@ def _about_times(modules: Sequence[ModuleProfile]) -> str:
 class _Tree:
     """Writes one module after the other, with shares of the whole model's figures."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, lower_bounds: Collection[str]) -> None:
         self._profile = profile
+        self._lower_bounds = lower_bounds
         self._depth_shown = _depth_shown(profile)
         self._root = profile.modules[0]
         self._times = {module.name: module.times for module in profile.modules}
@@ -178,9 +187,10 @@ class _Tree:
             parts.append(f"the same module as {module.alias_of or 'the root'}")
         elif not node.called:
             parts.append("no call seen")
+        at_least = module.name in self._lower_bounds
         share_of_params = f"{percent(ratio(part=module.params, whole=root.params))} Params"
         if module.params and not total.total:
-            parts += [si(module.params), share_of_params, "no flops"]
+            parts += [si(module.params), share_of_params, "no flops counted" if at_least else "no flops"]
         elif total.total:
             per_step = self._profile.per_step
             spent = total.forward + total.backward + total.recompute
@@ -197,7 +207,9 @@ class _Tree:
                 f"{percent(ratio(part=spent, whole=root_spent))} flops",
             ]
         else:
-            parts.append("no params, no flops")
+            parts.append("no params, no flops counted" if at_least else "no params, no flops")
+        if at_least and total.total:
+            parts.append("lower bound")
         micro_steps = self._profile.micro_steps
         calls = self._profile.per_step(module.calls)
         if module.calls and calls != micro_steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
@@ -12,6 +12,9 @@ from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plura
 
 _OPERATORS_SHOWN = 10
 _MODULES_SHOWN = 3
+
+_NOT_OPERATORS = ("cuda", "inductor", "triton")
+"""First parts of the names of kernels and graphs that no operator announces."""
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
@@ -226,6 +229,7 @@ def operator_lines(profile: Profile) -> list[str]:
     lines = [
         title("Operators with most FLOPs in a global step"),
         *table(head, rows, least_width=7, left=(0, len(columns) - 1)),
+        *(["Shares are of what was counted, a lower bound."] if profile.lower_bound else []),
     ]
     if len(spending) > _OPERATORS_SHOWN:
         rest = sum(operator.flops.total for operator in spending[_OPERATORS_SHOWN:])
@@ -240,7 +244,7 @@ def uncounted_lines(profile: Profile) -> list[str]:
     if not profile.uncounted:
         return [*lines, "Nothing: every operator that ran has a FLOP count or is known to have none."]
     if profile.lower_bound:
-        lines += paragraph(_lower_bound_words(profile))
+        lines += paragraph(" ".join((_lower_bound_words(profile), *_how_to_teach(profile))))
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
     rows = []
     for name, operator in ordered:
@@ -274,6 +278,18 @@ def notes_lines(profile: Profile) -> list[str]:
 def _lower_bound_words(profile: Profile) -> str:
     heavy = sorted(name for name, operator in profile.uncounted.items() if operator.heavy)
     return (
-        f"LOWER BOUND: {', '.join(heavy)} look{'s' if len(heavy) == 1 else ''} like matmul work and could not be "
-        "counted, so flops, FLOPS, MFU and HFU are at least what is printed."
+        f"LOWER BOUND: {', '.join(heavy)} may spend flops and could not be counted, so flops, MACs, FLOPS, MFU and HFU "
+        "are at least what is printed."
     )
+
+
+def _how_to_teach(profile: Profile) -> Iterator[str]:
+    """How the user has an operator counted; nothing where all that is not counted are kernels without one."""
+    for name, operator in sorted(profile.uncounted.items()):
+        namespace, _, short = name.partition(".")
+        if operator.heavy and namespace not in _NOT_OPERATORS and short and "." not in short:
+            yield (
+                f'lightning_flops.register_flop_formula("{namespace}::{short}", formula) has an operator counted; 0 in '
+                "place of the formula says that it spends none."
+            )
+            return

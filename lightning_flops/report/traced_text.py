@@ -156,7 +156,10 @@ def _module_lines(profile: Profile) -> list[str]:
         )
     kernels = ["fwd kernels", "bwd kernels"] if rows and len(rows[0]) > 6 else []
     head = ["module", "own fwd", "own bwd", "share", *kernels, "fwd", "bwd"]
-    return ["", *table(head, rows)] if rows else []
+    least = (
+        ["FLOPS of modules in which something could not be counted are lower bounds."] if profile.lower_bound else []
+    )
+    return ["", *table(head, rows), *least] if rows else []
 
 
 def _operator_lines(tables: TraceReport) -> list[str]:

@@ -10,6 +10,7 @@ from lightning_flops.records import FlopRecord, ModuleRecord, PhaseSeconds, Wind
 from lightning_flops.report.text import render_text
 from tests.golden_files import golden
 from tests.report import windows
+from tests.report.traced_windows import mlp_traced
 
 CASES = {
     "mlp": (windows.mlp_window(), ProfilerConfig(peak_flops_per_sec=700e9)),
@@ -70,6 +71,50 @@ def test_measured_line_stands_right_below_each_estimated_one() -> None:
     estimated = [i for i, line in enumerate(lines) if "(estimated" in line and "FLOPS" in line]
     assert len(estimated) == 3
     assert all("(measured" in lines[i + 1] for i in estimated)
+
+
+@pytest.mark.parametrize("with_trace", [False, True])
+def test_nothing_that_changes_with_flops_is_printed_unmarked_when_they_are_a_lower_bound(with_trace: bool) -> None:
+    """What differs between a run and one of twice its FLOPs says lower bound, on its line or in its section."""
+    window, traced = windows.lower_bound_window(), None
+    if with_trace:
+        window, traced = mlp_traced()
+        window = replace(window, flops=replace(window.flops, uncounted=windows.lower_bound_window().flops.uncounted))
+    doubled = tuple(replace(cell, flops=2 * cell.flops, without_backward=0) for cell in window.flops.cells)
+    twice = replace(window, flops=replace(window.flops, cells=doubled))
+    changed = 0
+    config = ProfilerConfig(peak_flops_per_sec=1e12)
+    texts = [render_text(build_profile(one, config=config, traced=traced)) for one in (window, twice)]
+    for section, other in zip(*(_sections(text.split("\n")) for text in texts), strict=True):
+        for line in set(section) - set(other):
+            changed += 1
+            summary = section[0].strip("- ") == "Flops Profiler"
+            told = line if summary or section[0].strip("- ").startswith("Throughput") else " ".join(section)
+            assert "lower bound" in told.lower(), line
+    assert changed > 20
+
+
+def _sections(lines: list[str]) -> list[list[str]]:
+    sections: list[list[str]] = []
+    for line in lines:
+        if line.startswith("-----") and line.strip("-"):
+            sections.append([])
+        if sections:
+            sections[-1].append(line)
+    return sections
+
+
+def test_modules_in_which_something_was_not_counted_are_marked_and_others_not() -> None:
+    lines = _lines(*CASES["lower_bound"])
+    tree = lines[lines.index("Net(") :]
+    assert [line.strip().partition(":")[0] for line in tree if "no flops counted" in line] == ["(act)", "(drop)"]
+    assert sum("lower bound" in line for line in tree) == 3  # the root and its two layers
+    assert not any("lower bound" in line for line in tree if "(teacher)" in line)
+
+
+def test_a_reader_is_told_how_to_teach_the_counter_an_operator() -> None:
+    text = " ".join(_lines(*CASES["lower_bound"]))
+    assert 'lightning_flops.register_flop_formula("mylib::fused_gemm", formula) has an operator counted; 0 in' in text
 
 
 def test_every_figure_that_rests_on_flops_is_marked_when_it_is_a_lower_bound() -> None:

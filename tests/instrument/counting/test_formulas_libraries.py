@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.instrument.counting.formulas import Work, lookup
+from lightning_flops.instrument.counting.formulas import Unreadable, Work, lookup
 from tests.instrument.counting.recording import forward_and_backward, leaf, meta, operator, work_of
 
 # What these libraries define, as far as their formulas read it; none of them is needed.
@@ -30,6 +30,11 @@ SCHEMAS = {
     "torchvision": [
         "deform_conv2d(Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias) -> Tensor",
         "_deform_conv2d_backward(Tensor grad, Tensor input, Tensor weight, Tensor offset) -> (Tensor, Tensor)",
+        "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+        "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+        "int sampling_ratio, bool aligned) -> Tensor",
+        "_roi_align_backward(Tensor grad, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+        "SymInt batch_size, SymInt channels, SymInt height, SymInt width, int sampling_ratio, bool aligned) -> Tensor",
     ],
     "bitsandbytes": [
         "int8_linear_matmul(Tensor A, Tensor B) -> Tensor",
@@ -82,6 +87,17 @@ def test_deformable_convolutions_count_their_products_and_say_what_is_left_out()
     assert work_of("torchvision::deform_conv2d", values, weight, offset, offset, meta(6), out=out).flops == one
     assert work_of("torchvision::_deform_conv2d_backward", out, values, weight, offset).flops == 2 * one
     assert "sampling" in lookup(operator("torchvision::deform_conv2d")).estimate
+
+
+def test_torchvisions_pooling_of_boxes_counts_four_neighbours_a_point() -> None:
+    values, boxes, pooled = meta(1, 6, 16, 16), meta(5, 5), meta(5, 6, 7, 7)
+    points = 5 * 6 * 7 * 7 * 2 * 2
+    forward = work_of("torchvision::roi_align", values, boxes, 0.5, 7, 7, 2, True, out=pooled)
+    backward = work_of("torchvision::_roi_align_backward", pooled, boxes, 0.5, 7, 7, 1, 6, 16, 16, 2, True)
+    assert forward.flops == backward.flops == 2 * 4 * points
+    with pytest.raises(Unreadable, match="follows from the boxes' sizes"):
+        work_of("torchvision::roi_align", values, boxes, 0.5, 7, 7, -1, True, out=pooled)
+    assert work_of("torchvision::nms", meta(5, 4), meta(5), 0.5).flops == 0
 
 
 def test_bitsandbytes_products_count_with_and_without_a_result() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument.counting.formulas.attention import Call, flash, kernel_rules
-from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule
+from lightning_flops.instrument.counting.formulas.contract import RESULT, Rule, Unreadable, no_flops
 from lightning_flops.instrument.counting.formulas.convolution import deformable_backward, plain
 from lightning_flops.instrument.counting.formulas.matmul import grouped_product, linear, product
 
@@ -52,10 +52,31 @@ def dense_flash(query: torch.Tensor, key: torch.Tensor, causal: bool, left: int 
     return flash(query, key, None, None, causal, left, right)
 
 
+_NEIGHBOURS = 4
+
+
+def pooled_samples(sampling_ratio: int, pooled: torch.Tensor) -> int:
+    """``roi_align`` of *pooled* bins, or its backward: each averages ratio² points, each of four neighbours."""
+    if sampling_ratio <= 0:
+        raise Unreadable("how many points it samples in a bin follows from the boxes' sizes")
+    return 2 * _NEIGHBOURS * sampling_ratio**2 * pooled.numel()
+
+
+_FREE = """
+    bitsandbytes::dequantize_4bit bitsandbytes::dequantize_blockwise bitsandbytes::int8_double_quant
+    bitsandbytes::int8_mm_dequant bitsandbytes::int8_vectorwise_dequant bitsandbytes::int8_vectorwise_quant
+    bitsandbytes::optimizer_update_32bit bitsandbytes::optimizer_update_8bit_blockwise bitsandbytes::quantize_4bit
+    bitsandbytes::quantize_blockwise deepspeed::dim_zero_all_to_all torchvision::_ps_roi_pool_backward
+    torchvision::_roi_pool_backward torchvision::nms torchvision::ps_roi_pool torchvision::roi_pool
+"""
+"""Operators that people have read: they convert, compare, pool, update parameters or communicate."""
+
 _FLASH_WINDOW = ("causal", "window_size_left?", "window_size_right?")
+_POOLED = "a multiply-add for each of the four neighbours of each sampled point"
 _SAMPLING_LEFT_OUT = "the convolution's products; sampling the input at the offsets is left out"
 
 LIBRARY_RULES: dict[str, Rule] = {
+    **{name: Rule(no_flops) for name in _FREE.split()},
     **kernel_rules(
         ("torch_attn::_varlen_attn", "torch_attn::_varlen_attn_out"),
         ("torch_attn::_varlen_attn_backward",),
@@ -83,6 +104,8 @@ LIBRARY_RULES: dict[str, Rule] = {
         ("cu_seqlens_q", "cu_seqlens_k", *_FLASH_WINDOW, "seqused_k?", "block_table?"),
         ("q", "k", "v"),
     ),
+    "torchvision::roi_align": Rule(pooled_samples, ("sampling_ratio", RESULT), "input", _POOLED),
+    "torchvision::_roi_align_backward": Rule(pooled_samples, ("sampling_ratio", "grad"), "grad", _POOLED),
     "torchvision::deform_conv2d": Rule(plain, ("weight", RESULT), "input", _SAMPLING_LEFT_OUT),
     "torchvision::_deform_conv2d_backward": Rule(deformable_backward, ("grad", "weight"), "grad", _SAMPLING_LEFT_OUT),
     "bitsandbytes::int8_linear_matmul": Rule(linear, ("A", "B"), "A"),
