@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.left_on_torch import torch_state
 
@@ -32,6 +33,7 @@ WORDS = 2_000
 _PATH = os.environ.get(RECORDS)  # now: a test may empty the environment
 _LAUNCHED = "LOCAL_RANK" in os.environ
 """Whether this process is a rank that a test started by running the same command again."""
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # torch wraps its step when it makes the first one
 _ended: dict[str, list[pytest.TestReport]] = {}
 _left: dict[str, list[str]] = {}
 

@@ -1,0 +1,453 @@
+"""Hostile input: settings, trace files, ranks' records, saved profiles and names that nobody in good faith writes."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import math
+import random
+import re
+import resource
+import sys
+import tempfile
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lightning_flops import FlopsProfilerCallback, ProfilerConfig
+from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.rank_record import RankRecordError, make_rank_record, pack, unpack
+from lightning_flops.cli import main as command
+from lightning_flops.errors import ConfigError, ProfileFormatError
+
+from .fault_campaign import REPOSITORY, Answer, Fault, answer_of
+
+FILE_SEC = 60.0
+"""A mutated file is refused or read within this time."""
+MEMORY_FACTOR, MEMORY_BASE = 60, 200 << 20
+"""Bytes that reading may take: so many times the file's, inflated, and so many."""
+
+_INFLATED = 40 << 20
+"""Bytes that fit into a record when they are all the same, and that nobody needs memory for."""
+
+TRACES = REPOSITORY / "tests" / "data" / "traces"
+HOSTILE = (
+    "\x1b[2J\x1b]0;owned\x07",
+    "name\nFORGED: 1 TFLOPS",
+    "name\rFORGED",
+    "\u202egnp.exe",
+    "\u2066x\u2069",
+    "\x00",
+    "\x9b31m",
+    "a\u2028FORGED",
+    "\x7f",
+    "\ud800",
+    "\ufeff",
+    "\t" * 3,
+    "%s%n{0}{name}",
+    "|`*_<script>",
+    "ü" * 300,
+    "",
+)
+"""Names that write to a terminal, forge lines, turn text around, or are no text at all."""
+
+_SHOWS = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def unsafe_in(text: str) -> str:
+    """What *text* holds that a terminal obeys, or that forges a line; empty if nothing."""
+    obeyed = sorted({character for character in text if unicodedata.category(character) in _SHOWS} - {"\n"})
+    if obeyed:
+        return "control characters shown as they are: " + " ".join(f"U+{ord(character):04X}" for character in obeyed)
+    forged = re.search(r"^\s*FORGED", text, flags=re.MULTILINE)
+    return "a name forges a line" if forged else ""
+
+
+# ---- settings
+
+
+class _Odd:
+    """Nothing that anybody means by a setting."""
+
+    def __repr__(self) -> str:
+        return "<odd>"
+
+
+def _value(draw: random.Random, depth: int = 0) -> Any:
+    plain: list[Callable[[], Any]] = [
+        lambda: draw.choice([None, True, False, 0, 1, -1, 2, 20, 2**63, -(2**70), 10**400, 10**5_000]),
+        lambda: draw.choice([0.0, -0.0, 0.5, 1e308, -1.5, math.nan, math.inf, -math.inf]),
+        lambda: draw.choice([*HOSTILE, "1", "full", "half", "out.txt", "a/b", "..", "auto", " "]),
+        lambda: draw.choice([np.int64(3), np.float32(2.5), np.bool_(True), np.array([1, 2]), np.array(3)]),
+        lambda: draw.choice([torch.tensor(3), torch.ones(2), torch.float32, nn.Linear]),
+        lambda: draw.choice([b"1", bytearray(b"x"), Path("x"), 1j, range(3), len, _Odd(), Ellipsis, int, object()]),
+    ]
+    nested: list[Callable[[], Any]] = [
+        lambda: [_value(draw, depth + 1) for _ in range(draw.randint(0, 4))],
+        lambda: tuple(_value(draw, depth + 1) for _ in range(draw.randint(0, 3))),
+        lambda: {_key(draw): _value(draw, depth + 1) for _ in range(draw.randint(0, 3))},
+        lambda: {draw.choice(["wait", "warmup", "active", "repeat"]): _value(draw, depth + 1)},
+        lambda: {draw.choice(["data_wait", "mfu", "bfloat16", "straggler"]): _value(draw, depth + 1)},
+        lambda: _deep(draw.choice([50, 5_000])),
+    ]
+    return draw.choice(plain + (nested if depth < 3 else []))()
+
+
+def _deep(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def _key(draw: random.Random) -> Any:
+    names = list(ProfilerConfig.__dataclass_fields__)
+    odd = [1, None, (1, 2), b"trace", "", "profile-step", "Trace", "profile_step ", *HOSTILE]
+    return draw.choice(names) if draw.random() < 0.9 else draw.choice(odd)
+
+
+def try_settings(draw: random.Random, again: str) -> list[Fault]:
+    """Random settings by a random door: they are taken, or refused by a ConfigError that names the setting."""
+    block = {_key(draw): _value(draw) for _ in range(draw.randint(1, 4))}
+    door = draw.choice(["ProfilerConfig", "FlopsProfilerCallback", "from_block", "from_deepspeed_config", "a file"])
+    if door == "a file":
+        return _try_settings_file(draw, again)
+    doors: dict[str, Callable[[], Any]] = {
+        "ProfilerConfig": lambda: ProfilerConfig(**{key: value for key, value in block.items() if key in _FIELDS}),
+        "FlopsProfilerCallback": lambda: FlopsProfilerCallback(
+            **{k: v for k, v in block.items() if isinstance(k, str)}
+        ),
+        "from_block": lambda: ProfilerConfig.from_block(block),
+        "from_deepspeed_config": lambda: FlopsProfilerCallback.from_deepspeed_config({"flops_profiler": block}),
+    }
+    return _judge_settings(door, doors[door], block, again)
+
+
+def _try_settings_file(draw: random.Random, again: str) -> list[Fault]:
+    block = {"enabled": True, "profile_step": 5, "output_file": "out.txt", "detailed": False, "top_modules": 3}
+    text = mutated(draw, json.dumps({"train_batch_size": 8, "flops_profiler": block}, indent=2).encode())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "ds_config.json")
+        path.write_bytes(text)
+        found = _judge_settings("a file", lambda: ProfilerConfig.from_deepspeed_config(path), [path], again)
+    says_all = "the message does not say rule and value"  # of a file it is enough to say what is wrong in it
+    return [fault for fault in found if fault.kind != says_all]
+
+
+def _judge_settings(door: str, take: Callable[[], Any], given: Iterable[Any], again: str) -> list[Fault]:
+    try:
+        taken = take()
+        config = taken if isinstance(taken, ProfilerConfig) else taken.config
+        config.next_profile_step(steps_done=3), config.thresholds, repr(config)  # what it is used for
+        return []
+    except ConfigError as error:
+        words = str(error)
+    except Exception as error:
+        return [
+            Fault(
+                kind="another error than ConfigError", where=door, again=again, words=f"{type(error).__name__}: {error}"
+            )
+        ]
+    faults = []
+    if not any(str(key) in words for key in (*given, "flops_profiler")):
+        faults.append("the message names nothing that was given")
+    if not (" must " in words and ", got " in words) and " is not a setting" not in words:
+        faults.append("the message does not say rule and value")
+    if unsafe_in(words):
+        faults.append("the message shows control characters of the value")
+    return [Fault(kind=kind, where=door, again=again, words=words[:300]) for kind in faults]
+
+
+_FIELDS = tuple(ProfilerConfig.__dataclass_fields__)
+
+
+# ---- bytes
+
+
+def mutated(draw: random.Random, data: bytes) -> bytes:
+    """*data* with a few things done to it."""
+    for _ in range(draw.randint(1, 4)):
+        start = draw.randrange(len(data) + 1)
+        end = min(len(data), start + draw.choice([1, 2, 8, 100, 5000]))
+        match draw.randrange(7):
+            case 0:
+                data = data[:start]
+            case 1:
+                data = data[:start] + data[end:]
+            case 2:
+                data = data[:start] + draw.randbytes(end - start) + data[end:]
+            case 3:
+                data = data[:end] + data[start:end] * draw.choice([1, 2, 50]) + data[end:]
+            case 4 if start < len(data):
+                data = data[:start] + bytes([data[start] ^ 1 << draw.randrange(8)]) + data[start + 1 :]
+            case 5:
+                data = data[:start] + draw.choice(_PIECES) + data[start:]
+            case _:
+                data = data[:start] + draw.choice(_PIECES) + data[end:]
+    return data
+
+
+_PIECES = (
+    b"9" * 5_000,
+    b"[" * 100_000,
+    b'{"a":' * 50_000,
+    b"null",
+    b"NaN",
+    b"-Infinity",
+    b"1e999",
+    b'"' + b"x" * 1_000_000 + b'"',
+    b"[]," * 200_000,
+    b"\x00" * 100,
+    b"\xff\xfe",
+    b"\\ud800",
+    b"\xef\xbb\xbf",
+    b'"ph":"X",',
+)
+
+_TREES: tuple[Any, ...] = (None, True, -1, 0, 1e308, -1e308, 2**70, "x", "1", "-1", [], {}, [[]], {"a": 1}, *HOSTILE)
+
+
+def mutated_tree(draw: random.Random, tree: Any) -> Any:
+    """JSON with values replaced, left out or repeated at a few random places."""
+    for _ in range(draw.randint(1, 6)):
+        parent: Any = tree
+        for _ in range(draw.randint(0, 5)):
+            children = list(parent.values() if isinstance(parent, dict) else parent)
+            inner = [child for child in children if isinstance(child, (dict, list)) and child]
+            if not inner:
+                break
+            parent = draw.choice(inner)
+        if not parent:
+            continue
+        key = draw.choice(list(parent) if isinstance(parent, dict) else range(len(parent)))
+        match draw.randrange(4):
+            case 0:
+                del parent[key]
+            case 1 if isinstance(parent, list):
+                parent.extend([parent[key]] * draw.choice([1, 3, 200]))
+            case 2 if isinstance(parent, dict):
+                parent[draw.choice(HOSTILE)] = parent.pop(key)
+            case _:
+                parent[key] = draw.choice(_TREES)
+    return tree
+
+
+# ---- traces
+
+
+def try_trace(draw: random.Random, again: str) -> list[Fault]:
+    """A mutated trace: a report, or one line that names the file, within bounds, and nothing a terminal obeys."""
+    sources = [path for path in sorted(TRACES.glob("*.json*")) if path.stat().st_size < 100_000 or draw.random() < 0.2]
+    source = draw.choice(sources)
+    data = source.read_bytes()
+    packed = source.suffix == ".gz"
+    inner = gzip.decompress(data) if packed else data
+    how = draw.choice(["bytes", "tree", "file"])
+    if how == "tree":
+        inner = json.dumps(mutated_tree(draw, json.loads(inner))).encode("utf-8", "surrogatepass")
+    elif how == "bytes":
+        inner = mutated(draw, inner)
+    packs = packed != (draw.random() < 0.2)
+    written = gzip.compress(inner, 1) if packs else inner
+    if how == "file":
+        written = mutated(draw, written)
+    flags = draw.choice([[], ["--children"], ["--json"], ["--rows", "0"]])
+    where = f"a {'packed' if packs else 'plain'} file, mutated by {how}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"mutated.pt.trace.json{'.gz' if packs else ''}"
+        path.write_bytes(written)
+        answer = answer_of(partial(_command_on, ["trace", *flags, str(path)]), timeout_sec=FILE_SEC)
+    bound = MEMORY_BASE + MEMORY_FACTOR * max(len(inner), len(written))
+    return [
+        Fault(kind=kind, where=where, again=again, words=words)
+        for kind, words in _judge_command(answer, name=path.name, bound=bound, is_json="--json" in flags)
+    ]
+
+
+def _command_on(arguments: list[str]) -> dict[str, Any]:
+    """What the command line prints and returns; runs in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    shown, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(said):
+        code = command(arguments)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    return {"code": code, "shown": shown.getvalue()[:2_000_000], "said": said.getvalue()[:100_000], "grown": grown}
+
+
+def _judge_command(answer: Answer, *, name: str, bound: int, is_json: bool) -> list[tuple[str, str]]:
+    if answer.failed:
+        return [("no clean end", answer.failed[:300])]
+    found, said = [], answer.value["said"]
+    if answer.value["code"] not in (0, 1):
+        found.append(("an exit code that stands for nothing", str(answer.value["code"])))
+    if "Traceback" in said:
+        found.append(("a traceback", said[-300:]))
+    if answer.value["code"] == 1 and name not in said:
+        found.append(("the error does not name the file", said[:300]))
+    if answer.value["code"] == 1 and said.count("\n") > 1:
+        found.append(("the error is more than one line", said[:300]))
+    if answer.value["grown"] > bound:
+        found.append(("more memory than the bound", f"{answer.value['grown'] >> 20} MiB of {bound >> 20} MiB"))
+    for stream in ("said",) if is_json else ("shown", "said"):
+        if unsafe := unsafe_in(answer.value[stream]):
+            found.append((f"on the terminal: {unsafe.partition(':')[0]}", unsafe))
+    return found
+
+
+# ---- records and profiles
+
+
+def _a_profile() -> Profile:
+    return Profile.from_json((REPOSITORY / "tests" / "golden" / "json" / "mlp.json").read_text())
+
+
+def try_record(draw: random.Random, again: str) -> list[Fault]:
+    """A mutated record of a rank: it is read, or refused by a RankRecordError, within bounds."""
+    data = pack(make_rank_record(_a_profile()))
+    data = _with_parts_mutated(draw, data) if draw.random() < 0.5 else mutated(draw, data)
+    answer = answer_of(partial(_read, "record", data.hex()), timeout_sec=10.0)
+    return _judge_reading(answer, "a rank's record", again, bound=_INFLATED, error=RankRecordError)
+
+
+def _with_parts_mutated(draw: random.Random, data: bytes) -> bytes:
+    """*data* with something inside its compressed parts changed, and packed again so that every checksum is right."""
+    from lightning_flops.analysis import rank_record
+
+    kind, sent = rank_record._taken_apart(data)
+    parts = sent._asdict()
+    name = draw.choice(list(parts))
+    part = parts[name]
+    if draw.random() < 0.1:
+        part = zlib.compress(b'["' + b"x" * _INFLATED + b'"]', 9)
+    else:
+        try:
+            inner = json.loads(zlib.decompress(part))
+            part = zlib.compress(json.dumps(mutated_tree(draw, inner)).encode("utf-8", "surrogatepass"))
+        except (zlib.error, ValueError):
+            part = mutated(draw, part)
+    return rank_record._framed(kind, sent._replace(**{name: part}))
+
+
+def try_profile(draw: random.Random, again: str) -> list[Fault]:
+    """A mutated profile.json: it is read, or refused by a ProfileFormatError, within bounds."""
+    text = (REPOSITORY / "tests" / "golden" / "json" / "mlp.json").read_text()
+    if draw.random() < 0.5:
+        text = json.dumps(mutated_tree(draw, json.loads(text)))
+    else:
+        text = mutated(draw, text.encode()).decode("utf-8", "surrogateescape")
+    data = text.encode("utf-8", "surrogateescape")
+    bound = MEMORY_BASE + MEMORY_FACTOR * len(data)
+    answer = answer_of(partial(_read, "profile", data.hex()), timeout_sec=20.0)
+    return _judge_reading(answer, "a saved profile", again, bound=bound, error=ProfileFormatError)
+
+
+def _read(what: str, hexadecimal: str) -> dict[str, Any]:
+    data = bytes.fromhex(hexadecimal)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        if what == "record":
+            unpack(data)
+        else:
+            Profile.from_json(data.decode("utf-8", "surrogateescape"))
+        raised = words = ""
+    except Exception as error:
+        raised, words = type(error).__name__, str(error)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    return {"raised": raised, "words": words[:500], "grown": grown}
+
+
+def _judge_reading(answer: Answer, where: str, again: str, *, bound: int, error: type[Exception]) -> list[Fault]:
+    found = []
+    if answer.failed:
+        found.append(("no clean end", answer.failed[:300]))
+    elif answer.value["raised"] not in ("", error.__name__):
+        found.append((f"another error than {error.__name__}", f"{answer.value['raised']}: {answer.value['words']}"))
+    elif answer.value["grown"] > bound:
+        found.append(("more memory than the bound", f"{answer.value['grown'] >> 20} MiB of {bound >> 20} MiB"))
+    return [Fault(kind=kind, where=where, again=again, words=words[:300]) for kind, words in found]
+
+
+# ---- names
+
+
+def try_names(draw: random.Random, again: str) -> list[Fault]:
+    """Modules with hostile names and classes: no text of a report or the console shows them as they are."""
+    names = [draw.choice([*HOSTILE[:-1], "plain"]) for _ in range(3)]
+    kind = draw.choice(HOSTILE[:-1])
+    where = draw.choice(["FlopsProfilerCallback", "get_model_profile"])
+    shows = _show_standalone if where == "get_model_profile" else _show_fit
+    answer = answer_of(partial(shows, names, kind), timeout_sec=120.0)
+    if answer.failed:
+        return [Fault(kind="no clean end", where=where, again=again, words=answer.failed[:300])]
+    return [
+        Fault(kind=f"shown: {unsafe.partition(':')[0]}", where=f"{where}: {stream}", again=again, words=unsafe)
+        for stream, text in answer.value.items()
+        if (unsafe := unsafe_in(text))
+    ]
+
+
+def _hostile_net(names: list[str], kind: str) -> nn.Module:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for number, name in enumerate(names):
+                layer = type(kind.replace("\x00", "").replace("\ud800", "") or "Odd", (nn.Linear,), {})(4, 4)
+                self.add_module(f"{name.replace('.', '')}{number}", layer)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.children():
+                x = layer(x)
+            return x
+
+    return Plain()
+
+
+def _show_standalone(names: list[str], kind: str) -> dict[str, str]:
+    from lightning_flops import get_model_profile
+
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        get_model_profile(_hostile_net(names, kind), input_shape=(2, 4), print_profile=True, detailed=True)
+    return {"printed": shown.getvalue()}
+
+
+def _show_fit(names: list[str], kind: str) -> dict[str, str]:
+    import logging
+
+    from tests.lightning.nets import ROOTS, Rows, new_trainer
+
+    root = ROOTS[0]
+    base: Any = sys.modules[root].LightningModule
+
+    class Net(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = _hostile_net(names, kind)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(batch[0]).sum()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    said = io.StringIO()
+    handler = logging.StreamHandler(said)
+    package = logging.getLogger("lightning_flops")
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        callback = FlopsProfilerCallback(timing_steps=1, output_file=f"{folder}/report.txt")
+        loader: Any = torch.utils.data.DataLoader(Rows(20), batch_size=2)
+        new_trainer(root, folder, callback).fit(Net(), loader)
+        text = Path(folder, "report.txt").read_text(errors="surrogateescape")
+    return {"console": said.getvalue(), "report": text}

@@ -1,0 +1,360 @@
+"""Failures at random lines of this package while something trains: what the training notices, and what stays behind.
+
+A line is drawn among those that ran in the same training before, and one of the times that it ran; there an exception
+is raised, as a bug of ours (RuntimeError) or as the user's Ctrl-C that happens to arrive there (KeyboardInterrupt).
+The same training without the profiler says what is right.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pkgutil
+import random
+import socket
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+import lightning_flops
+from tests.left_on_torch import torch_state
+
+from .fault_campaign import Answer, Fault, answer_of
+
+PACKAGE = Path(lightning_flops.__file__).resolve().parent
+ERRORS: dict[str, type[BaseException]] = {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}
+TRIAL_SEC = 120.0
+STEPS = 12
+"""Enough for one step that is counted, two that settle, two that are timed, one warm-up, one traced, and the rest."""
+WORDS = "injected on purpose"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One execution of one line."""
+
+    file: str
+    """Path below the package."""
+    line: int
+    hit: int
+    """The first time is 1."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.hit}"
+
+    @classmethod
+    def parse(cls, text: str) -> Site:
+        """The site that ``str`` wrote as *text*."""
+        file, line, hit = text.rsplit(":", 2)
+        return cls(file=file, line=int(line), hit=int(hit))
+
+    @property
+    def function(self) -> str:
+        """The name of the function that the line is in, with its module."""
+        path = PACKAGE / self.file
+        code = compile(path.read_text(), str(path), "exec")
+        return f"{self.file}: {list(_names_of(code, self.line))[-1]}"
+
+
+def _names_of(code: CodeType, line: int, outer: str = "") -> Iterator[str]:
+    """The functions that have *line* among their own, the outer one first."""
+    name = code.co_name if code.co_name == "<module>" or outer in ("", "<module>") else f"{outer}.{code.co_name}"
+    if any(number == line for _, _, number in code.co_lines()):
+        yield name
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner, line, name)
+
+
+class Tripwire:
+    """Counts the lines of ours that run and raises at one of them; a tracing function.
+
+    Args:
+        site: where; None: nowhere.
+        error: what is raised.
+    """
+
+    def __init__(self, site: Site | None = None, error: type[BaseException] = RuntimeError) -> None:
+        self.hits: Counter[tuple[str, int]] = Counter()
+        self.fired = False
+        self._error = error
+        self._at = None if site is None else (str(PACKAGE / site.file), site.line)
+        self._hit = 0 if site is None else site.hit
+
+    def __enter__(self) -> Tripwire:
+        """Watches this thread and those that begin from now on."""
+        threading.settrace(self)
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Watches no more."""
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """A function is called: watch its lines if it is ours."""
+        if self.fired or not frame.f_code.co_filename.startswith(str(PACKAGE)) or frame.f_code.co_name == "<module>":
+            return None
+        return self._line
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            place = (frame.f_code.co_filename, frame.f_lineno)
+            self.hits[place] += 1
+            if place == self._at and self.hits[place] == self._hit and not self.fired:
+                self.fired = True
+                raise self._error(WORDS)
+        return self._line
+
+
+class Heard:
+    """What the package warns of, and what Python could not raise anywhere, as long as it is entered."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __enter__(self) -> Heard:
+        """Listens."""
+        heard = self.lines
+
+        class Hear(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                heard.append(record.getMessage())
+
+        self._handler = Hear(logging.WARNING)
+        logging.getLogger("lightning_flops").addHandler(self._handler)
+        sys.unraisablehook = lambda unraisable: heard.append(f"unraisable: {unraisable.exc_value!r}")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Listens no more."""
+        logging.getLogger("lightning_flops").removeHandler(self._handler)
+        sys.unraisablehook = sys.__unraisablehook__
+
+
+Train = Callable[[bool, Tripwire, dict[str, Any]], None]
+"""Trains, with the profiler or without, under the tripwire, and fills in losses, weights and what is left."""
+
+
+def outcome(train: Train, profiled: bool, site: Site | None, error: type[BaseException]) -> dict[str, Any]:
+    """Everything that can be seen of one training; runs in a process of its own."""
+    torch.set_num_threads(1)
+    torch.manual_seed(11)
+    seen: dict[str, Any] = {"raised": None, "left": []}
+    wire = Tripwire(site, error)
+    with tempfile.TemporaryDirectory() as folder, Heard() as heard:
+        os.chdir(folder)
+        before = torch_state()
+        try:
+            train(profiled, wire, seen)
+        except BaseException as raised:
+            chain, link = [], raised
+            while link is not None and link not in chain:
+                chain.append(link)
+                link = link.__cause__ or link.__context__  # type: ignore[assignment]
+            seen["raised"] = [f"{type(each).__name__}: {each}"[:300] for each in chain]
+        seen["left"] += [f"torch: {name}" for name, value in torch_state().items() if value != before[name]]
+        os.chdir("/")
+    hits = {f"{Path(file).relative_to(PACKAGE)}:{line}": count for (file, line), count in wire.hits.items()}
+    random_state = torch.get_rng_state().numpy().tobytes().hex()
+    return {**seen, "random": random_state, "said": heard.lines, "fired": wire.fired, "hits": hits}
+
+
+# ---- what trains
+
+
+def bits(values: Any) -> list[str]:
+    """Numbers to the last bit."""
+    return [float(value).hex() for tensor in values for value in tensor.detach().double().flatten().tolist()]
+
+
+def train_lightning(profiled: bool, wire: Tripwire, seen: dict[str, Any], *, manual: bool = False) -> None:
+    """A fit of two epochs with validation, checkpoints and a logger."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    from lightning_flops import FlopsProfilerCallback
+    from tests.lightning.footprint import footprint
+    from tests.lightning.nets import ROOTS, loader, new_gan, new_net, new_trainer
+
+    net = new_gan(ROOTS[0]) if manual else new_net(ROOTS[0], validates=True)
+    callbacks = [FlopsProfilerCallback(profile_step=1, timing_steps=2)] if profiled else []
+    run = new_trainer(
+        ROOTS[0], ".", *callbacks, logger=CSVLogger("."), enable_checkpointing=True, max_epochs=2, log_every_n_steps=3
+    )
+    try:
+        with wire:
+            run.fit(net, loader(STEPS - 2), None if manual else loader(2))
+    finally:
+        seen["weights"] = bits(net.parameters())
+        seen["losses"] = [loss.hex() for loss in getattr(net, "losses", ())]
+        # Attributes that a plain run has as well; what a hook or a tap of ours is called is in none of its names.
+        seen["footprint"] = footprint(run, net)
+        from .lightning_suite_door import left_on_trainers
+
+        seen["left"] += left_on_trainers()
+
+
+def train_deepspeed(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Steps of a DeepSpeed engine, one process, with the block of its config."""
+    from lightning_flops.deepspeed import install, uninstall
+    from tests.deepspeed.engines import BLOCK, config, engine_of, left_on, train, weights
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update(alone)
+    block = {**BLOCK, "profile_step": 1, "monitor": True, "trace": True} if profiled else None
+    with wire:
+        if profiled:
+            install()
+        try:
+            engine = engine_of(config(block=block))
+            try:
+                seen["losses"] = train(engine, STEPS)
+            finally:
+                seen["weights"] = weights(engine)
+        finally:
+            if profiled:
+                uninstall()
+    engine.destroy()
+    seen["left"] += left_on(engine)
+
+
+def train_plainly(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Two steps of a loop under ``count_flops``, with a checkpoint, a second model without grad and two optimizers."""
+    from contextlib import nullcontext, suppress
+
+    from torch.utils.checkpoint import checkpoint
+
+    from lightning_flops import count_flops
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    teacher = nn.Linear(4, 3)
+    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters())]
+    losses: list[float] = []
+    with wire:
+        counting = count_flops(model) if profiled else nullcontext()
+        with counting as counts:
+            for _ in range(2):
+                x = torch.randn(6, 4)
+                with torch.no_grad():
+                    target = teacher(x)
+                hidden = checkpoint(model[0], x, use_reentrant=False)
+                loss = nn.functional.mse_loss(model[2](model[1](hidden)), target)
+                loss.backward()  # type: ignore[no-untyped-call]
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                losses.append(loss.item())
+        seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        if counts is not None:
+            with suppress(RuntimeError):  # a question, which may be answered by an error
+                seen["counts"] = [counts.forward, counts.backward]
+
+
+RUNS: dict[str, Train] = {
+    "lightning": train_lightning,
+    "lightning-manual": partial(train_lightning, manual=True),
+    "deepspeed": train_deepspeed,
+    "count_flops": train_plainly,
+}
+
+
+# ---- trials
+
+
+def import_everything() -> None:
+    """Load the package and what its trainings need, so that a trial's process finds it there."""
+    for module in pkgutil.walk_packages([str(PACKAGE)], "lightning_flops."):
+        if module.name.rpartition(".")[2] != "__main__":
+            import_module(module.name)
+    for name in ("torch._dynamo", "torch.profiler", "torch.utils.tensorboard", "torch.utils.checkpoint"):
+        import_module(name)
+    for name in ("tests.lightning.nets", "tests.lightning.footprint", "tests.deepspeed.engines", "deepspeed.comm"):
+        import_module(name)
+    import_module("benchmarks.lightning_suite_door")
+    for optimizer in (torch.optim.SGD, torch.optim.Adam):  # torch wraps a class's step when it makes the first of it
+        optimizer([nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+class Lines:
+    """The trials of one training: what is right, which lines run, and what a failure at one of them does."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self._train = RUNS[run]
+        plain, profiled = (self._outcome(profiled=profiled) for profiled in (False, True))
+        for answer in (plain, profiled):
+            if answer.failed or answer.value["raised"]:
+                raise RuntimeError(f"{run} does not train at all: {answer.failed or answer.value['raised']}")
+        self.plain: dict[str, Any] = plain.value
+        self.expected_words = len(profiled.value["said"])
+        self.sites: dict[str, int] = dict(sorted(profiled.value["hits"].items()))
+
+    def _outcome(
+        self, *, profiled: bool, site: Site | None = None, error: type[BaseException] = RuntimeError
+    ) -> Answer:
+        return answer_of(partial(outcome, self._train, profiled, site, error), timeout_sec=TRIAL_SEC)
+
+    def trial(self, generator: random.Random, again: str) -> list[Fault]:
+        """Raise at a line that is drawn, and in one of its first times or any of them."""
+        place = generator.choice(list(self.sites))
+        hits = self.sites[place]
+        hit = generator.choice([1, generator.randint(1, hits)])
+        file, _, line = place.rpartition(":")
+        error = generator.choice(list(ERRORS))
+        return self.faults_at(Site(file=file, line=int(line), hit=hit), error)
+
+    def faults_at(self, site: Site, error: str) -> list[Fault]:
+        """What a failure at *site* does that it must not do."""
+        answer = self._outcome(profiled=True, site=site, error=ERRORS[error])
+        again = f"--run {self.run} --error {error} --at {site}"
+        return [
+            Fault(kind=f"{error}: {kind}", where=site.function, again=again, words=words)
+            for kind, words in self._judge(answer, error)
+        ]
+
+    def _judge(self, answer: Answer, error: str) -> list[tuple[str, str]]:
+        if answer.failed:
+            return [("the training hung or died", answer.failed)]
+        seen = answer.value
+        if not seen["fired"]:
+            return []  # that time of the line did not come: what ran before it differed
+        found = []
+        if left := sorted(set(seen["left"])):
+            found.append(("something stayed behind", ", ".join(left)))
+        if error == "KeyboardInterrupt":
+            # The user's: it ends the training, as the first or, where Lightning makes an exit of it, as its cause.
+            if not any(f"KeyboardInterrupt: {WORDS}" in words for words in seen["raised"] or ()):
+                found.append(("the user's interrupt was lost", str(seen["raised"] or "nothing was raised")))
+            return found
+        if seen["raised"]:
+            found.append(("it was raised into the training", seen["raised"][0]))
+            return found
+        for name in ("losses", "weights", "random"):
+            if seen.get(name) != self.plain.get(name):
+                found.append(("the training differs", name))
+        if not left and seen.get("footprint") != self.plain.get("footprint"):
+            found.append(("something stayed behind", _first_difference(self.plain["footprint"], seen["footprint"])))
+        if len(seen["said"]) > self.expected_words + 1:
+            found.append(("more than one warning", " | ".join(seen["said"])[:300]))
+        return found
+
+
+def _first_difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
+    return f"{name}: {found.get(name)} in place of {expected.get(name)}"[:300]
