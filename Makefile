@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks clean
+.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks bench-faults clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
 	@echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder  DeepSpeed's own tests without and with this project"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
+	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
 	@echo "make docs-profile  write docs/profile.md and docs/profile.schema.json anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
@@ -25,6 +26,7 @@ help:
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
+	@echo "make bench-faults  failures at random lines of ours, random settings, mutated files, hostile names: what came out"
 
 demo: $(VENV)/.installed-examples
 	$(RUN) examples/train_digits.py
@@ -86,6 +88,31 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 docs-profile: $(VENV)/.installed-dev
 	$(RUN) -m docs.write_profile_pages
 
+# Lightning's own tests, without and with the profiler in every Trainer, in an environment of their own. They are no part
+# of this project: LIGHTNING_SOURCE is a folder that holds Lightning-AI/pytorch-lightning at the installed version's tag.
+# Takes an hour or two; begun again it goes on where it ended, unless LIGHTNING_WORK is another folder, or gone.
+LIGHTNING_VENV := .venv-lightning
+LIGHTNING_WORK ?= $(LIGHTNING_VENV)/suite
+JOBS ?= 2
+
+test-lightning: lightning-source $(LIGHTNING_VENV)/.installed
+	$(LIGHTNING_VENV)/bin/python -m benchmarks.lightning_suite "$(LIGHTNING_SOURCE)" --work "$(LIGHTNING_WORK)" \
+		--jobs $(JOBS) --output benchmarks/results/lightning_suite.md
+
+lightning-source:
+	@test -f "$(LIGHTNING_SOURCE)/tests/tests_pytorch/conftest.py" || { \
+		echo "LIGHTNING_SOURCE must be a folder that holds Lightning-AI/pytorch-lightning at the installed version's tag;" \
+		"there is no tests/tests_pytorch in '$(LIGHTNING_SOURCE)'" >&2; exit 2; }
+
+$(LIGHTNING_VENV)/.installed: pyproject.toml constraints.txt benchmarks/constraints-lightning.txt
+	test -x $(LIGHTNING_VENV)/bin/python || $(PYTHON) -m venv $(LIGHTNING_VENV)
+	$(LIGHTNING_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --constraint benchmarks/constraints-lightning.txt \
+		--editable '.[lightning,tensorboard,trace]' cloudpickle fastapi hydra-core 'jsonargparse[jsonnet,signatures]' \
+		matplotlib omegaconf onnx onnxruntime onnxscript pandas psutil pytest pytest-timeout rich scikit-learn \
+		tensorboardX uvicorn
+	@touch $@
+
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -125,6 +152,11 @@ bench-deepspeed: $(VENV)/.installed-dev
 bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks
 
+# For so long, all campaigns together.
+bench-faults: SECONDS ?= 900
+bench-faults: $(VENV)/.installed-dev
+	$(RUN) -m benchmarks.faults --seconds $(SECONDS) --output benchmarks/results/faults.md
+
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -132,4 +164,4 @@ $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constr
 	@touch $@
 
 clean:
-	rm -rf $(BENCH_VENV) $(HTA_VENV) $(OLD_VENV) $(VENV) lightning_logs logs
+	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(OLD_VENV) $(VENV) lightning_logs logs

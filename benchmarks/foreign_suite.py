@@ -186,8 +186,10 @@ def compare(
     for test in sorted(plain.keys() & profiled.keys()):
         before, after = plain[test], profiled[test]
         pairs = [(before, after), *(again or {}).get(test, ())]
-        if left := tuple(sorted(set(after.left).difference(*(pair[0].left for pair in pairs)))):
-            result.leaks[test] = left
+        # A leak is left every time that the profiler is there, and never without it.
+        left = set(after.left).intersection(*(pair[1].left for pair in pairs))
+        if left := left.difference(*(pair[0].left for pair in pairs)):
+            result.leaks[test] = tuple(sorted(left))
         if said := tuple(words for words in after.said if OWN_FAILURE.search(words)):
             result.failures[test] = said
         if before.how == after.how:

@@ -1,13 +1,14 @@
 """Lightning's own tests without and with the callback in every Trainer: `make test-lightning LIGHTNING_SOURCE=folder`.
 
 The source is not part of this project: *folder* holds Lightning-AI/pytorch-lightning at the tag of the version that is
-installed, of which the folder ``tests`` is enough. Takes one to two hours; what has run is not run again when the
-command is given once more with the same ``--work``.
+installed, of which the folder ``tests`` is enough. Takes an hour or two; what has run is not run again when the command
+is given once more with the same ``--work``, unless what it depends on has changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import shutil
 import sys
@@ -19,11 +20,11 @@ from pathlib import Path
 
 from lightning_flops.entry_points import SWITCH
 
-from .foreign_suite import Comparison, Outcome, Suite, compare, known_differences, outcomes, report
+from .foreign_suite import Outcome, Suite, compare, known_differences, outcomes, report
 from .machine import code_in_words, machine_in_words, versions
 
 HERE = Path(__file__).resolve().parent
-RESULT = HERE / "results" / "lightning_suite.md"
+PACKAGE = HERE.parent / "lightning_flops"
 KNOWN = HERE / "lightning_suite_known.txt"
 RUNS = {"plain": False, "profiled": True}
 
@@ -68,15 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = f"is of version {source}" if source else "does not say its version"
         print(f"warning: the source {said}, and Lightning {_installed()} is installed", file=sys.stderr)
     options.work.mkdir(parents=True, exist_ok=True)
+    _drop_stale_records(options.work)
     _make_door(options.work / "door")
     pieces = [(piece, run) for piece in options.parts for run in RUNS]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda each: _run_piece(options.source, options.work, *each), pieces))
     plain, profiled = (_all_outcomes(options.work, options.parts, run) for run in RUNS)
     known = known_differences(KNOWN)
-    differ = _differing(compare(plain, profiled, known))
-    again = _run_again(options.source, options.work, differ)
-    result = compare(plain, profiled, {test: known[test] for test in known.keys() & plain.keys()}, again=again)
+    first = compare(plain, profiled, known)
+    again = _run_again(options.source, options.work, [*first.faults, *first.leaks])
+    result = compare(plain, profiled, known, again=again)
     ran = ", ".join(f"{name} {found}" for name, found in versions(("torch", "lightning", "pytest")).items())
     page = report(
         result,
@@ -112,6 +114,23 @@ def _version_of(source: Path) -> str | None:
         if (source / name).is_file():
             return (source / name).read_text().strip()
     return None
+
+
+def _drop_stale_records(work: Path) -> None:
+    """Throw away records of other versions: of all packages for a run without the profiler, of this one with it."""
+    installed = sorted(f"{each.name}=={each.version}" for each in metadata.distributions())
+    code = [path.read_bytes() for folder in (PACKAGE, HERE) for path in sorted(folder.rglob("*.py"))]
+    stamps = {"plain": "\n".join(installed), "profiled": hashlib.sha256(b"".join(code)).hexdigest()}
+    stale = [run for run, stamp in stamps.items() if not _is_stamped(work / f"{run}.stamp", stamp)]
+    for run in RUNS if "plain" in stale else stale:
+        for records in (*work.glob(f"*-{run}.jsonl"), *work.glob("again-records/*.jsonl")):
+            records.unlink()
+    for run, stamp in stamps.items():
+        (work / f"{run}.stamp").write_text(stamp)
+
+
+def _is_stamped(path: Path, stamp: str) -> bool:
+    return path.is_file() and path.read_text() == stamp
 
 
 def _make_door(folder: Path) -> None:
@@ -158,10 +177,6 @@ def _all_outcomes(work: Path, parts: Iterable[str], run: str) -> dict[str, Outco
         mark = f"[{STANDALONE}] " if piece == STANDALONE else ""
         found.update({mark + test: outcome for test, outcome in outcomes(work / f"{piece}-{run}.jsonl").items()})
     return found
-
-
-def _differing(result: Comparison) -> list[str]:
-    return [*result.faults, *result.unsteady]
 
 
 def _run_again(source: Path, work: Path, tests: Iterable[str]) -> dict[str, list[tuple[Outcome, Outcome]]]:
