@@ -13,6 +13,7 @@ printed, unless there is an ``--output``.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +37,14 @@ from torch.utils.checkpoint import checkpoint
 from lightning_flops.pytorch import FlopCounts, count_flops, count_offline
 
 from . import zoo_timm, zoo_transformers
+from .machine import code_in_words, usable_cores
 from .zoo_oracle import CallOracle
+from .zoo_table import WAYS, Result, Row, report
 
 logger = logging.getLogger("benchmarks.zoo")
 
 RESULT = Path(__file__).resolve().parent / "results" / "zoo.md"
-WAYS = ("eager", "sdpa", "checkpointing", "autocast", "offline")
-"""How an architecture is counted; the first is there whenever the architecture runs at all."""
-
 LIBRARIES: Mapping[str, Any] = {"transformers": zoo_transformers, "timm": zoo_timm}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One way of counting one architecture: three figures each from the counter and the oracle, or why there are none.
-
-    The figures are forward, backward and recompute FLOPs.
-    """
-
-    way: str
-    counted: tuple[int, int, int] | None = None
-    expected: tuple[int, int, int] | None = None
-    not_run: str = ""
-    batch: str = ""
-    """What the model was called with."""
-    by_operator: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    by_call: dict[str, int] = field(default_factory=dict)
-    uncounted: tuple[str, ...] = ()
-    printed: str = ""
-    """What torch wrote to stderr during the offline count."""
 
 
 def results_of(library: str, architecture: str, ways: Sequence[str] = WAYS) -> Iterator[Result]:
@@ -166,24 +146,42 @@ def _offline(model: nn.Module, batch: Mapping[str, Any], eager: Result) -> Resul
     )
 
 
-def in_a_child(library: str, architecture: str, *, seconds: float) -> list[Result]:
-    """The same in a forked process, so that a crash or an endless loop is one architecture's."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        _work(library, architecture, write)
-    os.close(write)
-    results, ended = _read(read, seconds)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    os.close(read)
-    if not ended or status:
-        why = f"longer than {seconds:g} s" if not ended else f"the process ended with status {status}"
-        done = {result.way for result in results}
-        results += [Result(way=way, not_run=why) for way in WAYS if way not in done]
-    return results
+class Child:
+    """A forked process that counts one architecture, so that a crash or an endless loop is one architecture's."""
+
+    def __init__(self, library: str, architecture: str, *, seconds: float) -> None:
+        self.library, self.architecture = library, architecture
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._data = b""
+        self.pipe, write = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            os.close(self.pipe)
+            _work(library, architecture, write)
+        os.close(write)
+
+    def row(self, *, readable: bool) -> Row | None:
+        """What it counted, once it has ended or its time is over; None before."""
+        why = f"longer than {self._seconds:g} s"
+        if readable:
+            chunk = os.read(self.pipe, 1 << 16)
+            self._data += chunk
+            if chunk:
+                return None
+            why = ""
+        elif time.monotonic() < self._until:
+            return None
+        else:
+            os.kill(self._process, signal.SIGKILL)
+        _, status = os.waitpid(self._process, 0)
+        os.close(self.pipe)
+        why = why or (f"the process ended with status {status}" if status else "")
+        lines = self._data.decode().splitlines(keepends=True)
+        results = [Result(**json.loads(line)) for line in lines if line.endswith("\n")]
+        if why:
+            done = {result.way for result in results}
+            results += [Result(way=way, not_run=why) for way in WAYS if way not in done]
+        return Row(library=self.library, architecture=self.architecture, results=tuple(results))
 
 
 def _work(library: str, architecture: str, write: int) -> None:
@@ -202,37 +200,35 @@ def _work(library: str, architecture: str, write: int) -> None:
         os._exit(code)
 
 
-def _read(pipe: int, seconds: float) -> tuple[list[Result], bool]:
-    """What came through the pipe, and whether it was closed in time."""
-    data, until = b"", time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if not select.select([pipe], [], [], left)[0]:
-            break
-        chunk = os.read(pipe, 1 << 16)
-        if not chunk:
-            return _results(data), True
-        data += chunk
-    return _results(data), False
-
-
-def _results(data: bytes) -> list[Result]:
-    return [Result(**json.loads(line)) for line in data.decode().splitlines() if line.endswith("}")]
+def rows_of(asked: Sequence[tuple[str, str]], *, seconds: float, jobs: int) -> Iterator[Row]:
+    """Each architecture's row, in the order in which they end; *jobs* run at once."""
+    waiting, running = list(reversed(asked)), dict[int, Child]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            child = Child(*waiting.pop(), seconds=seconds)
+            running[child.pipe] = child
+        readable = select.select(list(running), [], [], 1.0)[0]
+        for pipe, child in list(running.items()):
+            row = child.row(readable=pipe in readable)
+            if row is not None:
+                del running[pipe]
+                yield row
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Counts, writes the table, and returns how many ways of counting are wrong (at most 1)."""
-    from .zoo_table import Row, report
-
+    """Counts, writes the table, and returns 1 if a count is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__)
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--library", choices=sorted(LIBRARIES))
     parser.add_argument("--shard", default="1/1", metavar="N/M")
     parser.add_argument("--seconds", type=float, default=120, help="for one architecture")
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--output", type=Path)
     parser.add_argument("--records", type=Path, help="all figures, one architecture a line")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
+    code = code_in_words()
     part, parts = (int(number) for number in options.shard.split("/"))
     asked = [
         (library, architecture)
@@ -246,18 +242,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Once here, so that the children need not import it each.
     for _ in results_of("transformers", "bert"):
         pass
+    gc.freeze()  # so that a child's collections do not copy what it shares with this process
     started = time.monotonic()
     rows: list[Row] = []
     with options.records.open("w") if options.records else nullcontext() as records:
-        for library, architecture in asked:
-            results = in_a_child(library, architecture, seconds=options.seconds)
-            row = Row(library=library, architecture=architecture, results=tuple(results))
+        for row in rows_of(asked, seconds=options.seconds, jobs=options.jobs):
             rows.append(row)
             logger.info("%4.0f s  %s", time.monotonic() - started, row.in_words())
             if records is not None:
                 records.write(json.dumps(asdict(row)) + "\n")
                 records.flush()
-    text = report(rows)
+    order = {names: place for place, names in enumerate(asked)}
+    rows.sort(key=lambda row: order[row.library, row.architecture])
+    text = report(rows, code=code)
     if output is None:
         print(text)
     else:

@@ -163,11 +163,14 @@ def _name(func: Any) -> str:
 
 
 def _rule_of(func: Any) -> Rule | None:
-    if isinstance(func, types.FunctionType):
+    if isinstance(func, types.FunctionType) and func.__module__ != "torch._tensor":
         return None
     name = _name(func)
     return RULES.get(name.split(".")[0])
 
+
+_SEEN_THROUGH = ("torch.functional", "torch.nn.functional", "torch.autograd")
+"""Modules of torch whose functions in Python are looked into."""
 
 _OVERRIDES = {
     "has_torch_function": lambda *_: False,
@@ -181,7 +184,8 @@ def _without_override(func: Any) -> Any:
     """A copy of torch's Python function that does not hand itself to modes; None for what is not in Python."""
     if not isinstance(func, types.FunctionType) or not _OVERRIDES.keys() & set(func.__code__.co_names):
         return None
-    if func.__module__ not in ("torch.functional", "torch.nn.functional", "torch._tensor", "torch.autograd"):
+    # Of the methods only this one: others hand themselves to modes again, by super().
+    if func.__module__ not in _SEEN_THROUGH and func is not torch.Tensor.backward:
         return None
     copy = types.FunctionType(
         func.__code__, {**func.__globals__, **_OVERRIDES}, func.__name__, func.__defaults__, func.__closure__

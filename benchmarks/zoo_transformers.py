@@ -46,6 +46,8 @@ NUMBERS: tuple[tuple[str, int], ...] = (
     (r"(image_size|img_size|input_size|crop_size)", 32),
     (r"(patch_size)", 8),
     (r"(num_queries|num_query_tokens|num_latents|num_object_queries)", 5),
+    (r"(rotary_dim)", 4),
+    (r"(mamba_n_heads|mamba_num_heads)", 4),
     (r"(sliding_window|attention_window|local_attention|window_size|local_window)", 8),
 )
 """A field's name, and how large it is made where its default is a larger number."""
@@ -53,9 +55,47 @@ NUMBERS: tuple[tuple[str, int], ...] = (
 STARTS_FROM_DEFAULT = ("mamba_", "conv", "kernel", "stride", "ssm", "state", "expand", "chunk", "time_step")
 """Fields that are small by default, or whose size others are worked out from."""
 
+HEADS = ("mamba_n_heads", "mamba_num_heads")
+
+WHERE_THERE_IS_NONE = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "vocab_size": VOCABULARY,
+}
+"""By a field's name, what it becomes where the library leaves it to the checkpoint."""
+
 TOKEN_IDS = r".*(token_id|token_ids|token_index|_id|_index)$"
 
-SMALL: dict[str, dict[str, Any]] = {}
+_THREE_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+_TWO_AXES = {**_THREE_AXES, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+_RESNET = {
+    "backbone_config": {
+        "model_type": "resnet",
+        "embedding_size": 16,
+        "hidden_sizes": [16, 16, 32, 32],
+        "depths": [1, 1, 1, 1],
+        "out_features": ["stage2", "stage3", "stage4"],
+    },
+    "use_timm_backbone": False,
+    "backbone": None,
+}
+
+SMALL: dict[str, dict[str, Any]] = {
+    **{name: {"rope_parameters": _THREE_AXES} for name in ("glm4v_text", "glm_image_text", "glm_ocr_text")},
+    **{
+        name: {"text_config.rope_parameters": _THREE_AXES}
+        for name in ("glm4v", "glm46v", "glm_image", "glm_ocr", "glmga")
+    },
+    "glm4v_moe_text": {"rope_parameters": _TWO_AXES},
+    "glm4v_moe": {"text_config.rope_parameters": _TWO_AXES},
+    "efficientnet": {"hidden_dim": 2560},
+    "esm": {"pad_token_id": 1, "mask_token_id": 32, "vocab_size": VOCABULARY},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    **{name: _RESNET for name in ("detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr")},
+}
 """What the rule by names gets wrong: by architecture, fields (``text_config.x`` reaches into a part)."""
 
 INPUTS: dict[str, str] = {}
@@ -120,6 +160,8 @@ def shrunk(config: Any, special: Mapping[str, Any]) -> Any:
                 if key.partition(".")[0] == name and "." in key
             }
             fields[name] = shrunk(value, inside)
+        elif name == "embed_dim" and isinstance(known.get("num_heads"), (list, tuple)):
+            continue  # it goes with the heads of the stages
         elif accepted is None or name in accepted:
             smaller = _smaller(name, value)
             if smaller is not value:
@@ -164,10 +206,12 @@ def _smaller(name: str, value: Any) -> Any:
         return 0.0
     if isinstance(value, int) and "drop" in name and "top" not in name:
         return 0
-    if isinstance(value, int) and not name.startswith(STARTS_FROM_DEFAULT):
+    if isinstance(value, int) and (name in HEADS or not name.startswith(STARTS_FROM_DEFAULT)):
         for pattern, size in NUMBERS:
             if re.fullmatch(pattern, name):
                 return min(size, value)
+    if value is None and name in WHERE_THERE_IS_NONE:
+        return WHERE_THERE_IS_NONE[name]
     if name == "depths" and isinstance(value, (list, tuple)):
         return type(value)(min(item, 1) for item in value)
     return value
@@ -188,7 +232,13 @@ def batches_for(model: Any, config: Any) -> Iterator[dict[str, Any]]:
     with_image = [name for name in ("pixel_values",) if name in signature]
     with_sound = [name for name in ("input_features", "input_values") if name in signature]
     wanted: list[list[str]] = [required, [main], with_text, with_text + with_image, with_text + with_sound]
-    wanted += [with_image, with_sound, list(OPTIONAL & set(signature))]
+    wanted += [
+        with_image,
+        with_sound,
+        [*with_text, "bbox"],
+        ["encoder_hidden_states"],
+        sorted(OPTIONAL & set(signature)),
+    ]
     seen: set[tuple[str, ...]] = set()
     for names in wanted:
         together = tuple(dict.fromkeys([*required, *names]))
@@ -258,15 +308,14 @@ class _Makers:
     def pixel_values(self) -> list[Any]:
         channels = self._first("num_channels in_channels in_chans num_image_channels", 3)
         size = getattr(self._vision, "image_size", None) or getattr(self._vision, "img_size", None)
-        if isinstance(size, (list, tuple)):
-            sides = [tuple(size)[-2:]]
-        else:
-            sides = [(size, size)] if size else []
+        sides = [tuple(size)[-2:] if isinstance(size, (list, tuple)) else (size, size)] if size else []
         sides += [(64, 64), (32, 32), (224, 224)]
         frames = self._first("num_frames frames", 2)
         images = [self._floats(BATCH, channels, *side) for side in dict.fromkeys(sides)]
         films = [self._floats(BATCH, frames, channels, *side) for side in dict.fromkeys(sides)][:2]
-        return [*images, *films]
+        patch = self._first("patch_size", 8)
+        flat = self._floats(16, channels * self._first("temporal_patch_size", 1) * patch * patch)
+        return [*images, *films, flat]
 
     pixel_values_videos = pixel_values
 
