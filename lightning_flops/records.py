@@ -255,6 +255,8 @@ class OptimizerFacts:
     type_name: str
     implementation: Literal["single-tensor", "foreach", "fused"] | None
     """None: it does not say."""
+    faster_with: tuple[str, ...] = ()
+    """Arguments with which it would update many tensors at once on the device it is on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +270,8 @@ class RunFacts:
     """GPUs that torch.nn.DataParallel spreads the batch over; 0 for none."""
     process_group_backend: str | None = None
     """Of the default process group, for this device."""
+    nccl: bool | None = None
+    """Whether this torch has NCCL, which none has on Windows."""
     optimizers: tuple[OptimizerFacts, ...] | None = None
     loader_workers: int | None = None
     """Fewest worker processes of the training DataLoaders."""

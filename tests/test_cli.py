@@ -118,15 +118,33 @@ def test_a_file_given_twice_is_refused_by_whatever_path(tmp_path: Path, capsys: 
     assert capsys.readouterr() == ("", f"lightning-flops: {link}: given twice; give one trace for each rank\n")
 
 
-def test_traces_that_do_not_say_their_ranks_are_said_to_be_numbered_as_given(
+def test_traces_that_do_not_say_their_ranks_go_by_their_files_and_are_not_held_against_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [str(tmp_path / f"{name}.json") for name in ("one", "other")]
-    for file in files:
-        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5, "args": {}}
+    files = [str(tmp_path / f"{name}.json") for name in ("one", "other", "third")]
+    for file, length in zip(files, (5_000, 5_000, 50_000), strict=True):
+        event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": length, "args": {}}
         Path(file).write_text(json.dumps([event]))
     assert main(["trace", *files]) == 0
-    assert "numbered in the order in which the traces were given" in " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    assert (
+        "The traces do not say which ranks they are of, and show no collectives by which ranks wait for each other: "
+        "they are not held against each other."
+    ) in " ".join(out.split())
+    assert re.findall(r"^(computes longest|straggler): +(.*)$", out, re.MULTILINE) == [
+        ("computes longest", "n/a"),
+        ("straggler", "n/a"),
+    ]
+    assert re.findall(r"^-+ Trace of (\S+) -+$", out, re.MULTILINE) == ["one.json", "other.json", "third.json"]
+    assert not re.search(r"\brank \d", out, re.IGNORECASE)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_trace_may_come_through_a_pipe() -> None:
+    command = f"{sys.executable} -m lightning_flops trace <(gzip -c {RANKS[0]}) <(cat {RANKS[1]})"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"^-+ Trace of (.+?) -+$", done.stdout, re.MULTILINE) == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize(

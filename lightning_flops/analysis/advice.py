@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.evidence import ALIGNMENT_16_BITS, Evidence
 from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
@@ -16,8 +16,6 @@ _MATMUL_GUIDE = "NVIDIA's matrix multiplication guide"
 _HTA = "Holistic Trace Analysis"
 _OWN = "this project"
 
-_TENSOR_CORES_SINCE = (7, 0)
-_TF32_SINCE = (8, 0)
 _OCCUPANCY_ENOUGH = 0.30
 _MODULES_NAMED = 3
 
@@ -43,30 +41,138 @@ class Advice:
     source: str
     """Where the rule comes from."""
     stake: float | None
-    """Share of the step that is at stake; None where nobody can say."""
+    """Share of the step that is at stake here and in no other piece; None where nobody can say, and where other pieces
+    have all of it."""
 
 
 _Check = Callable[[Evidence, AdviceThresholds], Advice | None]
 
 
-def advise(evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = ()) -> tuple[Advice, ...]:
+def advise(
+    evidence: Evidence, thresholds: AdviceThresholds, *, known: Iterable[Advice] = (), rank: int | None = None
+) -> tuple[Advice, ...]:
     """What to try, the most at stake first; empty for a run that nothing measured holds back.
 
     Args:
         evidence: what was measured.
         thresholds: what it is held against.
         known: what earlier evidence, of one rank, led to; it stands where *evidence* says nothing of its rule.
+        rank: whose step all this is of.
     """
-    found = {advice.rule: advice for advice in known if advice.rule != _LOW_MFU}
-    found |= {advice.rule: advice for check in _RULES if (advice := check(evidence, thresholds)) is not None}
-    ordered = in_order(found.values())
+    found = {advice.rule: advice for advice in seen_alone(evidence, thresholds)}
+    straggler = evidence.slowest_rank if evidence.straggler is None else evidence.straggler.rank
+    is_another = rank is None or straggler != rank
+    claims = [
+        claim(
+            advice,
+            whose="another" if advice.rule == STRAGGLER and is_another else "",
+            knows_waiting=evidence.waiting_share is not None,
+        )
+        for advice in found.values()
+    ]
+    claims += [
+        replace(claim(advice, knows_waiting=evidence.waiting_share is not None), is_apart=True)
+        for advice in known
+        if advice.rule != _LOW_MFU and advice.rule not in found
+    ]
+    ordered = in_order(set_apart(claims))
     low = _low_mfu(evidence, thresholds, largest=ordered[0] if ordered else None)
     return (*ordered, low) if low is not None else ordered
+
+
+def seen_alone(evidence: Evidence, thresholds: AdviceThresholds) -> tuple[Advice, ...]:
+    """What each rule says, with all that it sees at stake: pieces may claim the same moments, see ``set_apart``."""
+    return tuple(advice for check in _RULES if (advice := check(evidence, thresholds)) is not None)
 
 
 def in_order(found: Iterable[Advice]) -> tuple[Advice, ...]:
     """The most at stake first, and last that of which nobody can say."""
     return tuple(sorted(found, key=lambda advice: (advice.stake is None, -(advice.stake or 0.0))))
+
+
+# ---- who claims which part of the step
+
+_STEP = frozenset(("data wait", "transfer", "waiting", "copies", "kernels", "idle"))
+"""The parts of a step: none of its moments is in two of them. Transfer and waiting are what is exposed of each."""
+
+STRAGGLER = "straggler"
+
+_PARTS: Mapping[str, frozenset[str]] = {
+    # In this order: what is to be done for one reason is told with it.
+    STRAGGLER: _STEP,  # whatever takes it longer; in the steps of the others it is waiting
+    "data_wait": frozenset(("data wait",)),
+    "waiting": frozenset(("waiting",)),
+    "backend": frozenset(("transfer",)),
+    "exposed_communication": frozenset(("transfer",)),
+    "overlap": frozenset(("transfer",)),
+    "pageable_copies": frozenset(("copies",)),
+    "optimizer": _STEP - {"data wait"},  # it launches kernels, may wait for them, and in ZeRO communicates
+    "tensor_core_eligible": frozenset(("kernels",)),
+    "blocks_per_sm": frozenset(("kernels",)),
+    "idle": frozenset(("idle",)),
+    "short_kernels": frozenset(("idle",)),
+    "gpu_utilization": frozenset(("idle",)),
+}
+"""Where in the step lies what each rule with something at stake claims."""
+
+_PLACE = {rule: place for place, rule in enumerate(_PARTS)}
+_LEAST_STAKE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A piece of advice and the parts of a step that what it has at stake lies in."""
+
+    advice: Advice
+    parts: frozenset[str]
+    elsewhere: frozenset[str] = frozenset()
+    """Parts of the other ranks' steps."""
+    whose: str = ""
+    """Whose step the parts are of, by any name."""
+    is_apart: bool = False
+    """From the others of whose this is said, and whose step is the same."""
+
+
+def claim(advice: Advice, *, whose: str = "", knows_waiting: bool) -> Claim:
+    """The claim of *advice*.
+
+    Args:
+        advice: one piece.
+        whose: see ``Claim``; of a straggler the straggler.
+        knows_waiting: exposed communication is transfer alone, what it waits for other ranks is told apart.
+    """
+    parts = _PARTS.get(advice.rule, frozenset())
+    if "transfer" in parts and not knows_waiting:
+        parts |= {"waiting"}
+    elsewhere = frozenset(("waiting",)) if advice.rule == STRAGGLER else frozenset()
+    return Claim(advice=advice, parts=parts, elsewhere=elsewhere, whose=whose)
+
+
+def set_apart(claims: Iterable[Claim]) -> list[Advice]:
+    """Every piece of advice with what is at stake there alone, so that no moment of the step is claimed twice.
+
+    Who comes first keeps what it claims. Of what comes later so much is left as lies outside for certain: what is in
+    the same parts may be the same moments. All together claim no more than the step.
+    """
+    settled: list[Advice] = []
+    before: list[tuple[Claim, float]] = []
+    for one in sorted(claims, key=lambda one: _PLACE.get(one.advice.rule, len(_PLACE))):
+        stake = one.advice.stake
+        if stake is not None:
+            taken = sum(claimed for other, claimed in before if _may_share(one, other))
+            free = 1.0 - sum(claimed for _, claimed in before)
+            stake = min(stake - taken, free)
+            stake = stake if stake > _LEAST_STAKE else None
+        if stake is not None:
+            before.append((one, stake))
+        settled.append(replace(one.advice, stake=stake))
+    return settled
+
+
+def _may_share(one: Claim, other: Claim) -> bool:
+    if one.whose != other.whose:
+        return bool(one.parts & other.elsewhere or other.parts & one.elsewhere)
+    return not (one.is_apart and other.is_apart) and bool(one.parts & other.parts)
 
 
 # ---- the rules
@@ -76,12 +182,13 @@ def _data_wait(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
     share = evidence.data_wait_share
     if share is None or share <= thresholds.data_wait:
         return None
+    pin = "pin_memory and " if evidence.device.pins_memory else ""
     workers = "" if evidence.loader_workers is None else f" (now {evidence.loader_workers})"
     return Advice(
         rule="data_wait",
         evidence=f"The step waits for data for {percent(share)} of its time.",
         threshold=f"more than {percent(thresholds.data_wait)}",
-        action=f"Raise the DataLoader's num_workers{workers}, and set pin_memory and persistent_workers.",
+        action=f"Raise the DataLoader's num_workers{workers}, and set {pin}persistent_workers.",
         source=_TORCH_PROFILER,
         stake=share,
     )
@@ -145,7 +252,7 @@ def _gpu_utilization(evidence: Evidence, thresholds: AdviceThresholds) -> Advice
         threshold=f"less than {percent(thresholds.gpu_utilization)}",
         action="Raise the batch size.",
         source=_TORCH_PROFILER,
-        stake=evidence.idle_share if evidence.idle_share is not None else 1.0 - used,
+        stake=evidence.idle_share,
     )
 
 
@@ -184,12 +291,9 @@ def _occupancy(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
 
 
 def _tensor_cores(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
-    eligible, used, capability = (
-        evidence.tensor_core_eligible_ratio,
-        evidence.tensor_core_ratio,
-        evidence.compute_capability,
-    )
-    if eligible is None or used is None or capability is None or capability < _TENSOR_CORES_SINCE:
+    eligible, used = evidence.tensor_core_eligible_ratio, evidence.tensor_core_ratio
+    dtypes = evidence.device.tensor_core_dtypes
+    if eligible is None or used is None or not dtypes:
         return None
     if used > 0 or eligible <= thresholds.tensor_core_eligible:
         return None
@@ -197,7 +301,9 @@ def _tensor_cores(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | 
         rule="tensor_core_eligible",
         evidence=f"No kernel runs on tensor cores, though {percent(eligible)} of the kernels' time could.",
         threshold=f"none, where more than {percent(thresholds.tensor_core_eligible)} could",
-        action="Train in bfloat16 or with automatic mixed precision.",
+        action="Train in bfloat16 or with automatic mixed precision."
+        if "bfloat16" in dtypes
+        else f"Train with automatic mixed precision in {dtypes[0]}: this device has no tensor cores for bfloat16.",
         source=_TORCH_PROFILER,
         stake=None if evidence.kernel_share is None else eligible * evidence.kernel_share,
     )
@@ -232,8 +338,8 @@ def _memory(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
 
 
 def _float32(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
-    share, capability = evidence.float32_share, evidence.compute_capability
-    if share is None or capability is None or capability < _TF32_SINCE or share <= thresholds.float32:
+    share = evidence.float32_share
+    if share is None or not evidence.device.tf32 or share <= thresholds.float32:
         return None
     return Advice(
         rule="float32",
@@ -265,14 +371,14 @@ def _misaligned(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | No
 
 
 def _optimizer(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
-    share, single = evidence.optimizer_share, evidence.single_tensor_optimizers
-    if share is None or not single or share <= thresholds.optimizer:
+    share, single, ways = evidence.optimizer_share, evidence.single_tensor_optimizers, evidence.optimizer_arguments
+    if share is None or not single or not ways or share <= thresholds.optimizer:
         return None
     return Advice(
         rule="optimizer",
         evidence=f"{' and '.join(single)} updates tensor by tensor and takes {percent(share)} of the step.",
         threshold=f"single-tensor updates, and more than {percent(thresholds.optimizer)}",
-        action="Construct it with fused=True, or with foreach=True.",
+        action=f"Construct it with {', or with '.join(ways)}.",
         source=f"{_PATTERN_MATCHER}; the share is of {_OWN}",
         stake=share,
     )
@@ -282,6 +388,8 @@ def _host_idle(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
     host, gaps, idle = evidence.host_idle_share, evidence.kernel_gap_share, evidence.idle_share
     if host is None or gaps is None or idle is None or host <= gaps or idle <= thresholds.idle:
         return None
+    ways = ["torch.compile"] * evidence.device.compiles + ["CUDA graphs"] * evidence.device.cuda_graphs
+    use = f"Use {' or '.join(ways)}, and t" if ways else "T"
     return Advice(
         rule="idle",
         evidence=(
@@ -289,7 +397,7 @@ def _host_idle(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
             f"host launches work, {percent(gaps)} between kernels."
         ),
         threshold=f"more than {percent(thresholds.idle)}, most of it the host's",
-        action="Use torch.compile or CUDA graphs, and take .item(), print and other synchronizations out of the step.",
+        action=f"{use}ake .item(), print and other synchronizations out of the step.",
         source=f"{_HTA}'s kinds of idle time; the share is of {_OWN}",
         stake=host,
     )
@@ -299,11 +407,12 @@ def _short_kernels(evidence: Evidence, thresholds: AdviceThresholds) -> Advice |
     short, idle = evidence.short_kernel_ratio, evidence.idle_share
     if short is None or idle is None or short <= thresholds.short_kernels or idle <= thresholds.short_kernels_idle:
         return None
+    compiled = "torch.compile, " if evidence.device.compiles else ""
     return Advice(
         rule="short_kernels",
         evidence=f"{percent(short)} of the kernels take under 10 us, and for {percent(idle)} of the step none runs.",
         threshold=f"more than {percent(thresholds.short_kernels)}, and {percent(thresholds.short_kernels_idle)} idle",
-        action="Fuse operators: torch.compile, fused layers, a foreach or fused optimizer.",
+        action=f"Fuse operators: {compiled}fused layers, a foreach or fused optimizer.",
         source=_OWN,
         stake=idle,
     )
@@ -324,11 +433,11 @@ def _straggler(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
     factor, longer_sec = evidence.slowest_over_median, evidence.slowest_longer_sec
     if factor is None or factor <= thresholds.straggler or longer_sec is None or longer_sec <= thresholds.straggler_sec:
         return None
+    who = evidence.slowest_source if evidence.slowest_rank is None else f"Rank {evidence.slowest_rank}"
     return Advice(
         rule="straggler",
         evidence=(
-            f"Rank {evidence.slowest_rank} computes {plain(factor)} times as long as the median rank, "
-            f"{duration(longer_sec)} a step more."
+            f"{who} computes {plain(factor)} times as long as the median rank, {duration(longer_sec)} a step more."
         ),
         threshold=f"more than {plain(thresholds.straggler)} times, and {duration(thresholds.straggler_sec)} more",
         action="Balance the work between ranks, and look at that rank's device.",
@@ -377,7 +486,7 @@ def _backend(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
         threshold="any backend but NCCL",
         action='Initialize the process group with backend="nccl".',
         source=_TORCH_PROFILER,
-        stake=evidence.exposed_communication_share,
+        stake=_exposed_transfer(evidence),
     )
 
 
@@ -391,7 +500,7 @@ def _pageable_copies(evidence: Evidence, thresholds: AdviceThresholds) -> Advice
         threshold=f"more than {percent(thresholds.pageable_copies)}",
         action="Set the DataLoader's pin_memory, and copy with non_blocking=True.",
         source=_OWN,
-        stake=share,
+        stake=share if evidence.exposed_copy_share is None else min(share, evidence.exposed_copy_share),
     )
 
 

@@ -60,7 +60,8 @@ class CollectiveCalls:
 class TracedRank:
     """What the trace of one rank says that bears on the others."""
 
-    rank: int
+    rank: int | None
+    """None where the trace does not say, as none of those beside it does."""
     source: str
     """Where the trace came from."""
     steps: int
@@ -77,7 +78,7 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
         RanksError: two are of the same rank, or there is none.
     """
     _refuse_doubles(traced)
-    listed = sorted(traced, key=lambda one: one.rank)
+    listed = sorted(traced, key=lambda one: -1 if one.rank is None else one.rank)
     tables, notes = _match([one.collectives for one in listed])
     per_step = [one.overlap.computation_us / one.steps for one in listed]
     middle = median(per_step)
@@ -101,14 +102,20 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     )
     longest = max(per_step)
     alone = len(listed) > 1 and per_step.count(longest) == 1
-    computes_longest = listed[per_step.index(longest)].rank if alone else None
-    return RankComparison(ranks=rows, computes_longest=computes_longest, notes=notes)
+    slowest = listed[per_step.index(longest)] if alone else None
+    return RankComparison(
+        ranks=rows,
+        computes_longest=None if slowest is None else slowest.rank,
+        computes_longest_source=None if slowest is None else slowest.source,
+        notes=notes,
+    )
 
 
 def _steps_in_words(traced: Iterable[TracedRank]) -> str:
     by_steps: defaultdict[int, list[int]] = defaultdict(list)
     for one in traced:
-        by_steps[one.steps].append(one.rank)
+        if one.rank is not None:
+            by_steps[one.steps].append(one.rank)
     words = [f"{steps} of {name_ranks(ranks)}" for steps, ranks in by_steps.items()]
     return ", ".join(words[:_COUNTS_NAMED]) + (" …" if len(words) > _COUNTS_NAMED else "")
 
@@ -118,6 +125,8 @@ def _refuse_doubles(traced: Sequence[TracedRank]) -> None:
         raise RanksError("no trace to compare")
     seen: dict[int, str] = {}
     for one in traced:
+        if one.rank is None:
+            continue
         if one.rank in seen:
             raise RanksError(
                 f"{seen[one.rank]} and {one.source} are both of rank {one.rank}: give one trace for each rank"

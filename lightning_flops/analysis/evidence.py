@@ -5,10 +5,11 @@ Every field of ``Evidence`` is None where it was not measured, and a rule whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, RunContext, RunFacts
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
-
-_HALF_DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +47,22 @@ class Evidence:
     tensor_core_ratio: float | None = None
     """Time in kernels on tensor cores ÷ time in all kernels that compute."""
     tensor_core_eligible_ratio: float | None = None
-    compute_capability: tuple[int, int] | None = None
+    device: DeviceAbilities = UNKNOWN_DEVICE
+    """What the device can do."""
     peak_memory_share: float | None = None
     """Peak of the device's memory ÷ what it has."""
     float32_share: float | None = None
     """Model FLOPs in float32, not TF32 ÷ model FLOPs."""
     misaligned_share: float | None = None
-    """16-bit FLOPs in modules with a weight dimension that is no multiple of 8 ÷ all FLOPs."""
+    """FLOPs in modules with a weight dimension that is no multiple of 8, and in a 16-bit dtype that the device's tensor
+    cores take ÷ all FLOPs; None without tensor cores."""
     misaligned_modules: tuple[str, ...] = ()
     """Their names and dimensions, those with most FLOPs first."""
     optimizer_share: float | None = None
     single_tensor_optimizers: tuple[str, ...] | None = None
     """Types of the optimizers that update one tensor after the other."""
+    optimizer_arguments: tuple[str, ...] = ()
+    """With which they would update many tensors at once, on this device."""
     host_idle_share: float | None = None
     """The device waits for the host to launch work, waiting for data left out."""
     kernel_gap_share: float | None = None
@@ -70,6 +73,8 @@ class Evidence:
     straggler: Straggler | None = None
     """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
     slowest_rank: int | None = None
+    slowest_source: str | None = None
+    """What its trace is called, where that says no rank."""
     slowest_over_median: float | None = None
     """Computation of the slowest rank ÷ the ranks' median."""
     slowest_longer_sec: float | None = None
@@ -84,6 +89,8 @@ class Evidence:
     """Of the process group that synchronizes gradients of modules on GPUs."""
     pageable_copy_share: float | None = None
     """Copies from pageable host memory to the device."""
+    exposed_copy_share: float | None = None
+    """Copies of any kind beside which neither kernels nor communication run."""
     loader_workers: int | None = None
 
 
@@ -118,11 +125,17 @@ def gather_evidence(
     """
     whole = sum(one.model for one in dtypes)
     single = sum(one.model for one in dtypes if one.dtype == "float32")
-    misaligned_share, misaligned = _misaligned_modules(cells, modules)
+    device = device_abilities(
+        device_type=context.device_type,
+        name=context.device_name,
+        compute_capability=None if facts is None else facts.compute_capability,
+    )
+    misaligned_share, misaligned = _misaligned_modules(cells, modules, dtypes=device.tensor_core_dtypes)
     evidence = Evidence(
         data_wait_share=rates.data_wait_ratio,
+        device=device,
         float32_share=ratio(part=single, whole=whole) if context.device_type == "cuda" else None,
-        misaligned_share=misaligned_share if context.device_type == "cuda" else None,
+        misaligned_share=misaligned_share if device.tensor_core_dtypes else None,
         misaligned_modules=misaligned,
         optimizer_share=None if timing is None else ratio(part=timing.optimizer_sec, whole=timing.global_step_sec),
         mfu=None if lower_bound else rates.mfu,
@@ -130,13 +143,15 @@ def gather_evidence(
     if facts is not None:
         evidence = replace(
             evidence,
-            compute_capability=facts.compute_capability,
             peak_memory_share=ratio(part=peak_memory_bytes, whole=facts.device_memory_bytes)
             if facts.device_memory_bytes
             else None,
             single_tensor_optimizers=_single_tensor(facts.optimizers),
+            optimizer_arguments=_arguments(facts.optimizers),
             data_parallel_devices=facts.data_parallel_devices,
-            backend=facts.process_group_backend if context.device_type == "cuda" and context.world_size > 1 else None,
+            backend=facts.process_group_backend
+            if context.device_type == "cuda" and context.world_size > 1 and facts.nccl is not False
+            else None,
             loader_workers=facts.loader_workers,
         )
     return evidence if trace is None else with_trace(evidence, trace, thresholds)
@@ -148,10 +163,17 @@ def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, 
     return tuple(dict.fromkeys(one.type_name for one in optimizers if one.implementation == "single-tensor"))
 
 
+def _arguments(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...]:
+    """What all of those that update tensor by tensor take."""
+    single = [one for one in optimizers or () if one.implementation == "single-tensor"]
+    first = single[0].faster_with if single else ()
+    return tuple(name for name in first if all(name in one.faster_with for one in single))
+
+
 def _misaligned_modules(
-    cells: Iterable[OperatorCell], modules: Iterable[ModuleRecord]
+    cells: Iterable[OperatorCell], modules: Iterable[ModuleRecord], *, dtypes: Collection[str]
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Share of all FLOPs that are 16-bit and in modules with an odd weight dimension, and what these are."""
+    """Share of all FLOPs that are in one of *dtypes* and in modules with an odd weight dimension; and these."""
     odd: Mapping[str, list[int]] = {
         module.name: [size for size in module.weight_sizes if size % ALIGNMENT_16_BITS] for module in modules
     }
@@ -159,7 +181,7 @@ def _misaligned_modules(
     by_module: dict[str, int] = {}
     for cell in cells:
         whole += cell.flops
-        if cell.flops and cell.dtype in _HALF_DTYPES and odd.get(cell.module):
+        if cell.flops and cell.dtype in dtypes and odd.get(cell.module):
             by_module[cell.module] = by_module.get(cell.module, 0) + cell.flops
     ordered = sorted(by_module, key=lambda name: (-by_module[name], name))
     named = tuple(f"{name or 'the root'} ({', '.join(map(str, dict.fromkeys(odd[name])))})" for name in ordered)
@@ -201,6 +223,10 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
         other = 0.0 if busiest is None else ratio(part=busiest.other_us, whole=whole_us) or 0.0
         found["idle_share"], found["kernel_gap_share"] = idle, gaps
         found["host_idle_share"] = max(0.0, idle - gaps - other)
+        # Copies come before communication in a step's breakdown: what of the exposed communication is missing there ran
+        # beside them.
+        beside = max(0.0, (found.get("exposed_communication_share") or 0.0) * wall_us - (mean.communication_us or 0.0))
+        found["exposed_copy_share"] = ratio(part=max(0.0, (mean.memcpy_us or 0.0) - beside), whole=wall_us)
     if trace.transfers is not None and trace.device_metrics:
         pageable_us = sum(row.device.total_us for row in trace.transfers if "Pageable -> Device" in row.name)
         found["pageable_copy_share"] = ratio(part=pageable_us, whole=wall_us * len(trace.step_times.steps))

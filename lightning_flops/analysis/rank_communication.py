@@ -80,7 +80,7 @@ def compare_communication(records: Iterable[RankRecord]) -> RanksCommunication |
 
     def over_ranks(time_us: Callable[[RankRow], float | None]) -> RankSpread | None:
         return spread_over(
-            {row.rank: value / row.steps / _US_PER_SEC for row in rows if (value := time_us(row)) is not None}
+            {_rank(row): value / row.steps / _US_PER_SEC for row in rows if (value := time_us(row)) is not None}
         )
 
     def of_each(time_us: Callable[[RankRow], float]) -> RankSpread:
@@ -95,7 +95,7 @@ def compare_communication(records: Iterable[RankRecord]) -> RanksCommunication |
         communication_sec=of_each(lambda row: row.overlap.communication_us),
         exposed_sec=of_each(lambda row: row.overlap.communication_us - row.overlap.overlap_us),
         overlap_ratio=spread_over(
-            {row.rank: row.overlap.overlap_ratio for row in rows if row.overlap.overlap_ratio is not None}
+            {_rank(row): row.overlap.overlap_ratio for row in rows if row.overlap.overlap_ratio is not None}
         ),
         transfer_sec=over_ranks(lambda row: row.transfer_us),
         wait_sec=over_ranks(lambda row: row.wait_us),
@@ -118,7 +118,7 @@ def _collectives(rows: Sequence[RankRow]) -> tuple[RanksCollective, ...]:
 def _collective(name: str, found: Sequence[tuple[RankRow, RankCollectiveRow]]) -> RanksCollective:
     def over_ranks(time_us: Callable[[RankCollectiveRow], float | None]) -> RankSpread | None:
         return spread_over(
-            {row.rank: value / row.steps / _US_PER_SEC for row, one in found if (value := time_us(one)) is not None}
+            {_rank(row): value / row.steps / _US_PER_SEC for row, one in found if (value := time_us(one)) is not None}
         )
 
     sizes = [one.bytes for _, one in found]
@@ -132,3 +132,8 @@ def _collective(name: str, found: Sequence[tuple[RankRow, RankCollectiveRow]]) -
         transfer_sec=over_ranks(lambda one: one.transfer_us),
         wait_sec=over_ranks(lambda one: one.wait_us),
     )
+
+
+def _rank(row: RankRow) -> int:
+    assert row.rank is not None, "a record names its rank"
+    return row.rank

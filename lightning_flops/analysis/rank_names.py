@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 
 from lightning_flops.units import plural, run_text, runs_of
 
@@ -18,3 +19,9 @@ def name_ranks(ranks: Iterable[int]) -> str:
         shown.append(f"{more} more")
     words = shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
     return f"{plural('rank', sum(map(len, runs)))} {words}"
+
+
+def name_files(sources: Sequence[str]) -> list[str]:
+    """Each of *sources* by its last part where that tells them apart, else whole."""
+    last = [os.path.basename(source.rstrip("/")) or source for source in sources]
+    return [short if last.count(short) == 1 else source for short, source in zip(last, sources, strict=True)]

@@ -177,7 +177,7 @@ def with_ranks(
     evidence, known = _evidence(ranks), profile.advice
     if evidence.waiting_share is not None:
         known = tuple(one for one in known if one.rule not in RULES_ON_COMMUNICATION)
-    return replace(profile, ranks=ranks, advice=advise(evidence, limits, known=known))
+    return replace(profile, ranks=ranks, advice=advise(evidence, limits, known=known, rank=profile.context.rank))
 
 
 def _evidence(ranks: RanksProfile) -> Evidence:

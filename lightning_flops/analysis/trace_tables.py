@@ -460,8 +460,8 @@ class RankCollectiveRow:
 class RankRow:
     """One rank over its steps."""
 
-    rank: int
-    """Its number."""
+    rank: int | None
+    """None where its trace does not say; then it goes by its source."""
     source: str
     """The trace's file or URL."""
     steps: int
@@ -484,9 +484,11 @@ class RankComparison:
 
     ranks: tuple[RankRow, ...]
     """By number."""
+    computes_longest_source: str | None
+    """Where the trace came from of the rank that computes longest per step."""
     computes_longest: int | None
     """The rank that computes longest per step, overlap included; None for one rank, or if several tie. Whether it holds
-    the others up is for the advice to say."""
+    the others up is for the advice to say. None, too, if its trace names no rank."""
     notes: tuple[str, ...]
     """What could not be compared, in sentences."""
 
@@ -547,8 +549,8 @@ class TraceReport:
 
     source: str
     """The trace's file or URL."""
-    rank: int
-    """Its number; 0 where the trace does not say."""
+    rank: int | None
+    """None where the trace does not say."""
     events: int
     """How many there are."""
     step_times: StepTimes

@@ -42,6 +42,7 @@ def gather_run_facts(
             (len(module.device_ids) for module in root.modules() if isinstance(module, nn.DataParallel)), default=0
         ),
         process_group_backend=_backend(device),
+        nccl=distributed.is_available() and distributed.is_nccl_available(),
         optimizers=None if optimizers is None else tuple(_optimizer_facts(one, device) for one in optimizers),
         loader_workers=loader_workers,
     )
@@ -71,7 +72,23 @@ def _optimizer_facts(optimizer: Any, device: torch.device) -> OptimizerFacts:
         if nested is None:
             break
         inner = nested
-    return OptimizerFacts(type_name=type(inner).__name__, implementation=_implementation(inner, device))
+    return OptimizerFacts(
+        type_name=type(inner).__name__,
+        implementation=_implementation(inner, device),
+        faster_with=_faster_with(inner, device),
+    )
+
+
+def _faster_with(optimizer: Any, device: torch.device) -> tuple[str, ...]:
+    """As torch's documentation of each optimizer has it; nothing for a device of which it says nothing."""
+    defaults = getattr(optimizer, "defaults", None)
+    if not isinstance(defaults, dict) or defaults.get("differentiable"):
+        return ()
+    on_cpu_alone = isinstance(optimizer, torch.optim.Adagrad)
+    fused = device.type == "cpu" or (device.type == "cuda" and not on_cpu_alone)
+    # On a CPU foreach updates tensor by tensor all the same.
+    ways = {"fused": fused, "foreach": device.type == "cuda"}
+    return tuple(f"{name}=True" for name, helps in ways.items() if helps and name in defaults)
 
 
 def _implementation(optimizer: Any, device: torch.device) -> Literal["single-tensor", "foreach", "fused"] | None:

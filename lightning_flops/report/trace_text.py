@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.trace_tables import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
@@ -37,15 +38,22 @@ def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, chil
         top_rows: rows shown of each table of kernels, operators, memory, scopes and copies; None for all.
         children: show below each operator what it called and launched itself.
     """
-    lines = [line for trace in report.traces for line in _trace(trace, top_rows, children)]
+    files = name_files([trace.source for trace in report.traces])
+    lines = [
+        line
+        for trace, file in zip(report.traces, files, strict=True)
+        for line in _trace(trace, top_rows, children, file=file)
+    ]
     if report.ranks is not None:
-        lines += _ranks(report.ranks, straggles=any(advice.rule == "straggler" for advice in report.advice))
+        straggles = any(advice.rule == "straggler" for advice in report.advice)
+        lines += _ranks(report.ranks, files, straggles=straggles)
     lines += ["", *advice_lines(report.advice)]
     return page([*lines, layout.rule()])
 
 
-def _trace(report: TraceReport, top_rows: int | None, children: bool) -> list[str]:
-    lines = [layout.title(f"Trace of rank {report.rank}")]
+def _trace(report: TraceReport, top_rows: int | None, children: bool, *, file: str) -> list[str]:
+    of = _short(file) if report.rank is None else f"rank {report.rank}"
+    lines = [layout.title(f"Trace of {of}")]
     lines += layout.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
     lines += [line for note in report.notes for line in layout.paragraph(note)]
     lines += _step_times(report)
@@ -379,7 +387,10 @@ def _launches(report: TraceReport) -> list[str]:
     return [*_section("Launches", explanation), *layout.table(head, rows, least_width=6)]
 
 
-def _ranks(comparison: RankComparison, *, straggles: bool) -> list[str]:
+def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool) -> list[str]:
+    names = [
+        _short(file) if row.rank is None else str(row.rank) for row, file in zip(comparison.ranks, files, strict=True)
+    ]
     explanation = (
         "Transfer: the shortest of the ranks for each call of a collective; wait: the rest, until the last rank came. "
         "A straggler is a rank that computes longer than the median by more than the advice's thresholds."
@@ -387,7 +398,7 @@ def _ranks(comparison: RankComparison, *, straggles: bool) -> list[str]:
     lines = ["", *_section("Ranks", explanation)[1:]]
     rows = [
         [
-            str(row.rank),
+            name,
             plain(row.steps),
             _us(row.overlap.wall_us),
             _us(row.overlap.computation_us),
@@ -398,21 +409,30 @@ def _ranks(comparison: RankComparison, *, straggles: bool) -> list[str]:
             _us(row.wait_us),
             NOT_AVAILABLE if row.compute_over_median is None else f"{row.compute_over_median:.3f}",
         ]
-        for row in comparison.ranks
+        for name, row in zip(names, comparison.ranks, strict=True)
     ]
     head = ["rank", "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
     lines += layout.table(head, rows, least_width=6)
     rows = [
-        [str(rank.rank), row.name, plain(row.calls), plain(row.matched_calls), _bytes(row.bytes)]
+        [name, row.name, plain(row.calls), plain(row.matched_calls), _bytes(row.bytes)]
         + [_us(value) for value in (row.latency_us, row.transfer_us, row.wait_us)]
-        for rank in comparison.ranks
+        for name, rank in zip(names, comparison.ranks, strict=True)
         for row in rank.collectives
     ]
     if rows:
         head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
         lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
-    longest = "several alike" if comparison.computes_longest is None else f"rank {comparison.computes_longest}"
-    lines += ["", layout.line("computes longest", longest), layout.line("straggler", longest if straggles else "none")]
+    if any(row.compute_over_median is not None for row in comparison.ranks):
+        longest = "several alike"
+        if comparison.computes_longest is not None:
+            longest = f"rank {comparison.computes_longest}"
+        elif comparison.computes_longest_source is not None:
+            sources = [row.source for row in comparison.ranks]
+            longest = names[sources.index(comparison.computes_longest_source)]
+        straggler = longest if straggles else "none"
+    else:
+        longest = straggler = NOT_AVAILABLE
+    lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
     return [*lines, *(line for note in comparison.notes for line in layout.paragraph(note))]
 
 

@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_flops.analysis.advice import Advice, advise
+from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, device_abilities
 from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.analysis.stragglers import Straggler
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.report.advice_text import advice_lines, render_advice_markdown
 
 DEFAULTS = AdviceThresholds()
+VOLTA = device_abilities(device_type="cuda", name="Tesla V100-SXM2-16GB", compute_capability=(7, 0))
+AMPERE = device_abilities(device_type="cuda", name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
+FUSED = ("fused=True", "foreach=True")
 
 
 def rules(evidence: Evidence, thresholds: AdviceThresholds = DEFAULTS) -> list[str]:
@@ -34,8 +42,8 @@ BORDERS = {
     "blocks_per_sm": (Evidence(low_blocks_kernel_share=0.1), Evidence(low_blocks_kernel_share=0.1 + A_LITTLE)),
     "occupancy": (Evidence(occupancy=0.15), Evidence(occupancy=0.15 - A_LITTLE)),
     "tensor_core_eligible": (
-        Evidence(tensor_core_eligible_ratio=0.05, tensor_core_ratio=0.0, compute_capability=(7, 0)),
-        Evidence(tensor_core_eligible_ratio=0.05 + A_LITTLE, tensor_core_ratio=0.0, compute_capability=(7, 0)),
+        Evidence(tensor_core_eligible_ratio=0.05, tensor_core_ratio=0.0, device=VOLTA),
+        Evidence(tensor_core_eligible_ratio=0.05 + A_LITTLE, tensor_core_ratio=0.0, device=VOLTA),
     ),
     "memory_high": (Evidence(peak_memory_share=0.9), Evidence(peak_memory_share=0.9 + A_LITTLE)),
     "memory_low": (
@@ -43,13 +51,13 @@ BORDERS = {
         Evidence(peak_memory_share=0.5 - A_LITTLE, gpu_utilization=0.7),
     ),
     "float32": (
-        Evidence(float32_share=0.05, compute_capability=(8, 0)),
-        Evidence(float32_share=0.05 + A_LITTLE, compute_capability=(8, 0)),
+        Evidence(float32_share=0.05, device=AMPERE),
+        Evidence(float32_share=0.05 + A_LITTLE, device=AMPERE),
     ),
     "misaligned": (Evidence(misaligned_share=0.05), Evidence(misaligned_share=0.05 + A_LITTLE)),
     "optimizer": (
-        Evidence(optimizer_share=0.15, single_tensor_optimizers=("Adam",)),
-        Evidence(optimizer_share=0.15 + A_LITTLE, single_tensor_optimizers=("Adam",)),
+        Evidence(optimizer_share=0.15, single_tensor_optimizers=("Adam",), optimizer_arguments=FUSED),
+        Evidence(optimizer_share=0.15 + A_LITTLE, single_tensor_optimizers=("Adam",), optimizer_arguments=FUSED),
     ),
     "idle": (
         Evidence(idle_share=0.2, host_idle_share=0.15, kernel_gap_share=0.05),
@@ -84,11 +92,12 @@ def test_rule_speaks_beyond_its_threshold(rule: str) -> None:
 @pytest.mark.parametrize("rule", BORDERS)
 def test_no_rule_speaks_when_any_one_of_its_measurements_is_missing(rule: str) -> None:
     beyond = BORDERS[rule][1]
-    given = [field.name for field in fields(Evidence) if getattr(beyond, field.name) not in (None, ())]
+    given = [field.name for field in fields(Evidence) if getattr(beyond, field.name) not in (None, (), UNKNOWN_DEVICE)]
     for name in given:
         if name == "slowest_rank":
             continue  # it names the rank; the factor is what is measured
-        assert rule not in rules(replace(beyond, **{name: None}))  # type: ignore[arg-type]
+        unknown: Any = {"device": UNKNOWN_DEVICE, "optimizer_arguments": ()}.get(name)
+        assert rule not in rules(replace(beyond, **{name: unknown}))
 
 
 def test_nothing_measured_is_no_advice() -> None:
@@ -107,12 +116,14 @@ def test_healthy_run_is_told_nothing() -> None:
         occupancy=0.4,
         tensor_core_ratio=0.8,
         tensor_core_eligible_ratio=0.85,
-        compute_capability=(9, 0),
+        device=AMPERE,
         peak_memory_share=0.8,
         float32_share=0.01,
         misaligned_share=0.0,
         optimizer_share=0.04,
         single_tensor_optimizers=(),
+        optimizer_arguments=("fused=True",),
+        exposed_copy_share=0.01,
         host_idle_share=0.01,
         kernel_gap_share=0.01,
         idle_share=0.02,
@@ -129,7 +140,7 @@ def test_healthy_run_is_told_nothing() -> None:
     assert advise(healthy, DEFAULTS) == ()
     # Nothing is left out of what is healthy here, so that a new rule must say what healthy means to it.
     unset = {field.name for field in fields(Evidence) if getattr(healthy, field.name) is None}
-    assert unset == {"loader_workers", "straggler"}  # a healthy job has none
+    assert unset == {"loader_workers", "straggler", "slowest_source"}  # a healthy job has none
 
 
 def test_slow_loader_is_told_first() -> None:
@@ -143,8 +154,9 @@ def test_slow_loader_is_told_first() -> None:
 
 def test_advice_is_in_the_order_of_what_is_at_stake() -> None:
     evidence = Evidence(data_wait_share=0.2, pageable_copy_share=0.3, optimizer_share=0.25, occupancy=0.1)
-    evidence = replace(evidence, single_tensor_optimizers=("AdamW",))
-    assert rules(evidence) == ["pageable_copies", "optimizer", "data_wait", "occupancy"]
+    evidence = replace(evidence, single_tensor_optimizers=("AdamW",), optimizer_arguments=FUSED)
+    # Copies of 30% come first: the optimizer's 25% may be among them.
+    assert rules(evidence) == ["pageable_copies", "data_wait", "optimizer", "occupancy"]
 
 
 def test_low_mfu_points_at_the_largest_loss() -> None:
@@ -189,7 +201,7 @@ def test_a_straggler_by_microseconds_is_none() -> None:
 
 
 def test_advice_reads_evidence_then_stake_then_what_to_do() -> None:
-    advice = advise(Evidence(data_wait_share=0.412, loader_workers=0, mfu=0.1), DEFAULTS)
+    advice = advise(Evidence(data_wait_share=0.412, loader_workers=0, mfu=0.1, device=AMPERE), DEFAULTS)
     assert advice_lines(advice)[1:] == [
         "1. The step waits for data for 41.20% of its time. At stake: 41.20% of the step. "
         "Raise the DataLoader's num_workers (now",
@@ -212,14 +224,213 @@ def test_waiting_for_other_ranks_is_nothing_that_larger_batches_would_mend() -> 
     waits = Evidence(exposed_communication_share=0.5, overlap_ratio=0.25, waiting_share=0.41)
     assert rules(waits) == ["waiting"]
     transfers = replace(waits, waiting_share=0.125)
-    exposed, hidden, waiting = advise(transfers, DEFAULTS)
+    exposed, waiting, hidden = advise(transfers, DEFAULTS)
     assert (exposed.rule, exposed.stake, hidden.rule, hidden.stake) == (
         "exposed_communication",
         0.375,
         "overlap",
-        0.375,
+        None,
     )
     assert exposed.evidence == (
         "Communication that no computation hides takes 50.00% of the step, 37.50% without waiting for other ranks."
     )
     assert (waiting.rule, waiting.stake) == ("waiting", 0.125)
+
+
+# ---- nothing is claimed of a device that cannot do it
+
+
+DEVICES: dict[str, tuple[str | None, str | None, tuple[int, int] | None]] = {
+    "P100": ("cuda", "Tesla P100-PCIE-16GB", (6, 0)),
+    "V100": ("cuda", "Tesla V100-SXM2-16GB", (7, 0)),
+    "T4": ("cuda", "Tesla T4", (7, 5)),
+    "RTX 2080": ("cuda", "NVIDIA GeForce RTX 2080 Ti", (7, 5)),
+    "GTX 1660": ("cuda", "NVIDIA GeForce GTX 1660 Ti", (7, 5)),  # Turing without tensor cores
+    "A100": ("cuda", "NVIDIA A100-SXM4-80GB", (8, 0)),
+    "H100": ("cuda", "NVIDIA H100 80GB HBM3", (9, 0)),
+    "MI250X": ("cuda", "AMD Instinct MI250X", (9, 0)),  # what ROCm writes in the place of a compute capability
+    "without capability": ("cuda", "AMD Instinct MI300X", None),
+    "unknown": (None, None, None),
+    "CPU": ("cpu", "AMD EPYC 7B13", None),
+    "MPS": ("mps", "Apple M2", None),
+    "XPU": ("xpu", "Intel(R) Data Center GPU Max 1550", None),
+}
+
+BFLOAT16 = "Train in bfloat16 or with automatic mixed precision."
+FLOAT16 = "Train with automatic mixed precision in float16: this device has no tensor cores for bfloat16."
+TF32 = 'Call torch.set_float32_matmul_precision("high").'
+OUT_OF_STEP = "ake .item(), print and other synchronizations out of the step."
+ALL_OF_IT = f"Use torch.compile or CUDA graphs, and t{OUT_OF_STEP}"
+COMPILE = f"Use torch.compile, and t{OUT_OF_STEP}"
+FUSE = "Fuse operators: torch.compile, fused layers, a foreach or fused optimizer."
+
+# For each device: tensor cores, float32, idle, short kernels, and whether memory is pinned for it.
+ADVISED: dict[str, tuple[str | None, str | None, str, str, bool]] = {
+    "P100": (
+        None,
+        None,
+        f"Use CUDA graphs, and t{OUT_OF_STEP}",
+        "Fuse operators: fused layers, a foreach or fused optimizer.",  # Triton begins with Volta
+        True,
+    ),
+    "V100": (FLOAT16, None, ALL_OF_IT, FUSE, True),
+    "T4": (FLOAT16, None, ALL_OF_IT, FUSE, True),
+    "RTX 2080": (FLOAT16, None, ALL_OF_IT, FUSE, True),
+    "GTX 1660": (None, None, ALL_OF_IT, FUSE, True),
+    "A100": (BFLOAT16, TF32, ALL_OF_IT, FUSE, True),
+    "H100": (BFLOAT16, TF32, ALL_OF_IT, FUSE, True),
+    "MI250X": (None, None, COMPILE, FUSE, True),
+    "without capability": (None, None, COMPILE, FUSE, True),
+    "unknown": (None, None, COMPILE, FUSE, False),
+    "CPU": (None, None, COMPILE, FUSE, False),
+    "MPS": (None, None, COMPILE, FUSE, False),
+    "XPU": (None, None, COMPILE, FUSE, True),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_advice_asks_of_no_device_what_it_cannot_do(device: str) -> None:
+    kind, name, capability = DEVICES[device]
+    evidence = Evidence(
+        device=device_abilities(device_type=kind, name=name, compute_capability=capability),
+        data_wait_share=0.2,
+        tensor_core_eligible_ratio=0.5,
+        tensor_core_ratio=0.0,
+        float32_share=0.9,
+        idle_share=0.3,
+        host_idle_share=0.25,
+        kernel_gap_share=0.05,
+        short_kernel_ratio=0.9,
+    )
+    found = {advice.rule: advice.action for advice in advise(evidence, DEFAULTS)}
+    loader = "Raise the DataLoader's num_workers, and set " + ("pin_memory and " if ADVISED[device][4] else "")
+    assert found.pop("data_wait") == f"{loader}persistent_workers."
+    rule_names = ("tensor_core_eligible", "float32", "idle", "short_kernels")
+    expected = dict(zip(rule_names, ADVISED[device][:4], strict=True))
+    assert found == {rule: action for rule, action in expected.items() if action is not None}
+
+
+# ---- no moment of a step is claimed twice
+
+
+def stakes(evidence: Evidence, **settings: Any) -> dict[str, float | None]:
+    return {advice.rule: advice.stake for advice in advise(evidence, DEFAULTS, **settings)}
+
+
+def test_what_two_rules_see_belongs_to_the_first_and_what_lies_outside_to_the_second() -> None:
+    # Idle for half of the step, 3/8 of it for want of launches: the other 1/8 is for larger kernels, and for a larger
+    # batch nothing is left.
+    idle = Evidence(
+        idle_share=0.5, host_idle_share=0.375, kernel_gap_share=0.125, short_kernel_ratio=0.9, gpu_utilization=0.25
+    )
+    assert stakes(idle) == {"idle": 0.375, "short_kernels": 0.125, "gpu_utilization": None}
+    # The kernels on which tensor cores would help may be the small ones.
+    kernels = Evidence(
+        tensor_core_eligible_ratio=0.5,
+        tensor_core_ratio=0.0,
+        low_blocks_kernel_share=0.75,
+        kernel_share=0.5,
+        device=AMPERE,
+    )
+    assert stakes(kernels) == {"tensor_core_eligible": 0.25, "blocks_per_sm": 0.125}
+    # Smaller buckets and larger batches hide or save the same transfer, and so does a faster backend.
+    transfer = Evidence(exposed_communication_share=0.5, overlap_ratio=0.0, backend="gloo")
+    assert stakes(transfer) == {"backend": 0.5, "exposed_communication": None, "overlap": None}
+
+
+def late(rank: int) -> Straggler:
+    return Straggler(
+        rank=rank,
+        late_sec=0.5,
+        share=0.5,
+        shown_by="timed steps",
+        part="data wait",
+        part_sec=0.5,
+        module=None,
+        module_sec=None,
+        exposed_sec=None,
+        others_exposed_sec=None,
+    )
+
+
+def test_a_straggler_that_waits_for_data_is_told_once_where_the_report_is_its_own() -> None:
+    known = advise(Evidence(data_wait_share=0.625), DEFAULTS)
+    # Its own step: half of it are the seconds in which it waits for data longer than the others do.
+    assert stakes(Evidence(straggler=late(0)), known=known, rank=0) == {"straggler": 0.5, "data_wait": 0.125}
+    # Another's: what rank 1 is late by is rank 0's waiting for it, not its wait for data; both fill the step.
+    assert stakes(Evidence(straggler=late(1)), known=known, rank=0) == {"straggler": 0.5, "data_wait": 0.5}
+
+
+def test_what_was_set_apart_once_stays_as_it_is() -> None:
+    idle = Evidence(idle_share=0.5, host_idle_share=0.375, kernel_gap_share=0.125, short_kernel_ratio=0.9)
+    known = advise(idle, DEFAULTS)
+    assert advise(Evidence(), DEFAULTS, known=known) == known
+
+
+SHARES = st.none() | st.integers(0, 64).map(lambda part: part / 64)
+
+
+@st.composite
+def evidences(draw: st.DrawFn) -> Evidence:
+    """Anything that shares can be, also what no step can be."""
+    of_shares = {
+        field.name: draw(SHARES)
+        for field in fields(Evidence)
+        if field.name.endswith(("_share", "_ratio", "utilization", "occupancy", "mfu"))
+    }
+    return Evidence(
+        **of_shares,  # type: ignore[arg-type]
+        device=AMPERE,
+        single_tensor_optimizers=("Adam",),
+        optimizer_arguments=FUSED,
+        backend=draw(st.none() | st.just("gloo")),
+        straggler=draw(st.none() | st.just(late(0)) | st.just(late(1))),
+    )
+
+
+@given(evidences(), evidences(), st.integers(0, 1))
+def test_all_pieces_together_claim_no_more_than_the_step(first: Evidence, second: Evidence, rank: int) -> None:
+    of_one = advise(first, DEFAULTS, rank=rank)
+    for found in (of_one, advise(second, DEFAULTS, known=of_one, rank=rank)):
+        known = [one.stake for one in found if one.stake is not None]
+        assert all(0 < stake <= 1 for stake in known)
+        assert sum(known) <= 1
+
+
+PARTS_OF_A_STEP = ("data wait", "transfer", "waiting", "copies", "kernels", "gaps", "host")
+
+
+@given(st.lists(st.integers(0, 32), min_size=7, max_size=7), st.floats(0, 1), st.floats(0, 1))
+def test_no_part_of_a_step_is_claimed_for_more_than_it_is(sizes: list[int], small: float, eligible: float) -> None:
+    whole = sum(sizes) or 1
+    step = {name: size / whole for name, size in zip(PARTS_OF_A_STEP, sizes, strict=True)}
+    idle = step["gaps"] + step["host"]
+    evidence = Evidence(
+        data_wait_share=step["data wait"],
+        exposed_communication_share=step["transfer"] + step["waiting"],
+        waiting_share=step["waiting"],
+        overlap_ratio=0.0,
+        backend="gloo",
+        pageable_copy_share=step["copies"] + step["kernels"] / 2,  # half of the kernels hide copies
+        exposed_copy_share=step["copies"],
+        kernel_share=step["kernels"],
+        low_blocks_kernel_share=small,
+        tensor_core_eligible_ratio=eligible,
+        tensor_core_ratio=0.0,
+        idle_share=idle,
+        host_idle_share=step["host"],
+        kernel_gap_share=step["gaps"],
+        gpu_utilization=0.0,
+        short_kernel_ratio=1.0,
+        device=AMPERE,
+    )
+    found = stakes(evidence)
+    for parts, claiming in (
+        (step["data wait"], ("data_wait",)),
+        (step["transfer"], ("backend", "exposed_communication", "overlap")),
+        (step["waiting"], ("waiting",)),
+        (step["copies"], ("pageable_copies",)),
+        (step["kernels"], ("tensor_core_eligible", "blocks_per_sm")),
+        (idle, ("idle", "short_kernels", "gpu_utilization")),
+    ):
+        assert sum(found.get(rule) or 0.0 for rule in claiming) <= parts + 1e-9

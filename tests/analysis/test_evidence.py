@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.step_flops import DtypeFlops
 from lightning_flops.analysis.step_rates import Rates
@@ -118,6 +119,9 @@ def gather(**changes: object) -> Evidence:
     return gather_evidence(**(arguments | changes))  # type: ignore[arg-type]
 
 
+V100 = replace(A100, device_name="Tesla V100-SXM2-16GB")
+
+
 def test_window_without_measurements_is_no_evidence() -> None:
     assert advise(gather(), DEFAULTS) == ()
 
@@ -202,10 +206,15 @@ def test_padding_is_advised_by_the_flops_of_16_bit_products_in_odd_modules() -> 
         cell("head", "backward", 150, dtype="bfloat16"),
         cell("scale", "forward", 50, dtype="float32"),
     )
-    evidence = gather(cells=cells, modules=modules)
+    facts = RunFacts(compute_capability=(8, 0))
+    evidence = gather(cells=cells, modules=modules, facts=facts)
     assert evidence.misaligned_share == 0.25  # 250 of 1,000; float32 needs no such alignment
     assert evidence.misaligned_modules == ("head (50257)",)
     assert gather(cells=cells, modules=modules, context=CPU).misaligned_share is None
+    # Nobody knows of this device that it has tensor cores; those of Volta take no bfloat16.
+    assert gather(cells=cells, modules=modules).misaligned_share is None
+    volta = gather(cells=cells, modules=modules, facts=RunFacts(compute_capability=(7, 0)), context=V100)
+    assert (volta.misaligned_share, volta.misaligned_modules) == (0.0, ())
 
 
 def test_float32_counts_where_tf32_could_replace_it() -> None:
@@ -224,16 +233,23 @@ def test_facts_of_the_run_are_evidence() -> None:
         data_parallel_devices=4,
         process_group_backend="gloo",
         optimizers=(
-            OptimizerFacts(type_name="Adam", implementation="single-tensor"),
-            OptimizerFacts(type_name="SGD", implementation="fused"),
+            OptimizerFacts(
+                type_name="Adam", implementation="single-tensor", faster_with=("fused=True", "foreach=True")
+            ),
+            OptimizerFacts(type_name="RMSprop", implementation="single-tensor", faster_with=("foreach=True",)),
+            OptimizerFacts(type_name="SGD", implementation="fused", faster_with=("fused=True",)),
         ),
         loader_workers=2,
     )
     evidence = gather(facts=facts, peak_memory_bytes=950, context=replace(A100, world_size=2))
     assert evidence == Evidence(
-        compute_capability=(9, 0),
+        device=DeviceAbilities(
+            tensor_core_dtypes=("bfloat16", "float16"), tf32=True, cuda_graphs=True, pins_memory=True
+        ),
+        misaligned_share=evidence.misaligned_share,
         peak_memory_share=0.95,
-        single_tensor_optimizers=("Adam",),
+        single_tensor_optimizers=("Adam", "RMSprop"),
+        optimizer_arguments=("foreach=True",),
         data_parallel_devices=4,
         backend="gloo",
         loader_workers=2,
@@ -243,6 +259,9 @@ def test_facts_of_the_run_are_evidence() -> None:
 def test_backend_is_no_matter_of_one_rank_or_of_the_cpu() -> None:
     facts = RunFacts(process_group_backend="gloo")
     assert gather(facts=facts).backend is None
+    assert gather(facts=facts, context=replace(A100, world_size=2)).backend == "gloo"
+    # Torch for Windows has no NCCL.
+    assert gather(facts=replace(facts, nccl=False), context=replace(A100, world_size=2)).backend is None
     assert gather(facts=facts, context=replace(CPU, world_size=2)).backend is None
 
 
@@ -261,3 +280,21 @@ def test_optimizer_share_is_of_the_whole_step() -> None:
         seconds=PhaseSeconds(data_wait=0.25, forward=0.25, backward=0.25, optimizer=0.25),
     )
     assert gather(timing=build_timing([step], mixed_phases=())).optimizer_share == 0.25
+
+
+def test_copies_count_as_far_as_neither_kernels_nor_communication_hide_them() -> None:
+    mean = trace_report().step_times.mean
+    # Of 1,024 us 128 are exposed communication, of which 32 run beside copies: the breakdown calls those copies.
+    step = replace(mean, memcpy_us=64.0, communication_us=96.0, other_us=96.0)
+    times = StepTimes(marked=True, steps=(replace(step, number=1),), mean=step)
+    overlap = Overlap(
+        wall_us=1024.0,
+        computation_us=640.0,
+        communication_us=256.0,
+        overlap_us=128.0,
+        other_us=256.0,
+        overlap_ratio=0.5,
+    )
+    evidence = gather(trace=trace_report(step_times=times, overlap=overlap))
+    assert evidence.exposed_communication_share == 128 / 1024
+    assert evidence.exposed_copy_share == 32 / 1024

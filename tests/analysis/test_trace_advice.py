@@ -78,6 +78,49 @@ def test_unused_tensor_cores_are_told_of_only_where_the_device_is_known_to_have_
     assert "tensor_core_eligible" not in rules()
 
 
+def test_what_is_advised_to_a_trace_is_for_the_device_that_its_kernels_ran_on() -> None:
+    def advised(*devices: tuple[str, int, int], on: int = 0) -> str | None:
+        listed = [
+            {"id": index, "name": name, "computeMajor": major, "computeMinor": minor}
+            for index, (name, major, minor) in enumerate(devices)
+        ]
+        events: tuple[Event, ...] = (
+            step(1, 0, 1000),
+            operator("aten::mm", 0, 10),
+            launch(1, 1, 1),
+            kernel(1, 10, 900, name="volta_sgemm_128x64_nn", device=on, **FULL),
+        )
+        report = analyze_traces([trace(*events, deviceProperties=listed)])
+        return next((one.action for one in report.advice if one.rule == "tensor_core_eligible"), None)
+
+    volta, ampere, pascal = ("Tesla V100-SXM2-16GB", 7, 0), ("NVIDIA A100-SXM4-40GB", 8, 0), ("Tesla P100", 6, 0)
+    assert advised(volta) == (
+        "Train with automatic mixed precision in float16: this device has no tensor cores for bfloat16."
+    )
+    assert advised(ampere) == "Train in bfloat16 or with automatic mixed precision."
+    assert advised(pascal) is None
+    assert advised(ampere, volta, on=1) == advised(volta)
+    # ROCm's numbers are no compute capabilities, and a device without a name may be one of ROCm's.
+    assert advised(("AMD Instinct MI250X", 9, 0)) is None
+    assert advised(("", 9, 0)) is None
+    assert advised(volta, on=3) is None
+
+
+def test_nothing_is_claimed_twice_of_a_rank_that_others_wait_for() -> None:
+    small: dict[str, Any] = {"blocks per SM": 0.1, "est. achieved occupancy %": 60}
+
+    def of_rank(rank: int, kernel_us: float) -> Trace:
+        events = (step(1, 0, 10_000), launch(1, 1, 1), kernel(1, 10, kernel_us, **small))
+        return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 3})
+
+    report = analyze_traces([of_rank(0, 4_000), of_rank(1, 4_000), of_rank(2, 6_000)])
+    found = {one.rule: (one.evidence.split(":")[0], round(one.stake or 0.0, 9)) for one in report.advice}
+    # Rank 2 computes 2 of its 10 ms longer. Its kernels, all of them small, take 6 ms: for those 4 are left.
+    assert found["straggler"][1] == 0.2
+    assert found["blocks_per_sm"] == ("Rank 2", 0.4)
+    assert sum(one.stake or 0.0 for one in report.advice) <= 1.0
+
+
 def communicating(rank: int, start: float) -> Trace:
     """One step of 10,000 us of this rank, which computes until *start* and communicates with the other until 9,000."""
     group: dict[str, Any] = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1]"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from lightning_flops.analysis.trace import (
     collective_table,
     compare_ranks,
     overlap,
+    trace_from_events,
 )
+from lightning_flops.report.trace_text import render_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace
 
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
@@ -300,9 +304,88 @@ def test_traces_come_out_by_rank_and_name_their_own() -> None:
     assert [row.rank for row in report.ranks.ranks] == [1, 3]
 
 
-def test_traces_that_do_not_say_their_rank_are_ranked_as_given() -> None:
-    report = analyze_traces([trace(operator("aten::mm", 0, 1)), trace(operator("aten::mm", 0, 1))])
-    assert [trace.rank for trace in report.traces] == [0, 1]
+# ---- traces that do not say their ranks
+
+
+def unnamed(source: str, kernel_us: float, *, steps: int = 1, begin: float = 0, name: str = "allreduce") -> Trace:
+    """Steps of 10 ms, each of one kernel and then of a collective until it ends; the trace names no rank."""
+    events: list[Event] = []
+    for number in range(steps):
+        at = begin + 10_000 * number
+        events += [step(number, at, 10_000), launch(10 * number, at), kernel(10 * number, at + 1, kernel_us)]
+        events += collective(10 * number + 1, at + 1 + kernel_us, 9_999 - kernel_us, name=name)
+    return trace_from_events(events, source=source)
+
+
+def said(*traces: Trace) -> tuple[list[str], str]:
+    """The rules of the advice, and the first note on the ranks; no rank is made up in any of it."""
+    report = analyze_traces(traces)
+    assert report.ranks is not None
+    assert [one.rank for one in (*report.traces, *report.ranks.ranks)] == [None] * (2 * len(traces))
+    assert [row.source for row in report.ranks.ranks] == [one.source for one in traces]
+    text = render_traces(report) + report.to_json()
+    assert re.search(r"\brank \d", text, re.IGNORECASE) is None
+    return [one.rule for one in report.advice], report.ranks.notes[0]
+
+
+APART = "The traces do not say which ranks they are of, and {}: they are not held against each other."
+
+
+def test_files_that_can_be_of_one_job_are_compared_under_their_own_names() -> None:
+    fast, also, slow = (unnamed(f"/logs/{name}.json", us) for name, us in (("a", 4_000), ("b", 4_000), ("c", 8_000)))
+    rules, note = said(fast, also, slow)
+    assert "straggler" in rules
+    assert note == (
+        "No trace says which rank it is of. They go by their files, and are taken for ranks of one job, as they hold "
+        "equally many steps and the same collectives at the same time."
+    )
+    report = analyze_traces([fast, also, slow])
+    (straggler,) = (one for one in report.advice if one.rule == "straggler")
+    assert straggler.evidence == "c.json computes 2 times as long as the median rank, 4 ms a step more."
+    assert straggler.stake == 4_000 / 10_000
+    assert report.ranks is not None
+    assert (report.ranks.computes_longest, report.ranks.computes_longest_source) == (None, "/logs/c.json")
+    assert "straggler:" in render_traces(report)
+    (line,) = (line for line in render_traces(report).splitlines() if line.startswith("straggler:"))
+    assert line.split() == ["straggler:", "c.json"]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"steps": 2}, "hold different numbers of steps"),
+        ({"name": "broadcast"}, "show different collectives"),
+        ({"begin": 10_001}, "were not taken at the same time"),
+    ],
+    ids=["steps", "collectives", "time"],
+)
+def test_files_that_cannot_be_of_one_job_accuse_nobody(other: dict[str, Any], why: str) -> None:
+    rules, note = said(unnamed("a", 4_000), unnamed("b", 4_000), unnamed("c", 8_000, **other))
+    assert "straggler" not in rules
+    assert note == APART.format(why)
+
+
+def test_files_without_collectives_accuse_nobody() -> None:
+    def alone(source: str, length: float) -> Trace:
+        return trace_from_events([step(1, 0, 10_000), operator("aten::mm", 0, length)], source=source)
+
+    rules, note = said(alone("a", 1_000), alone("b", 1_000), alone("c", 9_000))
+    assert rules == []
+    assert note == APART.format("show no collectives by which ranks wait for each other")
+
+
+def test_files_of_clocks_that_nobody_can_compare_accuse_nobody() -> None:
+    dated = unnamed("c", 8_000)
+    dated = replace(dated, metadata={"baseTimeNanoseconds": 0})
+    assert said(unnamed("a", 4_000), dated)[1] == APART.format("are written by different clocks")
+    # Beginnings an hour apart, by the same clock.
+    later = replace(dated, metadata={"baseTimeNanoseconds": 3_600 * 10**9})
+    assert said(dated, later)[1] == APART.format("were not taken at the same time")
+
+
+def test_files_of_one_name_go_by_their_whole_paths() -> None:
+    report = analyze_traces([unnamed("/a/t.json", 4_000), unnamed("/b/t.json", 8_000)])
+    assert re.findall(r"^-+ Trace of (\S+) -+$", render_traces(report), re.MULTILINE) == ["/a/t.json", "/b/t.json"]
 
 
 def test_two_traces_of_one_rank_are_refused() -> None:

@@ -53,8 +53,31 @@ def test_optimizer_updates_as_its_options_and_the_device_say(
 def test_optimizer_is_found_inside_its_wrappers() -> None:
     inner = torch.optim.AdamW([nn.Parameter(torch.ones(2))], fused=True)
     assert implementation(OptimizerAround(OptimizerAround(inner))) == OptimizerFacts(
-        type_name="AdamW", implementation="fused"
+        type_name="AdamW", implementation="fused", faster_with=("fused=True",)
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "on_cpu", "on_cuda"),
+    [
+        (torch.optim.Adam, ("fused=True",), ("fused=True", "foreach=True")),
+        (torch.optim.Adagrad, ("fused=True",), ("foreach=True",)),  # fused on a CPU alone
+        (torch.optim.RMSprop, (), ("foreach=True",)),
+        (torch.optim.LBFGS, (), ()),
+    ],
+)
+def test_what_makes_an_optimizer_faster_is_what_it_takes_on_that_device(
+    kind: Any, on_cpu: tuple[str, ...], on_cuda: tuple[str, ...]
+) -> None:
+    optimizer = kind([nn.Parameter(torch.ones(2))])
+    assert implementation(optimizer).faster_with == on_cpu
+    assert implementation(optimizer, device=torch.device("cuda")).faster_with == on_cuda
+    assert implementation(optimizer, device=torch.device("mps")).faster_with == ()
+
+
+def test_an_optimizer_that_is_differentiated_takes_neither() -> None:
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], differentiable=True)
+    assert implementation(optimizer, device=torch.device("cuda")).faster_with == ()
 
 
 def test_optimizer_of_somebody_s_own_is_not_judged() -> None:

@@ -21,34 +21,73 @@ from lightning_flops.analysis.trace.names import is_point_to_point
 from lightning_flops.analysis.trace_tables import RankComparison
 
 _LONGEST_GROUP_CHARS = 40
-_UNNUMBERED = "No trace says which rank it is of: the ranks are numbered in the order in which the traces were given."
+_UNNAMED = (
+    "No trace says which rank it is of. They go by their files, and are taken for ranks of one job, as they hold "
+    "equally many steps and the same collectives at the same time."
+)
+_APART = "The traces do not say which ranks they are of, and {}: they are not held against each other."
 
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
+    Traces that do not say their ranks are held against each other only if they can be of one run.
+
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    comparison = compare(
-        [
-            TracedRank(
-                rank=rank,
-                source=trace.source,
-                steps=len(trace.steps),
-                overlap=overlap(trace),
-                collectives=collective_calls(trace),
-            )
-            for rank, trace in zip(rank_numbers(traces), traces, strict=True)
-        ]
+    traced = [
+        TracedRank(
+            rank=rank,
+            source=trace.source,
+            steps=len(trace.steps),
+            overlap=overlap(trace),
+            collectives=collective_calls(trace),
+        )
+        for rank, trace in zip(rank_numbers(traces), traces, strict=True)
+    ]
+    if len(traces) == 1 or any(trace.rank is not None for trace in traces):
+        return compare(traced)
+    why_apart = _why_not_of_one_run(traces, traced)
+    if why_apart is None:
+        comparison = compare(traced)
+        return replace(comparison, notes=(_UNNAMED, *comparison.notes))
+    return RankComparison(
+        ranks=tuple(compare([one]).ranks[0] for one in traced),
+        computes_longest=None,
+        computes_longest_source=None,
+        notes=(_APART.format(why_apart),),
     )
-    if any(trace.rank is not None for trace in traces):
-        return comparison
-    return replace(comparison, notes=(_UNNUMBERED, *comparison.notes))
 
 
-def rank_numbers(traces: Sequence[Trace]) -> list[int]:
-    """The rank of each trace: what it says itself, or its place among them where none says.
+def _why_not_of_one_run(traces: Sequence[Trace], traced: Sequence[TracedRank]) -> str | None:
+    """What keeps traces without ranks from being taken for those of one run, in words; None if nothing does."""
+    if len({one.steps for one in traced}) > 1:
+        return "hold different numbers of steps"
+    # By name and calls: a group's name may differ, and so may its members.
+    made = [sorted((one.name, one.calls) for one in each.collectives) for each in traced]
+    if not all(made):
+        return "show no collectives by which ranks wait for each other"
+    if any(one != made[0] for one in made):
+        return "show different collectives"
+    spans = [_span_ns(trace) for trace in traces]
+    if len({clock for _, _, clock in spans}) > 1 and not all(clock for _, _, clock in spans):
+        return "are written by different clocks"
+    if max(first for first, _, _ in spans) >= min(last for _, last, _ in spans):
+        return "were not taken at the same time"
+    return None
+
+
+def _span_ns(trace: Trace) -> tuple[int, int, bool]:
+    """The first moment and the last, and whether they are of the calendar's clock for certain."""
+    base = trace.metadata.get("baseTimeNanoseconds")
+    known = type(base) is int
+    begin = base if isinstance(base, int) and known else 0
+    return begin + int(trace.start_ns.min()), begin + int(trace.end_ns.max()), known
+
+
+def rank_numbers(traces: Sequence[Trace]) -> list[int] | list[None]:
+    """The rank of each trace, as it says itself; None for all where none says.
 
     Raises:
         RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
@@ -57,7 +96,7 @@ def rank_numbers(traces: Sequence[Trace]) -> list[int]:
         raise RanksError("no trace to compare")
     known = [trace.rank for trace in traces]
     if all(rank is None for rank in known):
-        return list(range(len(traces)))
+        return [None] * len(traces)
     seen: dict[int, str] = {}
     for rank, trace in zip(known, traces, strict=True):
         if rank is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import collective_table, overlap
 from lightning_flops.analysis.trace.device import (
@@ -28,7 +28,7 @@ from lightning_flops.analysis.trace_tables import (
 )
 from lightning_flops.config import AdviceThresholds
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def analyze_trace(trace: Trace) -> TraceReport:
@@ -36,7 +36,7 @@ def analyze_trace(trace: Trace) -> TraceReport:
     collectives = collective_table(trace)
     return TraceReport(
         source=trace.source,
-        rank=trace.rank or 0,
+        rank=trace.rank,
         events=len(trace),
         step_times=step_times(trace),
         modules=module_table(trace),
@@ -69,17 +69,24 @@ def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | No
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    ranks = rank_numbers(traces)
-    order = sorted(range(len(traces)), key=ranks.__getitem__)
-    reports = tuple(replace(analyze_trace(traces[index]), rank=ranks[index]) for index in order)
+    rank_numbers(traces)  # before the work: whether they can be told apart
+    ordered = sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank)
+    reports = tuple(map(analyze_trace, ordered))
     comparison = compare_ranks(traces) if len(traces) > 1 else None
-    # The devices of one machine are alike as a rule, and a trace names all of them.
-    capabilities = {
-        ranks[index]: next((one.compute_capability for one in traces[index].devices), None) for index in order
-    }
     return TracesReport(
         schema_version=SCHEMA_VERSION,
         traces=reports,
         ranks=comparison,
-        advice=advise_on_traces(reports, comparison, compute_capabilities=capabilities, thresholds=thresholds),
+        advice=advise_on_traces(reports, comparison, devices=tuple(map(_abilities, ordered)), thresholds=thresholds),
     )
+
+
+def _abilities(trace: Trace) -> DeviceAbilities:
+    """Of the device that the trace's kernels ran on; a trace describes all of its machine."""
+    if not trace.has_device:
+        return UNKNOWN_DEVICE
+    used = set(trace.device[trace.on_device].tolist())
+    kinds = {(one.name, one.compute_capability) for one in trace.devices if one.index in used}
+    name, capability = kinds.pop() if len(kinds) == 1 else ("", None)
+    # A device without a name may be any vendor's.
+    return device_abilities(device_type="cuda", name=name, compute_capability=capability if name else None)
