@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import numbers
 import os
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import fsspec
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.json_text import JsonTextError, read_json, shown, with_keys_once
+from lightning_flops.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
 
 BLOCK = "flops_profiler"
 """Name of the block in a DeepSpeed config, and of the settings in every message."""
@@ -402,7 +401,7 @@ class ProfilerConfig:
         given = given or {}
         try:
             if not isinstance(block, Mapping):
-                raise ConfigError(f"{BLOCK} must be an object, got {block!r}")
+                raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in _RULES:
@@ -533,13 +532,11 @@ def _decoded(text: str) -> object:
     """The JSON in *text*; or, where that is none, the object that DeepSpeed's own reader finds in it, if it is here."""
     try:
         return read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
-    except JsonTextError as error:
-        if not isinstance(error.__cause__, json.JSONDecodeError):
-            raise  # it is JSON, beyond what is read
+    except JsonSyntaxError:
         try:
             import hjson  # comes with DeepSpeed: JSON with comments, and commas and quotes that are missing
 
-            value = hjson.loads(text, object_pairs_hook=with_keys_once)
+            value = hjson.loads(text, object_pairs_hook=object_of_keys)
         except JsonTextError:
             raise
         except Exception:  # not here, or not even that

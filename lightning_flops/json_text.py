@@ -27,6 +27,10 @@ class JsonTextError(ValueError):
     """What is wrong with a text, in words that follow its name: "the profile" and this make a sentence."""
 
 
+class JsonSyntaxError(JsonTextError):
+    """A text within all bounds that is no JSON."""
+
+
 def read_json(text: str, *, most_chars: int, constants: bool = False) -> Any:
     """The value that *text* holds; every key stands once in its object.
 
@@ -36,7 +40,8 @@ def read_json(text: str, *, most_chars: int, constants: bool = False) -> Any:
         constants: NaN and the infinities are numbers, too, as for Python's own reader.
 
     Raises:
-        JsonTextError: it is no JSON, or it is longer or nested deeper than it may be, holds a whole number of more than
+        JsonSyntaxError: it is no JSON.
+        JsonTextError: it is longer or nested deeper than it may be, holds a whole number of more than
             ``MOST_DIGITS`` digits, or a key twice.
     """
     if len(text) > most_chars:
@@ -48,14 +53,28 @@ def read_json(text: str, *, most_chars: int, constants: bool = False) -> Any:
             text,
             parse_int=_whole_number,
             parse_constant=None if constants else _no_constant,
-            object_pairs_hook=with_keys_once,
+            object_pairs_hook=object_of_keys,
         )
     except JsonTextError:
         raise
     except json.JSONDecodeError as error:
-        raise JsonTextError(f"is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}") from error
+        raise JsonSyntaxError(f"is not valid JSON: line {error.lineno} column {error.colno}: {error.msg}") from error
     except RecursionError as error:  # the program itself is in a deep recursion
         raise JsonTextError(f"cannot be read here: {error}") from error
+
+
+def object_of_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of *pairs*; a key given twice is a mistake.
+
+    Raises:
+        JsonTextError: one is.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise JsonTextError(f"gives {shown(twice)} twice")
+    return found
 
 
 def shown(value: object, *, chars: int = _SHOWN_CHARS) -> str:
@@ -84,17 +103,3 @@ def _whole_number(text: str) -> int:
 
 def _no_constant(name: str) -> NoReturn:
     raise JsonTextError(f"is not valid JSON: it holds {name}")
-
-
-def with_keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object that *pairs* are, for a reader's ``object_pairs_hook``.
-
-    Raises:
-        JsonTextError: a key stands in it twice.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise JsonTextError(f"gives {shown(twice)} twice")
-    return found
