@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +25,11 @@ from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.rank_exchange import NoExchangeError
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
@@ -49,6 +53,9 @@ if TYPE_CHECKING:
     from lightning_flops.run_output import LoggedOutput, RunOutput
 
 logger = package_logger(__name__)
+
+_FRAMES_OF_TAPS = 16
+"""Of ours, at most, on the stack below a model's first one: taps are in one another."""
 
 
 class RunProfiler(StepTaps):
@@ -87,6 +94,10 @@ class RunProfiler(StepTaps):
         self._spare_batches = 0
         self._next_step: int | None = None
         self._in_window = False
+        room = ExitStack()
+        room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
+        self._room = weakref.finalize(self, room.close)  # also where somebody lets an engine go, and us with it
+        self._room.atexit = False
         self._steps_done = 0
         self._settle_steps = 0
         self._profile: Profile | None = None
@@ -413,9 +424,14 @@ class RunProfiler(StepTaps):
             return
         self._throughput = build_throughput(self._monitor.totals(), dp_size=self._dp_size)
         if self._throughput is not None and self._output is not None:
-            self._output.write_throughput(self._throughput, step=self._x_axis())
+            with random_state_kept():
+                self._output.write_throughput(self._throughput, step=self._x_axis())
 
     def _report(self) -> None:
+        with random_state_kept():  # the report asks the user's modules, optimizers and loggers
+            self._make_report()
+
+    def _make_report(self) -> None:
         recorder = self._recorder
         assert recorder is not None
         self._name_steps_passed_over(recorder)
@@ -455,7 +471,8 @@ class RunProfiler(StepTaps):
         profile = replace(profile, report_step=step)
         self._publish(profile)
         if self._output is not None:
-            self._output.write_profile(profile, step=step)
+            with random_state_kept():
+                self._output.write_profile(profile, step=step)
 
     def _name_steps_passed_over(self, recorder: Recorder) -> None:
         """Say in the report and the log which listed steps this window was too long for."""
@@ -493,7 +510,7 @@ class RunProfiler(StepTaps):
         """Leave nothing of ours on the framework's objects or on torch."""
         self._out = True
         abandon = () if self._recorder is None else (self._recorder.abandon,)
-        for undo in (*abandon, self._window.undo, self._whole_run.undo, self._take_out_taps):
+        for undo in (*abandon, self._room, self._window.undo, self._whole_run.undo, self._take_out_taps):
             try:
                 undo()
             except Exception:  # what is left of the others still comes off

@@ -7,27 +7,45 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_flops.instrument.random_state import random_state_kept
 
 Shapes = tuple[tuple[int, ...], ...]
+
+UNKNOWN = (-1,)
+"""Stands for the shape of a tensor that has none."""
 
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
 
 def tensor_shapes(batch: Any) -> Shapes:
     """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into."""
-    # By far the most common batches, looked at once a step: the short way.
-    if type(batch) is torch.Tensor:
-        return (tuple(batch.shape),)
-    if type(batch) in (list, tuple):
-        shapes = tuple([tuple(item.shape) for item in batch if isinstance(item, torch.Tensor)])
-        if len(shapes) == len(batch):
-            return shapes
-    return tuple(tuple(tensor.shape) for tensor in _tensors(batch, _MAX_DEPTH))
+    try:
+        # By far the most common batches, looked at once a step: the short way.
+        if type(batch) is torch.Tensor:
+            return (tuple(batch.shape),)
+        if type(batch) in (list, tuple):
+            shapes = tuple([tuple(item.shape) for item in batch if isinstance(item, torch.Tensor)])
+            if len(shapes) == len(batch):
+                return shapes
+    except RuntimeError:  # one of them has no shape
+        pass
+    return tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
+
+
+def _shapes_of(tensor: torch.Tensor) -> Shapes:
+    try:
+        return (tuple(tensor.shape),)
+    except RuntimeError:
+        # A nested tensor with strides. What its rows are tells it from another; how many samples they are is not known.
+        with _disable_current_modes():  # nobody counts what we ask
+            return (UNKNOWN, *(tuple(map(int, sizes)) for sizes in tensor._nested_tensor_size().tolist()))
 
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    return " ".join(str(list(shape)) for shape in shapes)
+    return " ".join("[?]" if shape == UNKNOWN else str(list(shape)) for shape in shapes)
 
 
 def samples_in(shapes: Shapes) -> int | None:
@@ -100,7 +118,8 @@ class BatchMeter:
     def _ask(self, setting: str, function: Callable[[Any], int], batch: Any) -> int | None:
         """What the user's *function* says of *batch*; if it fails, its figure is gone, not the run."""
         try:
-            answer = int(function(batch))
+            with random_state_kept():
+                answer = int(function(batch))
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None

@@ -13,12 +13,16 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lightning_flops.instrument.compiler_sight import hidden
+from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.printable import package_logger
 
 logger = package_logger(__name__)
 
 EnterHook = Callable[[nn.Module, Any], None]
 LeaveHook = Callable[[nn.Module, Any, Any], None]
+
+_FRAMES = 6
+"""Of ours, at most, on the stack above a model's deepest one: the hooks', or a dispatch mode's."""
 
 _HOOK_WARNING = ("ignore", re.compile(r"Using `torch.compile\(module\)` when there are global hooks"), Warning, None, 0)
 """The filter against torch's warning, as ``warnings.filters`` holds it."""
@@ -34,9 +38,24 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
     and would be compiled again as soon as they are gone.
     """
     compiler = _compiler_callbacks()
+    deeper, back = stack_room.deeper, stack_room.back
+
+    def enters(module: nn.Module, args: Any) -> None:
+        deeper()
+        on_enter(module, args)
+
+    def leaves(module: nn.Module, args: Any, output: Any) -> None:
+        try:
+            on_leave(module, args, output)
+            back()
+        except RecursionError:
+            # There is no room for us after a forward that found none. Torch would warn of ours, which a program that
+            # makes warnings errors would get in place of its own.
+            return
+
     # A compiler that reads the hooks into its graph looks past marks on their code, though not past torch's wrappers.
     disable: Any = torch.compiler.disable if compiler is None else hidden
-    enter, leave = disable(on_enter), disable(on_leave)
+    enter, leave = disable(enters), disable(leaves)
 
     def before(module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -68,7 +87,7 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
         compiler.register_end_callback(compiled)
     put_up()
     try:
-        with _silenced_hook_warning():
+        with _silenced_hook_warning(), stack_room.open(_FRAMES):
             yield
     finally:
         if compiler is not None:

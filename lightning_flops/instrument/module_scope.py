@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
+from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.printable import package_logger
 from lightning_flops.records import OUTSIDE, ModuleRecord
 
@@ -211,6 +212,8 @@ def describe_modules(
     sizes = _SubtreeSizes(flat)
     first_name: dict[nn.Module, str] = {}
     records = []
+    with random_state_kept():
+        extra_reprs = {module: _extra_repr(module) for _, module in named}
     for name, modules in by_name.items():
         # Of a wrapper and what it wraps, the wrapped module is what the user wrote; the wrapper holds all parameters.
         described = modules[-1]
@@ -221,7 +224,7 @@ def describe_modules(
             ModuleRecord(
                 name=name,
                 type_name=type(described).__name__,
-                extra_repr=_extra_repr(described),
+                extra_repr=extra_reprs[described],
                 params=params,
                 trainable_params=trainable,
                 local_params=local,

@@ -26,6 +26,7 @@ from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.loader_queue import Feed
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
 from lightning_flops.instrument.timing.settling import Settling
+from lightning_flops.instrument.tracing.step_tracer import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
 from lightning_flops.printable import package_logger
@@ -39,6 +40,11 @@ from lightning_flops.records import (
 )
 
 logger = package_logger(__name__)
+
+_SEEN_BY_PROFILER = (
+    "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
+    "there than the others."
+)
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
@@ -230,8 +236,11 @@ class Recorder:
             yield
             return
         self._began = True
+        seen = profiler_is_recording()
         with self._counter.on():
             yield
+        if seen or profiler_is_recording():
+            self.note(_SEEN_BY_PROFILER)
         ended, self._ended = self._ended, None
         if ended is not None:
             self._end_counted_step(ended)

@@ -237,3 +237,22 @@ def test_without_numpy_the_report_says_what_is_missing_and_has_the_forwards(
     assert caplog.messages.count(note) == 1
     assert report.traced is not None and report.traced.tables is None
     assert report.traced.own_forward_sec is not None
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_profiler_of_the_users_that_records_the_counted_step_is_named_in_a_note(
+    root: str, trainer: MakeTrainer, recorded: bool
+) -> None:
+    callback = FlopsProfilerCallback(profile_step=2, timing_steps=1, trace=False, monitor=False)
+    net, run = new_net(root), trainer(callback)
+    # Step 2 is counted: a profiler around the fit records it, one that ends before it does not.
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    profiler.start()
+    if not recorded:
+        net.on_train_batch_start = lambda batch, batch_idx: profiler.stop() if batch_idx == 1 else None
+    run.fit(net, loader(8))
+    if recorded:
+        profiler.stop()
+    assert callback.profile is not None and callback.profile.flops.forward == 2 * BATCH * (IN * HIDDEN + HIDDEN * OUT)
+    notes = [note for note in callback.profile.notes if note.startswith("Another profiler recorded the counted step")]
+    assert len(notes) == (1 if recorded else 0)

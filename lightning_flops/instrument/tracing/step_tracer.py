@@ -276,12 +276,17 @@ class StepTracer:
         return path
 
 
+def profiler_is_recording() -> bool:
+    """Whether a profiler of torch's records what runs now on this thread."""
+    with suppress(AttributeError):
+        return bool(torch._C._autograd._profiler_enabled())
+    return False
+
+
 def _other_profiler() -> str | None:
     """The profiler that is on, or may be switched on any moment, in words; None if there is none."""
-    autograd = torch._C._autograd
-    with suppress(AttributeError):
-        if autograd._profiler_enabled():
-            return "another profiler is running"
+    if profiler_is_recording():
+        return "another profiler is running"
     # torch.profiler.profile notes itself here from its making to the end of its block; between its warm-up and its
     # first step nothing else tells of it.
     tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
