@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -23,9 +24,10 @@ def global_hooks() -> dict[str, dict[int, Any]]:
 
 
 def torch_state() -> dict[str, Any]:
-    """Everything of torch that this package touches while it measures; equal before and after if nothing is left."""
+    """Everything of torch, and of Python, that this package touches while it measures; equal before and after if nothing is left."""
     return {
         "hooks": global_hooks(),
+        "recursion_limit": sys.getrecursionlimit(),
         "functions": [
             torch.autograd.backward,
             torch.autograd.grad,
