@@ -405,8 +405,8 @@ class ProfilerConfig:
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
                 if name not in _RULES:
-                    shown = name if isinstance(name, str) and name.isprintable() else repr(name)
-                    unknown.append(f"{BLOCK}.{shown} is not a setting, did you mean {_nearest(name, _RULES)}?")
+                    named = name if isinstance(name, str) and name.isprintable() else shown(name)
+                    unknown.append(f"{BLOCK}.{named} is not a setting, did you mean {_nearest(name, _RULES)}?")
                 else:
                     settings[name] = _read_as_deepspeed(name, value)
             taken = cls(**{**settings, **given})

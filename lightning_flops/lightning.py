@@ -1,53 +1,41 @@
 """Front door for Lightning: ``FlopsProfilerCallback``, one class for both import roots.
 
+It is a ``Callback`` of each root that the program imports, whether before this module or after it, so that either's
+Trainer and CLI take it for their own; it imports neither, for the second one's import changes the first one's log.
+
 It checks the settings and passes the Trainer's events on; a ``FitProfiler`` holds what lives as long as one call of
 ``Trainer.fit``.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.config import ProfilerConfig, refuse_unknown
+from lightning_flops.imported import when_imported
 from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
 from lightning_flops.lightning_fit import FitProfiler
 from lightning_flops.lightning_launch import origin_of, send_home
+from lightning_flops.lightning_run import IMPORT_ROOTS
 from lightning_flops.printable import package_logger
 from lightning_flops.profiled_run import ProfiledRun
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
+    from lightning_flops.lightning_types import Callback, LightningModule, Trainer
 
     _CallbackBases = Callback
 else:
 
-    def _callback_classes() -> tuple[type, ...]:
-        """``Callback`` of every installed import root, so that either's Trainer and CLI take our class for its own."""
-        found = []
-        for root in ("lightning.pytorch", "pytorch_lightning"):
-            if importlib.util.find_spec(root.partition(".")[0]) is None:
-                continue
-            callback = importlib.import_module(root).Callback
-            if callback not in found:
-                found.append(callback)
-        if not found:
-            raise ImportError(
-                "FlopsProfilerCallback needs Lightning: install lightning-flops[lightning] or "
-                "lightning-flops[pytorch-lightning]"
-            )
-        return tuple(found)
-
-    class _CallbackBases(*_callback_classes()):
-        pass
+    class _CallbackBases:
+        """Holds the place of ``Callback`` until the program has imported it from either root."""
 
 
 logger = package_logger(__name__)
@@ -334,3 +322,20 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             self.__dict__.pop("on_train_batch_start", None)
         elif type(self).on_train_batch_start is FlopsProfilerCallback.on_train_batch_start:
             self.__dict__["on_train_batch_start"] = None
+
+
+def _be_a_callback_of(root: ModuleType) -> None:
+    """Have the class, and what users have derived from it, inherit the ``Callback`` of *root*."""
+    callback = getattr(root, "Callback", None)
+    bases = FlopsProfilerCallback.__bases__
+    if callback is not None and callback not in bases:
+        FlopsProfilerCallback.__bases__ = (*(base for base in bases if base is not _CallbackBases), callback)
+
+
+if not any(importlib.util.find_spec(root.partition(".")[0]) for root in IMPORT_ROOTS):
+    raise ImportError(
+        "FlopsProfilerCallback needs Lightning: install lightning-flops[lightning] or "
+        "lightning-flops[pytorch-lightning]"
+    )
+for _root in IMPORT_ROOTS:
+    when_imported(_root, _be_a_callback_of)

@@ -6,11 +6,19 @@ from typing import Any
 
 
 def left_on_object(thing: Any) -> list[str]:
-    """Names of the attributes of *thing* and of its classes that are ours."""
+    """Names of the attributes of *thing* that are ours, as it shows them: of its own, and of its classes."""
     found = [name for name, value in vars(thing).items() if is_ours(value)]
-    for kind in type(thing).__mro__:
-        found += [f"{kind.__name__}.{name}" for name, value in vars(kind).items() if is_ours(value)]
-    return found
+    return found + [name for name in left_on_classes(thing) if is_ours(getattr(thing, name.rpartition(".")[2]))]
+
+
+def left_on_classes(thing: Any) -> list[str]:
+    """Names of the attributes of *thing*'s classes that are ours, for whichever instance."""
+    return [
+        f"{kind.__name__}.{name}"
+        for kind in type(thing).__mro__
+        for name, value in vars(kind).items()
+        if is_ours(value)
+    ]
 
 
 def is_ours(value: Any) -> bool:

@@ -111,8 +111,9 @@ def outcome(engine: Any, handle: Handle | None = None, **more: Any) -> dict[str,
 
 def left_on(engine: Any) -> list[str]:
     """What there is of ours on *engine*, its module and torch; nothing if all is well."""
-    # install() stays on the class when an engine is done; DeepSpeed keeps it under a second name.
-    found = [f"engine.{name}" for name in left_on_object(engine) if not name.endswith(("__init__", "._old_init"))]
+    # install() stays on the class when an engine is done, and what another engine keeps.
+    others = ("__init__", "._old_init", "__getstate__")
+    found = [f"engine.{name}" for name in left_on_object(engine) if not name.endswith(others)]
     found += [
         f"engine.{name}: {function}"  # a pipeline's table of instructions
         for name, table in vars(engine).items()

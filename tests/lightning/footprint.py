@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.left_on_objects import left_on_object
+from tests.left_on_objects import left_on_classes, left_on_object
 from tests.left_on_torch import global_hooks
 
 
@@ -29,7 +29,9 @@ def footprint(run: Any, net: Any) -> dict[str, Any]:
     }
     return {
         **{name: sorted(vars(thing)) for name, thing in objects.items()},
-        "ours": {name: found for name, thing in objects.items() if (found := left_on_object(thing))},
+        "ours": {
+            name: found for name, thing in objects.items() if (found := left_on_object(thing) + left_on_classes(thing))
+        },
         "module hooks": {
             f"{name}.{table}": len(hooks)
             for name, module in net.named_modules()

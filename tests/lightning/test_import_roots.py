@@ -1,0 +1,139 @@
+"""One class for both import roots, which imports neither; asked in fresh interpreters."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lightning_flops.imported import when_imported
+from tests.lightning.nets import ROOTS
+
+START = """
+import importlib, logging, pickle, sys
+root, other = {root!r}, {other!r}
+
+def ours():
+    from lightning_flops import FlopsProfilerCallback
+    return FlopsProfilerCallback
+
+def theirs():
+    return importlib.import_module(root)
+
+if {ours_first}:
+    FlopsProfilerCallback = ours()
+    assert root not in sys.modules
+    early = FlopsProfilerCallback(timing_steps=1)
+    pl = theirs()
+else:
+    pl = theirs()
+    FlopsProfilerCallback = ours()
+    early = FlopsProfilerCallback(timing_steps=1)
+
+def only_one_root():
+    assert other not in sys.modules and other.partition(".")[0] not in sys.modules
+"""
+
+FACTS = {
+    "only the program's root is loaded": """
+from lightning_flops.entry_points import callbacks_factory
+import os
+os.environ["LIGHTNING_FLOPS"] = "1"
+(switched_on,) = callbacks_factory()
+del os.environ["LIGHTNING_FLOPS"]
+assert isinstance(switched_on, pl.Callback)
+only_one_root()
+""",
+    "the callback is the root's, and of its own class": """
+class Mine(FlopsProfilerCallback):
+    pass
+
+for callback in (early, FlopsProfilerCallback(), Mine(), pickle.loads(pickle.dumps(early))):
+    assert isinstance(callback, pl.Callback) and isinstance(callback, FlopsProfilerCallback)
+    assert pl.Trainer(callbacks=callback, logger=False, accelerator="cpu").callbacks.count(callback) == 1
+assert issubclass(Mine, pl.Callback)
+only_one_root()
+""",
+    "the root's log is the user's": """
+logging.getLogger(root).setLevel(logging.ERROR)
+said = []
+class Listener(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger().addHandler(Listener())
+logging.getLogger(root).addHandler(Listener())
+pl.Trainer(logger=False, accelerator="cpu", callbacks=[early])
+assert said == [], said
+""",
+    "the command line knows it by its short name": """
+from importlib import import_module
+cli = import_module(f"{root}.cli").LightningCLI
+demo = import_module(f"{root}.demos.boring_classes").BoringModel
+made = cli(demo, run=False, args=["--trainer.logger=false", "--trainer.accelerator=cpu",
+    "--trainer.callbacks+=FlopsProfilerCallback", "--trainer.callbacks.timing_steps=3"])
+(callback,) = [one for one in made.trainer.callbacks if isinstance(one, FlopsProfilerCallback)]
+assert callback.config.timing_steps == 3
+only_one_root()
+""",
+    "the command line knows it by its path": """
+from importlib import import_module
+cli = import_module(f"{root}.cli").LightningCLI
+demo = import_module(f"{root}.demos.boring_classes").BoringModel
+given = {"class_path": "lightning_flops.FlopsProfilerCallback", "init_args": {"timing_steps": 3}}
+made = cli(demo, run=False, args={"trainer": {"logger": False, "accelerator": "cpu", "callbacks": [given]}})
+(callback,) = [one for one in made.trainer.callbacks if isinstance(one, FlopsProfilerCallback)]
+assert callback.config.timing_steps == 3
+only_one_root()
+""",
+    "the second root takes it, too": """
+second = importlib.import_module(other)
+assert isinstance(early, second.Callback) and isinstance(early, pl.Callback)
+assert FlopsProfilerCallback.__bases__.count(second.Callback) == FlopsProfilerCallback.__bases__.count(pl.Callback) == 1
+assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("lightning_flops")]
+""",
+}
+
+
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours first", "theirs first"])
+def test_only_the_programs_own_root_is_loaded_and_takes_the_callback_for_its_own(root: str, ours_first: bool) -> None:
+    (other,) = set(ROOTS) - {root}
+    program = START.format(root=root, other=other, ours_first=ours_first)
+    for fact, question in FACTS.items():
+        program += f"\nprint({fact!r})\n{question}"
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert child.returncode == 0, f"{child.stdout}\n{child.stderr}"
+
+
+def test_a_module_is_heard_of_when_it_is_imported_and_not_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "heard_of.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before, heard = list(sys.meta_path), list[ModuleType]()
+    when_imported("heard_of", heard.append)
+    assert importlib.util.find_spec("heard_of") is not None and heard == []
+    module = importlib.import_module("heard_of")
+    assert heard == [module] and sys.meta_path == before
+    assert module.__spec__ is not None and "exec_module" not in vars(module.__spec__.loader)
+    when_imported("heard_of", heard.append)
+    assert heard == [module, module]
+    sys.modules.pop("heard_of")
+
+
+def test_a_module_that_fails_to_import_fails_as_it_does_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails.py").write_text("raise RuntimeError('its own')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before, heard = list(sys.meta_path), list[ModuleType]()
+    when_imported("fails", heard.append)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="its own"):
+            importlib.import_module("fails")
+    assert heard == []
+    sys.meta_path[:] = before

@@ -1,0 +1,162 @@
+"""Whoever pickles, copies or walks through a run in a hook finds what there would be without the profiler."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_flops import FlopsProfilerCallback
+from tests.lightning import seen
+from tests.lightning.nets import batch_flops
+
+MakeTrainer = Callable[..., Any]
+Moment = tuple[str, int]
+"""A hook, and the how manieth call of it."""
+
+WINDOWS: dict[str, tuple[type, dict[str, Any], set[str]]] = {
+    "one window": (seen.Net, {"timing_steps": 2}, {"WAITING", "COUNTING", "SETTLING", "TIMING", "TRACING"}),
+    "by hand": (seen.ManualNet, {"timing_steps": 2}, {"WAITING", "COUNTING", "SETTLING", "TIMING", "TRACING"}),
+    "several windows": (seen.Net, {"timing_steps": 1, "every": 4, "trace": False}, {"WAITING", "COUNTING", "TIMING"}),
+    "monitor only": (seen.Net, {"timer_only": True}, {"WAITING"}),
+}
+
+
+def state_of(callback: FlopsProfilerCallback) -> str:
+    """What the profiler is doing, in a word."""
+    fit = callback._fit
+    return "nothing" if fit is None or fit._recorder is None else fit._recorder.state.name
+
+
+@pytest.fixture
+def fit(root: str, trainer: MakeTrainer, tmp_path: Path) -> Callable[..., Any]:
+    """Trains with validation and checkpoints among the steps; *look* is called in every hook."""
+
+    def run(profiler: Any, look: Any, *, half: type = seen.Net, **loading: Any) -> Any:
+        torch.manual_seed(1)
+        probe = seen.new(seen.Probe, root, look)
+        folder = tmp_path / type(profiler).__name__
+        made = trainer(probe, profiler, enable_checkpointing=True, val_check_interval=3, default_root_dir=folder)
+        made.fit(seen.new(half, root), datamodule=seen.new(seen.Data, root, 12, **loading))
+        return made
+
+    return run
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_what_is_pickled_and_copied_in_any_hook_is_the_same_with_and_without_the_profiler(
+    root: str, fit: Callable[..., Any], window: str
+) -> None:
+    half, settings, states = WINDOWS[window]
+    callback = FlopsProfilerCallback(**settings)
+    profiled: dict[Moment, dict[str, Any]] = {}
+    calls: Counter[str] = Counter()
+    known: set[tuple[str, str]] = set()
+
+    def look(hook: str, trainer: Any, module: Any) -> None:
+        calls[hook] += 1
+        if (hook, state_of(callback)) in known:
+            return
+        known.add((hook, state_of(callback)))
+        assert seen.ours_within(trainer) == [], hook
+        profiled[hook, calls[hook]] = {way: seen.outcome(way, seen.whole(trainer, module)) for way in seen.WAYS}
+
+    fit(callback, look, half=half)
+    assert {state for _, state in known} >= states
+    assert {hook for hook, _ in known} >= set(seen.HOOKS) - {"on_sanity_check_start", "on_sanity_check_end"} - (
+        {"on_before_zero_grad"} if half is seen.ManualNet else set()
+    )
+
+    plain: dict[Moment, dict[str, Any]] = {}
+    calls = Counter()
+
+    def look_again(hook: str, trainer: Any, module: Any) -> None:
+        calls[hook] += 1
+        if (hook, calls[hook]) in profiled:
+            whole = seen.whole(trainer, module)
+            plain[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in seen.WAYS}
+
+    fit(seen.new(seen.Nobody, root), look_again, half=half)
+    assert profiled == plain
+    assert not any(isinstance(found, str) for outcomes in plain.values() for found in outcomes.values())  # no errors
+
+
+def taken_while(profiler: Any, fit: Callable[..., Any], batches: set[int]) -> tuple[list[Any], list[float]]:
+    """Copies of the Trainer taken at the end of *batches* of a fit, and the losses of that fit."""
+    copies: list[Any] = []
+    ends: Counter[str] = Counter()
+
+    def look(hook: str, trainer: Any, module: Any) -> None:
+        ends[hook] += 1
+        if hook == "on_train_batch_end" and ends[hook] - 1 in batches:
+            copies.append(copy.deepcopy(trainer))
+
+    made = fit(profiler, look)
+    return copies, list(made.lightning_module.losses)
+
+
+def trains_on(copied: Any) -> list[float]:
+    """The losses of one more epoch of a copy, and those before."""
+    torch.manual_seed(2)
+    copied.fit_loop.max_epochs += 1
+    copied.fit(copied.lightning_module, datamodule=copied.datamodule)
+    return list(copied.lightning_module.losses)
+
+
+def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(
+    root: str, fit: Callable[..., Any]
+) -> None:
+    batches = {0, 1, 3, 5, 11}  # before the counted step, after it, among the timed ones, in the trace, at the end
+    callback = FlopsProfilerCallback(timing_steps=2)
+    copies, losses = taken_while(callback, fit, batches)
+    plain, plain_losses = taken_while(seen.new(seen.Nobody, root), fit, batches)
+    assert losses == plain_losses and len(copies) == len(plain) == len(batches)
+    for copied, copied_plain in zip(copies, plain, strict=True):
+        (of_copy,) = [one for one in copied.callbacks if isinstance(one, FlopsProfilerCallback)]
+        of_copy._profiles.clear()
+        on, on_plain = trains_on(copied), trains_on(copied_plain)
+        assert on == on_plain and len(on) >= len(losses)
+        assert of_copy.profile is not None and of_copy.profile.flops.forward == batch_flops().forward
+
+
+def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[..., Any], tmp_path: Path) -> None:
+    weights: list[tuple[str, float, float]] = []
+    callback = FlopsProfilerCallback(timing_steps=2)
+
+    def look(hook: str, trainer: Any, module: Any) -> None:
+        if hook != "on_train_batch_end":
+            return
+        copied = copy.deepcopy(trainer)
+        assert copied.fit_loop.epoch_loop.run.__self__ is copied.fit_loop.epoch_loop
+        fetcher = copied.fit_loop._data_fetcher
+        assert fetcher._start_profiler.__self__ is copied.fit_loop.epoch_loop
+        with torch.no_grad():
+            for parameter in copied.lightning_module.parameters():
+                parameter.fill_(7.0)
+        path = tmp_path / f"{len(weights)}.ckpt"
+        copied.save_checkpoint(path)
+        saved = torch.load(path, weights_only=False)["state_dict"]["net.1.bias"]
+        weights.append((state_of(callback), saved.max().item(), module.net[1].bias.max().item()))
+
+    fit(callback, look)
+    assert {state for state, _, _ in weights} >= {"COUNTING", "TIMING", "TRACING"}
+    assert {saved for _, saved, _ in weights} == {7.0}
+    assert all(own < 7.0 for _, _, own in weights)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
+    root: str, fit: Callable[..., Any], method: str
+) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    callback = FlopsProfilerCallback(timing_steps=2, trace=False)
+    made = fit(callback, None, num_workers=1, persistent_workers=True, multiprocessing_context=method)
+    assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
+    assert made.global_step == 12
