@@ -149,7 +149,7 @@ def _offline(model: nn.Module, batch: Mapping[str, Any], eager: Result) -> Resul
 class Child:
     """A forked process that counts one architecture, so that a crash or an endless loop is one architecture's."""
 
-    def __init__(self, library: str, architecture: str, *, seconds: float) -> None:
+    def __init__(self, library: str, architecture: str, *, seconds: float, ways: Sequence[str]) -> None:
         self.library, self.architecture = library, architecture
         self._seconds, self._until = seconds, time.monotonic() + seconds
         self._data = b""
@@ -157,7 +157,7 @@ class Child:
         self._process = os.fork()
         if self._process == 0:
             os.close(self.pipe)
-            _work(library, architecture, write)
+            _work(library, architecture, write, ways)
         os.close(write)
 
     def row(self, *, readable: bool) -> Row | None:
@@ -184,7 +184,7 @@ class Child:
         return Row(library=self.library, architecture=self.architecture, results=tuple(results))
 
 
-def _work(library: str, architecture: str, write: int) -> None:
+def _work(library: str, architecture: str, write: int, ways: Sequence[str]) -> None:
     """The child's whole life."""
     code = 1
     try:
@@ -193,19 +193,21 @@ def _work(library: str, architecture: str, write: int) -> None:
         os.dup2(silent, 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         warnings.simplefilter("ignore")
-        for result in results_of(library, architecture):
+        for result in results_of(library, architecture, ways):
             os.write(write, (json.dumps(asdict(result)) + "\n").encode())
         code = 0
     finally:
         os._exit(code)
 
 
-def rows_of(asked: Sequence[tuple[str, str]], *, seconds: float, jobs: int) -> Iterator[Row]:
+def rows_of(
+    asked: Sequence[tuple[str, str]], *, seconds: float, jobs: int, ways: Sequence[str] = WAYS
+) -> Iterator[Row]:
     """Each architecture's row, in the order in which they end; *jobs* run at once."""
     waiting, running = list(reversed(asked)), dict[int, Child]()
     while waiting or running:
         while waiting and len(running) < jobs:
-            child = Child(*waiting.pop(), seconds=seconds)
+            child = Child(*waiting.pop(), seconds=seconds, ways=ways)
             running[child.pipe] = child
         readable = select.select(list(running), [], [], 1.0)[0]
         for pipe, child in list(running.items()):
@@ -220,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__)
     parser.add_argument("--only", default="", metavar="REGEX")
     parser.add_argument("--library", choices=sorted(LIBRARIES))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="fewer of them for a quick look")
     parser.add_argument("--shard", default="1/1", metavar="N/M")
     parser.add_argument("--seconds", type=float, default=120, help="for one architecture")
     parser.add_argument("--jobs", type=int, default=usable_cores())
@@ -237,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for architecture in LIBRARIES[library].architectures()
         if re.search(options.only, architecture)
     ][part - 1 :: parts]
-    whole = not options.only and not options.library and parts == 1
+    whole = not options.only and not options.library and parts == 1 and tuple(options.ways) == WAYS
     output = options.output or (RESULT if whole else None)
     # Once here, so that the children need not import it each.
     for _ in results_of("transformers", "bert"):
@@ -246,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     rows: list[Row] = []
     with options.records.open("w") if options.records else nullcontext() as records:
-        for row in rows_of(asked, seconds=options.seconds, jobs=options.jobs):
+        for row in rows_of(asked, seconds=options.seconds, jobs=options.jobs, ways=options.ways):
             rows.append(row)
             logger.info("%4.0f s  %s", time.monotonic() - started, row.in_words())
             if records is not None:

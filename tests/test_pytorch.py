@@ -155,8 +155,12 @@ def test_an_offline_count_leaves_in_the_model_nothing_that_its_forward_stored() 
 
 def test_an_offline_count_that_raises_leaves_the_model_as_it_was() -> None:
     class Needy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 5)
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.last = x * 2
+            self.last = self.layer(x)
             return x if self.last.sum() > 0 else -x
 
     model = Needy()

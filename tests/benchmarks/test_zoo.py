@@ -1,0 +1,110 @@
+"""Twenty architectures of the zoo, counted as ``make bench-zoo`` counts hundreds, and what its page makes of figures."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from benchmarks.zoo import results_of
+from benchmarks.zoo_table import WAYS, Result, Row, report, why_not
+
+TWENTY = {
+    "bert": 5,
+    "bloom": 3,  # baddbmm; its attention has no sdpa, and its masks
+    "clip": 5,
+    "convnext": 3,
+    "deberta-v2": 4,
+    "detr": 3,
+    "fnet": 4,
+    "funnel": 3,
+    "gpt2": 5,
+    "llama": 5,
+    "mamba": 4,
+    "mixtral": 5,
+    "qwen3_next": 5,
+    "resnet": 3,
+    "segformer": 4,
+    "swin": 5,
+    "t5": 5,
+    "vit": 5,
+    "wav2vec2": 5,
+    "whisper": 5,
+}
+"""By architecture, in how many ways it can be counted: not each has sdpa or checkpointing."""
+
+
+@pytest.mark.parametrize("architecture", sorted(TWENTY))
+def test_an_architecture_costs_what_its_python_calls_say(architecture: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's own, of which each architecture has others
+        row = Row(
+            library="transformers", architecture=architecture, results=tuple(results_of("transformers", architecture))
+        )
+    verdicts = {way: row.verdict_of(way) for way in WAYS}
+    allowed = ("explained", "not run") if architecture == "fnet" else ("not run",)
+    assert {way: said for way, said in verdicts.items() if said[0] != "exact" and said[0] not in allowed} == {}
+    ran = [way for way, (verdict, _) in verdicts.items() if verdict != "not run"]
+    assert len(ran) == TWENTY[architecture], verdicts
+    eager = row.result("eager")
+    assert eager is not None
+    assert eager.counted is not None
+    assert min(eager.counted[:2]) > 0
+    if "checkpointing" in ran:
+        again = row.result("checkpointing")
+        assert again is not None
+        assert again.counted is not None
+        assert tuple(again.counted[:2]) == tuple(eager.counted[:2])
+        assert again.counted[2] > 0
+
+
+def row(**results: Result) -> Row:
+    return Row(library="transformers", architecture="net", results=tuple(results.values()))
+
+
+def test_figures_that_agree_are_exact_and_others_wrong_by_name() -> None:
+    one = row(
+        eager=Result(way="eager", counted=(1, 2, 0), expected=(1, 2, 0)),
+        autocast=Result(way="autocast", counted=(1000, 5, 0), expected=(1000, 4, 3)),
+    )
+    assert one.verdict_of("eager") == ("exact", "")
+    assert one.verdict_of("autocast") == ("wrong", "backward 5, expected 4; recompute 0, expected 3")
+    assert one.verdict == "wrong"
+
+
+def test_an_operator_that_is_no_product_is_explained_only_if_all_else_agrees() -> None:
+    operators = {"aten.mm": (10, 20, 0), "aten._fft_c2c": (7, 7, 0)}
+    agreed = Result(way="eager", counted=(17, 27, 0), expected=(10, 20, 0), by_operator=operators)
+    verdict, reason = row(eager=agreed).verdict_of("eager")
+    assert (verdict, "Fourier" in reason) == ("explained", True)
+    other = Result(way="eager", counted=(17, 27, 0), expected=(10, 19, 0), by_operator=operators)
+    assert row(eager=other).verdict == "wrong"
+
+
+def test_count_offline_is_held_to_all_of_the_eager_count() -> None:
+    operators = {"aten.mm": (10, 20, 0), "aten._fft_c2c": (7, 7, 0)}
+    missing = Result(way="offline", counted=(17, 27, 0), expected=(10, 20, 0), by_operator=operators)
+    assert row(offline=missing).verdict == "wrong"
+
+
+def test_what_an_architecture_lacks_is_said_in_words() -> None:
+    assert why_not("ValueError: X is not compatible with gradient checkpointing. Make sure") == "has no checkpointing"
+    assert why_not("ImportError: X requires the natten library but it was not found") == "needs the package natten"
+    assert why_not("ValueError: something else") == "ValueError: something else"
+
+
+def test_the_page_counts_ways_and_lists_what_did_not_run() -> None:
+    rows = [
+        row(
+            eager=Result(way="eager", counted=(1, 2, 0), expected=(1, 2, 0), batch="input_ids [2, 12]"),
+            sdpa=Result(way="sdpa", not_run="X does not support an attention implementation through torch.nn"),
+        ),
+        Row(library="timm", architecture="other", results=(Result(way="eager", not_run="ValueError: no"),)),
+    ]
+    text = report(rows, code="this code")
+    assert "1 architectures ran (1 of transformers; 1 more did not" in text.replace("\n", " ")
+    assert "**1 exact, 0 explained, 0 wrong**" in text
+    assert "| eager | 1 | 0 | 0 | 0 |" in text
+    assert "| sdpa | 0 | 0 | 0 | 1 |" in text
+    assert "| net | input_ids [2, 12] | 1 | 2 | exact | – 1 |" in text
+    assert "1. has no attention through sdpa" in text
+    assert "- timm other: ValueError: no" in text

@@ -1,0 +1,150 @@
+"""Counting on fake tensors: what an example settles, what it does not, and that nothing is written or changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from lightning_flops.instrument.counting.known_values import LARGEST
+from lightning_flops.pytorch import count_offline
+
+ROW = 2 * 3 * 5  # one row through Linear(3, 5)
+
+
+class Asking(nn.Module):
+    """A layer whose forward is *run*, which is handed the layer, a buffer and the batch."""
+
+    threshold: torch.Tensor
+
+    def __init__(self, run: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+        self.register_buffer("threshold", torch.tensor(2))
+        self.run = run
+
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        return self.run(self, *batch)
+
+
+def offline(run: Callable[..., torch.Tensor], *batch: torch.Tensor) -> tuple[int, int]:
+    counts = count_offline(Asking(run), batch)
+    return counts.forward, counts.backward
+
+
+def test_a_grouped_product_in_float32_is_counted() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(3, 8, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ends = torch.tensor([2, 5, 6], dtype=torch.int32)
+            result: torch.Tensor = nn.functional.grouped_mm(x, self.weight, offs=ends)
+            return result
+
+    product = 2 * 6 * 8 * 16
+    counts = count_offline(Experts(), torch.empty(6, 8, requires_grad=True))
+    assert (counts.forward, counts.backward) == (product, 2 * product)
+
+
+MASK = torch.tensor([True, False, True, True])
+ROWS = torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("run", "rows"),
+    [
+        (lambda m, x, mask: m.layer(x[mask]), 3),
+        (lambda m, x, mask: m.layer(m.layer(x)[mask][:, :3]), 4 + 3),
+        (lambda m, x, mask: m.layer(x[: int(mask.sum())]), 3),
+        (lambda m, x, mask: m.layer(x) if mask.all() else m.layer(x[:1]), 1),
+        (lambda m, x, mask: m.layer(x[mask.nonzero()[:, 0]]), 3),
+        (lambda m, x, mask: m.layer(torch.cat([x[:end] for end in mask.cumsum(0).tolist()])), 1 + 1 + 2 + 3),
+        (lambda m, x, mask: m.layer(x.repeat_interleave(mask.long() * 2, dim=0)), 6),
+        (lambda m, x, mask: m.layer(torch.masked_select(m.layer(x)[:, :3], mask[:, None]).view(-1, 3)), 4 + 3),
+        (lambda m, x, mask: m.layer(x[: m.threshold.item()]), 2),
+        (lambda m, x, mask: m.layer(x[torch.arange(4) > m.threshold]), 1),
+    ],
+)
+def test_a_shape_that_follows_from_the_example_is_the_example_s(run: Callable[..., torch.Tensor], rows: int) -> None:
+    assert offline(run, ROWS, MASK)[0] == rows * ROW
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda m, x: x if m.layer(x).sum() > 0 else -x,
+        lambda m, x: x[m.layer(x)[:, 0] > 0],
+        lambda m, x: x if torch.rand(1) > 0.5 else -x,
+    ],
+)
+def test_what_depends_on_weights_or_chance_is_not_settled_and_torch_writes_no_trace_of_it(
+    run: Callable[..., torch.Tensor], capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, random = Asking(run), torch.get_rng_state()
+    loggers = [logging.getLogger(name) for name in ("torch", "torch._subclasses", "torch._subclasses.fake_tensor")]
+    before = [(logger.level, logger.disabled, list(logger.filters), list(logger.handlers)) for logger in loggers]
+    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        count_offline(model, ROWS)
+    assert capfd.readouterr() == ("", "")
+    assert [(log.level, log.disabled, list(log.filters), list(log.handlers)) for log in loggers] == before
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_an_operator_that_fails_on_fake_tensors_is_raised_and_not_also_written(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(RuntimeError):
+        offline(lambda m, x: torch.mm(m.layer(x), x), ROWS)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_value_that_an_unknown_one_was_written_into_is_unknown_also_through_its_views() -> None:
+    def run(module: Any, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.zeros(4)
+        part = whole[:2]
+        part[0] = module.layer(x).sum()
+        return x if whole.sum() > 0 else -x
+
+    with pytest.raises(DataDependentOutputException):
+        offline(run, ROWS)
+
+
+def test_a_value_that_a_known_one_was_written_into_is_known_also_through_its_views() -> None:
+    def run(module: Any, x: torch.Tensor) -> torch.Tensor:
+        whole = torch.zeros(4, dtype=torch.long)
+        part = whole[:2]
+        part += 1
+        result: torch.Tensor = module.layer(x[: int(whole.sum())])
+        return result
+
+    assert offline(run, ROWS) == (2 * ROW, 2 * ROW)
+
+
+def test_what_a_forward_writes_reaches_neither_the_batch_nor_a_buffer() -> None:
+    def run(module: Any, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        module.threshold.add_(1)
+        result: torch.Tensor = module.layer(x[: int(module.threshold)])
+        return result
+
+    model, batch = Asking(run), ROWS.clone()
+    assert count_offline(model, batch).forward == 3 * ROW
+    assert torch.equal(batch, ROWS)
+    assert int(model.threshold) == 2
+
+
+def test_values_of_a_large_tensor_are_not_kept() -> None:
+    with pytest.raises(DataDependentOutputException):
+        offline(lambda m, x, large: m.layer(x) if large.all() else x, ROWS, torch.ones(LARGEST + 1, dtype=torch.bool))
+
+
+def test_a_batch_without_values_settles_nothing() -> None:
+    with pytest.raises(DataDependentOutputException):
+        offline(lambda m, x, mask: m.layer(x) if mask.all() else x, ROWS, torch.ones(4, device="meta"))
