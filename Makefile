@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-time bench-deepspeed bench-ranks bench-faults clean
+.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -23,6 +23,7 @@ help:
 	@echo "make docs-profile  write docs/profile.md and docs/profile.schema.json anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
+	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
@@ -138,6 +139,11 @@ bench-accuracy: $(BENCH_VENV)/.installed-bench
 bench-counting: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
 
+# About ten minutes on two cores. ONLY=llama takes some of them, and prints their table.
+bench-zoo: export OMP_NUM_THREADS ?= 1
+bench-zoo: $(BENCH_VENV)/.installed-zoo
+	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)')
+
 bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
 	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
@@ -161,6 +167,12 @@ $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constr
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --constraint benchmarks/constraints.txt --editable '.[bench]'
+	@touch $@
+
+# Without what it asks for: its torchvision is a build for one exact torch, and no model of its that runs here needs it.
+$(BENCH_VENV)/.installed-zoo: $(BENCH_VENV)/.installed-bench
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--constraint benchmarks/constraints.txt timm
 	@touch $@
 
 clean:

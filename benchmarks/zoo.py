@@ -1,9 +1,9 @@
 """Hundreds of architectures, each counted beside an oracle of its Python calls: forward, backward and recompute.
 
-``make bench-zoo`` installs transformers and timm beside this project and runs this. Every architecture is a tiny model of
-random weights, nothing is downloaded. Each is counted five ways: with eager attention, with torch's fused attention
-(sdpa), with activation checkpointing, under autocast, and by ``count_offline``, which must say what the eager count says.
-The first four are held to ``zoo_oracle.CallOracle``, which shares no mechanism and no formula with the counter.
+``make bench-zoo`` installs transformers and timm beside this project and runs this. Every architecture is a tiny model
+of random weights, nothing is downloaded. Each is counted five ways: with eager attention, with torch's fused attention
+(sdpa), with activation checkpointing, under autocast, and by ``count_offline``, which must say what the eager count
+says. The first four are held to ``zoo_oracle.CallOracle``, which shares no mechanism and no formula with the counter.
 
 It writes ``benchmarks/results/zoo.md``. ``--only llama`` takes the architectures whose name that regular expression
 finds, ``--shard 2/4`` the second of four parts, ``--seconds 30`` gives each architecture less time; then the table is
@@ -20,6 +20,7 @@ import os
 import re
 import resource
 import select
+import shlex
 import signal
 import sys
 import time
@@ -257,7 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 records.flush()
     order = {names: place for place, names in enumerate(asked)}
     rows.sort(key=lambda row: order[row.library, row.architecture])
-    text = report(rows, code=code)
+    words = shlex.join(sys.argv[1:] if arguments is None else arguments)
+    text = report(rows, code=code, asked="" if whole else words)
     if output is None:
         print(text)
     else:

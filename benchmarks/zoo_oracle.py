@@ -7,7 +7,8 @@ not seen, it is expected: one product more for each operand that needed a gradie
 call's result is reached by the backward. What runs a second time is known from the checkpoint itself: the function that
 was handed to it is called again.
 
-Only products are expected: matrix products, convolutions, attention, recurrent layers. A multiply-add is two FLOPs.
+Only products are expected: matrix products, convolutions, attention, recurrent layers, and triangular solves. A
+multiply-add is two FLOPs.
 """
 
 from __future__ import annotations
@@ -310,6 +311,16 @@ def _names_of(equation: str, tensors: Sequence[torch.Tensor]) -> tuple[list[str]
     return names, out.replace("...", "".join(free[len(free) - widest :]) if widest else "")
 
 
+def _triangular_solve(
+    result: torch.Tensor, matrix: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any
+) -> list[Product]:
+    # A multiply-add for each element of a triangle of half a square and each column. Any gradient starts with a solve
+    # of the same size, and the matrix's is then a product with the solution.
+    flops = result.numel() * int(matrix.shape[-1])
+    either = right if right.requires_grad else matrix
+    return [Product(flops, ((either, flops), (matrix, 2 * flops)))]
+
+
 def _recurrent(result: Any, input: torch.Tensor, *args: Any, **_: Any) -> list[Product]:
     # The arguments after the input: (state, weights, biases?, layers, dropout, train, bidirectional, batch_first), or
     # (batch sizes, state, weights, biases?, layers, dropout, train, bidirectional) for a packed sequence.
@@ -358,6 +369,7 @@ RULES: dict[str, Rule] = {
     "grouped_mm": _grouped,
     "_grouped_mm": _grouped,
     "grouped_mm_fallback": _grouped,
+    "linalg_solve_triangular": _triangular_solve,
     "lstm": _recurrent,
     "gru": _recurrent,
     "rnn_tanh": _recurrent,

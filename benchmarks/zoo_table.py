@@ -20,13 +20,13 @@ WAYS = ("eager", "sdpa", "checkpointing", "autocast", "offline")
 
 NOT_PRODUCTS: Mapping[str, str] = {
     "aten._fft_": "the oracle expects products alone, and a Fourier transform is counted by an estimate",
-    "aten.grid_sampler_": "the oracle expects products alone, and sampling at points of a grid is counted by an estimate",
+    "aten.grid_sampler_": "the oracle expects products alone, and sampling at a grid is counted by an estimate",
     "aten._cdist_": "the oracle expects products alone, and distances of pairs are counted by an estimate",
     "aten._euclidean_dist": "the oracle expects products alone, and distances of pairs are counted by an estimate",
     "aten.linalg_": "the oracle expects products alone, and a matrix decomposition is counted by an estimate",
     "aten._linalg_": "the oracle expects products alone, and a matrix decomposition is counted by an estimate",
 }
-"""By the beginning of an operator's name, why the oracle does not expect it: what is left must agree to the last FLOP."""
+"""By the beginning of an operator's name, why the oracle does not expect it: the rest must agree to the last FLOP."""
 
 EXPLAINED: Mapping[tuple[str, str], str] = {}
 """By architecture and way, why the figures may differ though none is wrong."""
@@ -126,11 +126,11 @@ def difference(result: Result) -> str:
     return "; ".join(f"{part} {counted:,}, expected {wanted:,}" for part, counted, wanted in parts if counted != wanted)
 
 
-def report(rows: Sequence[Row], *, code: str) -> str:
-    """The page, as Markdown."""
+def report(rows: Sequence[Row], *, code: str, asked: str = "") -> str:
+    """The page, as Markdown; *asked* are the arguments of a run that was to count less than everything."""
     ran = [row for row in rows if row.verdict != "not run"]
     parts = (
-        _head(rows, ran, code=code),
+        _head(rows, ran, code=code, asked=asked),
         _summary(ran),
         _reasons("Explained", "explained", ran),
         _reasons("Wrong", "wrong", ran),
@@ -140,25 +140,26 @@ def report(rows: Sequence[Row], *, code: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(rows: Sequence[Row], ran: Sequence[Row], *, code: str) -> str:
+def _head(rows: Sequence[Row], ran: Sequence[Row], *, code: str, asked: str) -> str:
     installed = ", ".join(f"{name} {version}" for name, version in versions(("torch", "transformers", "timm")).items())
     counts = Counter(verdict for row in ran for way in WAYS for verdict, _ in [row.verdict_of(way)])
     compared = sum(counts[verdict] for verdict in ("exact", "explained", "wrong"))
     libraries = Counter(row.library for row in ran)
     those = " and ".join(f"{count} of {library}" for library, count in libraries.items())
+    command = f"python -m benchmarks.zoo {asked}` (a part of it" if asked else "make bench-zoo` (all of it"
     return f"""# The zoo: {len(ran)} architectures beside an oracle of their Python calls
 
-Written by `make bench-zoo` on {date.today().isoformat()}: {installed}; {code}; {machine_in_words()}.
+Written by `{command}) on {date.today().isoformat()}: {installed}; {code}; {machine_in_words()}.
 
-{len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,} counts, of which
+{len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,} counts,
 **{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that forward,
 backward and recompute FLOPs are each the oracle's to the last FLOP.
 
-Every architecture is a tiny model of random weights, in training without dropout, on a batch of two. It is counted with
-eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast to bfloat16, each
-beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators, and works
-out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all of it. The
-last column holds `count_offline`, which computes nothing, to the count of the step that ran."""
+Every architecture is a tiny model of random weights, in training without dropout, on a batch of two. It is counted
+with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast to bfloat16,
+each beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators, and
+works out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all of
+it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran."""
 
 
 def _summary(ran: Sequence[Row]) -> str:
@@ -180,11 +181,8 @@ def _reasons(title: str, verdict: Verdict, ran: Sequence[Row]) -> str:
                 ways[reason].append(way)
         for reason, names in ways.items():
             found[reason].append(f"{row.architecture} ({', '.join(names)})")
-    if not found:
-        return f"## {title}\n\nNone."
-    return f"## {title}\n\n" + "\n".join(
-        f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in found.items()
-    )
+    lines = [f"- {reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in found.items()]
+    return f"## {title}\n\n" + ("\n".join(lines) or "None.")
 
 
 def _every_row(ran: Sequence[Row]) -> str:

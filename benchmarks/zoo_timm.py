@@ -1,7 +1,8 @@
 """The architectures of timm, the smallest of each of its modules, on images as small as they take.
 
-timm imports torchvision for what no model of its here runs: interpolation modes, a frozen batch norm, feature extractors.
-torchvision is a build for one exact torch, which may not be the one that is here; so an empty module stands in for it.
+timm imports torchvision for what no model of its here runs: interpolation modes, a frozen batch norm, feature
+extractors. torchvision is a build for one exact torch, which may not be the one that is here; so an empty module stands
+in for it.
 """
 
 from __future__ import annotations

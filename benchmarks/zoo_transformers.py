@@ -91,10 +91,13 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "glm4v_moe_text": {"rope_parameters": _TWO_AXES},
     "glm4v_moe": {"text_config.rope_parameters": _TWO_AXES},
+    # Windows that fit into each stage's grid: 16, 8, 4 and 2 wide.
+    **{name: {"image_size": 64, "window_size": 2} for name in ("donut-swin", "maskformer-swin", "swin", "swinv2")},
     "efficientnet": {"hidden_dim": 2560},
     "esm": {"pad_token_id": 1, "mask_token_id": 32, "vocab_size": VOCABULARY},
+    "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    **{name: _RESNET for name in ("detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr")},
+    **dict.fromkeys(("detr", "table-transformer", "conditional_detr", "dab-detr", "deformable_detr"), _RESNET),
 }
 """What the rule by names gets wrong: by architecture, fields (``text_config.x`` reaches into a part)."""
 

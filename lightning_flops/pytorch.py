@@ -59,6 +59,10 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     For a compiled model, whose compiled path may do less work or hide it, this is the figure of the eager one. The
     backward is that of everything the forward puts out; there is no loss function and no optimizer.
 
+    Where the forward asks for values, as of a mask or of lengths, those that follow from the batch and from buffers are
+    worked out, and the shapes are those of this example. Values that a parameter or chance went into are not settled by
+    it, nor are those of a tensor of more than a million elements.
+
     Args:
         model: stays as it is.
         batch: a tuple of positional arguments, a dict of keyword arguments, or the one argument (a named tuple is one).
@@ -70,7 +74,7 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     Raises:
         TypeError: *model* is no module.
         LightningFlopsError: a lazy module has no shapes yet.
-        Exception: whatever the model raises where its forward needs the values of tensors, and not their shapes alone.
+        Exception: whatever the model raises where its forward needs values that the batch does not settle.
     """
     require_module(model)
     return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benchmarks.zoo_oracle import CallOracle, Expected
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from benchmarks.zoo_oracle import CallOracle, Expected
 
 
 def expected(run: Callable[[], torch.Tensor]) -> Expected:
@@ -89,6 +90,14 @@ def test_a_recurrent_layer_multiplies_input_and_state_at_each_step(layer: nn.RNN
     forward = first + 3 * other
     # The sequence itself needs no gradient.
     assert expected(lambda: layer(torch.ones(5, 2, 3))[0]) == Expected(forward, first + 2 * 3 * other)
+
+
+def test_a_triangular_solve_multiplies_each_column_by_half_a_square() -> None:
+    matrix, right = torch.eye(4, requires_grad=True), torch.ones(4, 3, requires_grad=True)
+    solve = 4 * 4 * 3
+    # Backward: the columns' gradient by a solve, the matrix's by its product with the solution.
+    counts = expected(lambda: torch.linalg.solve_triangular(matrix, right, upper=False))
+    assert counts == Expected(solve, solve + 2 * 4 * 4 * 3)
 
 
 def test_fused_attention_multiplies_twice_and_repeats_its_scores_in_the_backward() -> None:

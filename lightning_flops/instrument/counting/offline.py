@@ -24,7 +24,8 @@ from lightning_flops.records import FlopRecord
 def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: CausalAttention = "full") -> FlopRecord:
     """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
 
-    Neither the model nor the random state is touched, no memory is taken, compiled modules run eagerly. What the
+    Neither the model nor the random state is touched, no memory is taken but for small values that follow from the
+    batch (``KnownValues``), compiled modules run eagerly, and torch logs nothing. What the
     forward keeps in attributes of modules is put back; what it keeps elsewhere is not.
 
     Args:
@@ -34,7 +35,7 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
     Raises:
         LightningFlopsError: a lazy module has no shapes yet.
-        Exception: whatever the model raises where its forward needs values (``.item()``, data-dependent shapes).
+        Exception: whatever the model raises where its forward needs values that the batch does not settle.
     """
     counter = FlopCounter(model, causal_attention=causal_attention)
     # Held by a module of ours, because torch calls no TorchScript module and no DataParallel with other parameters.
