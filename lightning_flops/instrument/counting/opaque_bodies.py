@@ -5,8 +5,8 @@ rest of the dispatcher's upper half switched off too. Here the kernel is called 
 what it calls is counted as if it stood in the user's own code.
 
 What a kernel does beside torch's operators (a launch of a compiled kernel, a call into a library) stays out of sight.
-``BodyWatch`` tells whether there can have been any: it follows the data from what the operator is given to what it
-returns.
+``BodyWatch`` tells whether there was any: it follows the data from what the operator is given to what it returns, and
+sees by their sums which tensors changed in between.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def keys_of_python_kernel(function: Any, args: tuple[Any, ...], kwargs: Mapping[
         devices.add(tensor.device.type)
     if len(devices) > 1:
         devices.discard("cpu")  # single numbers may lie there
-    if len(devices) != 1:
+    if len(devices) != 1 or _is_being_captured(devices):
         return None
     if not hasattr(torch._C, "_RestorePythonTLSSnapshot"):
         return None
@@ -76,6 +76,11 @@ def keys_of_python_kernel(function: Any, args: tuple[Any, ...], kwargs: Mapping[
         return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     except (AttributeError, RuntimeError):
         return None  # another version of torch keeps this elsewhere
+
+
+def _is_being_captured(devices: set[str]) -> bool:
+    """Whether a CUDA graph takes up what runs: nothing of ours may be in it."""
+    return "cuda" in devices and torch.cuda.is_current_stream_capturing()
 
 
 def run_python_kernel(
@@ -102,8 +107,6 @@ def run_python_kernel(
 class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the data through the operators that one kernel calls.
 
-    What it cannot tell is a foreign kernel that changes in place a tensor that torch's operators have filled.
-
     Args:
         args: what the kernel is called with.
         kwargs: the same by keyword.
@@ -114,6 +117,8 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._origins: dict[int, Origin] = {}
+        self._sums: dict[int, int] = {}
+        """Of the storages that were filled, as they were when the operator that filled them was done."""
         self._written: set[int] = set()
         self._kept: list[StorageWeakRef] = []  # so that no other storage gets the same address
         self._whole = True
@@ -122,6 +127,7 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             for tensor in _tensors((*args, *kwargs.values())):
                 self._set_origin(tensor, "given")
+                self._remember(tensor)
         except Exception:  # whatever it is: the kernel runs, and counts for opaque
             self._whole = False
 
@@ -159,6 +165,7 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             for tensor in _tensors(values):
                 self._set_origin(tensor, "made")
+                self._remember(tensor)
                 self._written.add(_storage_of(tensor))
         except Exception:
             self._whole = False
@@ -171,6 +178,7 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return (
                 self._whole
                 and bool(made or changed)
+                and all(map(self._is_as_it_was, (*made, *changed)))
                 and all(self._origin(tensor) in ("given", "made") for tensor in made)
                 and all(
                     self._origin(tensor) in ("given", "made") and _storage_of(tensor) in self._written
@@ -200,7 +208,7 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         depends = False
         for tensor in _tensors(value for value in values if all(value is not one for one in skipped)):
             origin = self._origin(tensor)
-            if origin == "blank" or (origin is None and tensor.numel() > 1):
+            if origin == "blank" or (origin is None and tensor.numel() > 1) or not self._is_as_it_was(tensor):
                 self._whole = False
             depends = depends or origin in ("given", "made")
         return depends
@@ -211,7 +219,8 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         short = operator.name.rpartition(".")[2]
         if not operator.views:
             changed: Iterable[Any] = () if operator.higher_order else _changed(operator.function, args, kwargs)
-            if operator.name.partition(".")[0] in _COMMUNICATION:
+            communicates = operator.name.partition(".")[0] in _COMMUNICATION
+            if communicates:
                 changed = (*args, *kwargs.values())
             for tensor in _tensors(changed):
                 self._written.add(_storage_of(tensor))
@@ -219,6 +228,10 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._set_origin(tensor, "made")
                 elif self._origin(tensor) in (None, "blank"):
                     self._set_origin(tensor, "constant")
+                if communicates:
+                    self._sums.pop(_storage_of(tensor), None)  # it may go on after the call
+                else:
+                    self._remember(tensor)
         origin: Origin | None = "made" if depends else "constant"
         if operator.views:
             # A view has the storage of what it views; some make a copy where they must.
@@ -230,6 +243,8 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in _tensors((out,)):
                 if self._origin(tensor) is None:
                     self._set_origin(tensor, origin)
+                    if origin != "blank":
+                        self._remember(tensor)
 
     def _origin(self, tensor: torch.Tensor) -> Origin | None:
         return self._origins.get(_storage_of(tensor))
@@ -239,6 +254,26 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage not in self._origins:
             self._kept.append(_weak_storage(tensor.untyped_storage()))
         self._origins[storage] = origin
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        self._sums[_storage_of(tensor)] = _sum_of(tensor)
+
+    def _is_as_it_was(self, tensor: torch.Tensor) -> bool:
+        """Whether nothing but the operators that were seen has changed the tensor's storage."""
+        known = self._sums.get(_storage_of(tensor))
+        return known is None or known == _sum_of(tensor)
+
+
+def _sum_of(tensor: torch.Tensor) -> int:
+    """A sum of the bits in a tensor's storage; one that is the same after its elements have changed places."""
+    storage = tensor.untyped_storage()
+    dtype = torch.int32 if storage.nbytes() % 4 == 0 else torch.uint8
+    modes_off: Any = torch._C._DisableTorchDispatch
+    functions_off: Any = torch._C.DisableTorchFunction
+    with modes_off(), functions_off():
+        bits = torch.empty(0, dtype=dtype, device=tensor.device)
+        bits.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+        return int(bits.sum(dtype=torch.int64))
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

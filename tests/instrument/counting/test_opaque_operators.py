@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -206,9 +207,21 @@ def made_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
     return foreign_product(x @ weight @ weight.T, weight)
 
 
+def made_and_changed_elsewhere(x: Tensor, weight: Tensor) -> Tensor:
+    out = x @ weight
+    np.matmul((out @ weight.T).numpy(), weight.numpy(), out=out.numpy())
+    return out
+
+
+def zeros_filled_elsewhere_and_added(x: Tensor, weight: Tensor) -> Tensor:
+    return zeros_filled_elsewhere(x, weight) + (x @ weight)
+
+
 @pytest.mark.parametrize(
     ("kernel", "products"),
     [
+        (made_and_changed_elsewhere, 2),
+        (zeros_filled_elsewhere_and_added, 3),
         (blank_filled_elsewhere, 2),
         (zeros_filled_elsewhere, 2),
         (blank_read_after_it_was_filled_elsewhere, 3),
@@ -400,6 +413,26 @@ def test_a_mode_below_the_counters_gets_the_operator_as_before_and_it_is_listed(
         product(x, weight)
     assert other.names == ["opaquetest.product.default"]
     assert FlopCounts(counter.record()).is_lower_bound
+
+
+def test_a_function_mode_hears_of_a_python_kernel_what_it_hears_without_a_counter() -> None:
+    class Hears(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(getattr(func, "__name__", str(func)))
+            return func(*args, **(kwargs or {}))
+
+    x, weight = torch.ones(3, 4), torch.ones(4, 5)
+    with Hears() as plain:
+        product(x, weight)
+    counter = FlopCounter(None)
+    with counter, Hears() as counting:
+        product(x, weight)
+    assert counting.names == plain.names
+    assert FlopCounts(counter.record()).forward == PRODUCT
 
 
 def test_a_paused_counter_counts_nothing_of_a_python_kernel() -> None:
