@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +35,8 @@ _weak_storage: Callable[[torch.UntypedStorage], StorageWeakRef] = StorageWeakRef
 
 _PLACING = frozenset("index_put_ index_copy_ scatter_ masked_scatter_ _foreach_copy_ _foreach_zero_".split())
 """In-place operators that fill what they are given, or a part of it, without reading it."""
+
+_ORDINARY = (torch.Tensor, nn.Parameter)
 
 _SHAPES_ONLY = frozenset(
     (
@@ -256,7 +259,8 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._origins[storage] = origin
 
     def _remember(self, tensor: torch.Tensor) -> None:
-        self._sums[_storage_of(tensor)] = _sum_of(tensor)
+        storage = _storage_of(tensor)
+        self._sums[storage] = _sum_of(tensor)
 
     def _is_as_it_was(self, tensor: torch.Tensor) -> bool:
         """Whether nothing but the operators that were seen has changed the tensor's storage."""
@@ -267,6 +271,8 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _sum_of(tensor: torch.Tensor) -> int:
     """A sum of the bits in a tensor's storage; one that is the same after its elements have changed places."""
     storage = tensor.untyped_storage()
+    if tensor.is_meta or tensor._is_zerotensor() or not storage.nbytes() or not storage.data_ptr():
+        return 0  # there is no memory to look at
     dtype = torch.int32 if storage.nbytes() % 4 == 0 else torch.uint8
     modes_off: Any = torch._C._DisableTorchDispatch
     functions_off: Any = torch._C.DisableTorchFunction
@@ -277,6 +283,13 @@ def _sum_of(tensor: torch.Tensor) -> int:
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
+    """A number for a tensor's storage.
+
+    Raises:
+        TypeError: it is a tensor of a class that has others inside: its own storage has no memory.
+    """
+    if type(tensor) not in _ORDINARY:
+        raise TypeError(f"a {type(tensor).__name__} has no storage of its own")
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -433,6 +434,27 @@ def test_a_function_mode_hears_of_a_python_kernel_what_it_hears_without_a_counte
         product(x, weight)
     assert counting.names == plain.names
     assert FlopCounts(counter.record()).forward == PRODUCT
+
+
+def test_tensors_without_memory_of_their_own_are_not_looked_at() -> None:
+    """A subclass that wraps others, a tensor of zeros that is none, and one of the meta device."""
+
+    def makes_others(x: Tensor, weight: Tensor) -> Tensor:
+        make: Any = TwoTensor
+        wrapped = make(x @ weight, x @ weight)
+        zeros = torch._efficientzerotensor((3, 5))
+        shape = (torch.empty(3, 4, device="meta") @ torch.empty(4, 5, device="meta")).shape
+        both: Tensor = (wrapped + 1).a + zeros
+        return both.reshape(shape)
+
+    model = Caller(operator_of("opaquetest::makes_others", makes_others))
+    with torch.no_grad():
+        plain = model(torch.ones(3, 4))
+        seen: list[Tensor] = []
+        counts = counted(lambda: seen.append(model(torch.ones(3, 4))), model)
+    assert torch.equal(seen[0], plain)
+    assert counts.forward >= 2 * PRODUCT
+    assert counts.is_lower_bound
 
 
 def test_a_paused_counter_counts_nothing_of_a_python_kernel() -> None:
