@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
+from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
@@ -122,7 +123,7 @@ class ModuleNames:
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
         self.known: dict[nn.Module, str | tuple[str, ...]] = {}
-        """A module's name, or its names where it is shared; another dictionary after each ``refresh``."""
+        """A module's name, or its names where it is shared, or is TorchScript's; a new dictionary on ``refresh``."""
         self._strangers: set[nn.Module] = set()
         self._owners: dict[int, str] | None = None
         self.refresh()
@@ -134,7 +135,7 @@ class ModuleNames:
             for name, module in named_modules(self._root):
                 known = names.get(module)
                 if known is None:
-                    names[module] = name
+                    names[module] = (name,) if isinstance(module, ScriptModule) else name
                 elif isinstance(known, str):
                     if known != name:
                         names[module] = (known, name)

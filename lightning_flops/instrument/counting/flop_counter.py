@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from torch import is_grad_enabled, nn
 from torch.fx import GraphModule
+from torch.jit import ScriptModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.autograd_state import (
@@ -41,6 +42,7 @@ from lightning_flops.instrument.counting.repetitions import Repetitions
 from lightning_flops.instrument.counting.tallies import merge_records, total_flops
 from lightning_flops.instrument.counting.template_kernels import heard_kernels, heard_replays
 from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
+from lightning_flops.instrument.counting.torchscript import unseen_products
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
@@ -374,6 +376,9 @@ class FlopCounter:
                     else:
                         makers.names[-1] = name
                     return
+            if isinstance(module, ScriptModule) and output is not None:  # None: it raised
+                for name in unseen_products():
+                    self._mode.list_kernel(name)
             depth = len(stack) - 1
             while depth > 0 and stack[depth].owner is not module:
                 depth -= 1
