@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import is_grad_enabled
@@ -20,9 +20,23 @@ from lightning_flops.instrument.autograd_state import (
 )
 from lightning_flops.instrument.counting.operators import Operator
 from lightning_flops.instrument.counting.thread_state import FORGOTTEN, UNKNOWN, Books, GraphTask, Table, ThreadState
-from lightning_flops.records import OUTSIDE
+from lightning_flops.records import OUTSIDE, FlopPhase
 
 _REMEMBERED_TASKS = 256
+
+_PHASES: tuple[FlopPhase, ...] = ("backward", "recompute")
+
+_MISSING = {
+    UNKNOWN: (
+        "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what compiled "
+        "ones repeat counts as backward."
+    ),
+    FORGOTTEN: (
+        "Modules were called so often between a forward and its backward that the earliest calls were forgotten: their "
+        "backward has no module."
+    ),
+}
+"""What to say of FLOPs in nodes whose maker is not known."""
 
 
 class BackwardScope:
@@ -107,7 +121,7 @@ class BackwardScope:
         if task_id != state.task_id:
             self.switch_task(state, task_id)
         state.segment_start, state.segment_end = sequence, sequence + 1
-        state.segment_table = state.table_of(self._module(module), "backward")
+        state.segment_table = self._table(state, module)
         state.claimed = True
         state.replan()
 
@@ -118,26 +132,34 @@ class BackwardScope:
         if isinstance(books, Table):
             return books
         maker = UNKNOWN if state.task is None else state.task.segment(books)[0]
-        return state.table_of(self._module(maker), "backward")
+        return self._table(state, maker)
 
     def post(self, state: ThreadState) -> None:
         """Adds what a thread wrote down to its tables."""
         state.post(lambda books: self.table_of(state, books))
 
-    def _module(self, maker: str) -> str:
-        if maker == UNKNOWN:
-            self._note(
-                "Some backwards belong to forwards that ran while nothing was counted: they have no module, and what "
-                "compiled ones repeat counts as backward."
-            )
-        elif maker == FORGOTTEN:
-            self._note(
-                "Modules were called so often between a forward and its backward that the earliest calls were "
-                "forgotten: their backward has no module."
-            )
-        else:
-            return maker
-        return self._unknown
+    def _table(self, state: ThreadState, maker: str, phase: FlopPhase = "backward") -> Table:
+        """The table for nodes of this maker; those that nobody is known to have made have one of their own."""
+        if maker not in _MISSING:
+            return state.table_of(maker, phase)
+        table = state.tables.get((maker, phase))
+        if table is None:
+            table = state.tables.setdefault((maker, phase), Table(self._unknown, phase))
+        return table
+
+    def _recompute(self, state: ThreadState, table: Table) -> Table:
+        """The table for what is repeated in nodes that have *table*."""
+        for maker in _MISSING:
+            if state.tables.get((maker, "backward")) is table:
+                return self._table(state, maker, "recompute")
+        return state.table_of(table.module, "recompute")
+
+    def notes(self) -> Iterator[str]:
+        """Sentences about FLOPs for which there is no module, where there are any; to be asked once all is posted."""
+        for maker, sentence in _MISSING.items():
+            tables = [state.tables.get((maker, phase)) for state in self._threads() for phase in _PHASES]
+            if any(cell.flops or cell.repeated for table in tables if table for cell in list(table.values())):
+                yield sentence
 
     def _without_node(self) -> str:
         """The module of what runs in a backward but in none of its nodes."""
@@ -162,7 +184,7 @@ class BackwardScope:
             if sequence >= ACCUMULATES_GRADIENT or state.task is None:
                 return None
             maker, state.segment_start, state.segment_end = state.task.segment(sequence)
-            state.segment_table = state.table_of(self._module(maker), "backward")
+            state.segment_table = self._table(state, maker)
         return state.segment_table
 
     def table(self, state: ThreadState, operator: Operator) -> Table:
@@ -189,10 +211,10 @@ class BackwardScope:
         else:
             assert state.task is not None
             maker, state.segment_start, state.segment_end = state.task.segment(sequence)
-            table = state.segment_table = state.table_of(self._module(maker), "backward")
+            table = state.segment_table = self._table(state, maker)
         if state.repeating or is_grad_enabled():
             state.bear_nodes(table.module)
             creates = state.task is not None and state.task.create_graph
             if state.repeating or not creates:
-                return state.table_of(table.module, "recompute")
+                return self._recompute(state, table)
         return table

@@ -213,6 +213,7 @@ class FlopCounter:
 
     def _afterthoughts(self, record: FlopRecord) -> Iterator[str]:
         """Sentences about the record as a whole."""
+        yield from self._backward.notes()
         if self._root is not None and any(_is_strays(cell) for cell in record.cells):
             made_from = (
                 "If it was made from the model, by torch.compile of a function that calls it or by "

@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -115,3 +116,46 @@ def test_work_beside_a_model_that_was_not_called_is_not_said_to_be_traced() -> N
     assert counts.by_module()[OUTSIDE] == PhaseFlops(forward=2 * 2 * 3 * 4)
     (note,) = counts.notes
     assert note.startswith("No module of the model was called while code outside of it was counted.")
+
+
+def cast(x: Tensor) -> Tensor:
+    return x.double()
+
+
+def packed(x: Tensor) -> Tensor:
+    return nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 3]), batch_first=True).data
+
+
+def multiplied(x: Tensor) -> Tensor:
+    return (x @ torch.ones(3, 3)).double()
+
+
+@pytest.mark.parametrize(("made", "products"), [(cast, 0), (packed, 0), (multiplied, 1)])
+def test_a_forward_that_was_not_counted_is_noted_if_its_backward_costs_anything(
+    made: Callable[[Tensor], Tensor], products: int
+) -> None:
+    """A batch that was cast or packed before the counting began has nothing in its backward that counts."""
+    x = torch.randn(2, 3, 3, requires_grad=True)
+    given = made(x)
+    model = nn.Linear(3, 5, dtype=given.dtype)
+    with FlopCounter(model) as counter:
+        model(given).sum().backward()
+    counts = FlopCounts(counter.record())
+    layer = 2 * (2 * 3) * 3 * 5
+    assert counts.total == PhaseFlops(forward=layer, backward=2 * layer + products * 2 * (2 * 3) * 3 * 3)
+    assert len(counts.notes) == products
+    assert all("while nothing was counted" in note for note in counts.notes)
+
+
+def test_a_checkpointed_forward_that_was_not_counted_is_noted_too() -> None:
+    """What its backward repeats has no module either."""
+    weight = torch.randn(3, 3)
+    x = torch.randn(2, 3, requires_grad=True)
+    made = checkpoint(lambda x: torch.sigmoid(x @ weight), x, use_reentrant=False)
+    with FlopCounter(nn.Linear(3, 5)) as counter:
+        made.sum().backward()
+    counts = FlopCounts(counter.record())
+    product = 2 * 2 * 3 * 3
+    assert counts.total == PhaseFlops(backward=product, recompute=product)
+    (note,) = counts.notes
+    assert "while nothing was counted" in note
