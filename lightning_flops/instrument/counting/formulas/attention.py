@@ -5,6 +5,11 @@ score matrix, 2·B·H·Sq·Sk·(D + Dv) FLOPs. A backward is four: those for V a
 K (D each). A fused kernel also repeats Q·Kᵀ in its backward, which is ``Work.recompute``, so that model FLOPs are the
 same under every backend. What a causal mask or a sliding window rules out is ``Work.causal_skipped``.
 
+Where not all of Q, K and V need a gradient, a backward is what those that do need: V's is one product, Q's and K's one
+each and the scores' gradient before it. Attention as separate products runs no more than that. A fused kernel runs all
+five, whatever is asked for: the rest of them is ``Work.recompute`` too. Which gradients are asked for is read from the
+running autograd node, in eager code and where torch's own node runs the kernel; elsewhere it is all three.
+
 Sizes are the kernel's: before its CUDA flash kernel torch pads head sizes to a multiple of 8, and the padding counts.
 """
 
@@ -17,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_flops.instrument.autograd_state import current_node
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
     Keywords,
@@ -96,10 +102,31 @@ def forward_work(call: Call, head_size: int, value_size: int) -> Work:
     return Work(per_entry * entries, causal_skipped=per_entry * skipped, causal=call.causal)
 
 
+def _asked_for() -> tuple[bool, bool, bool, bool]:
+    """Whether the running autograd node is asked for the gradients of Q, K, V, and of what is added to the scores."""
+    node = current_node()
+    name = "" if node is None else str(node.name())
+    edges = node.next_functions if "Attention" in name and name.endswith("Backward0") else ()
+    if len(edges) < 3:
+        return True, True, True, False
+    asked = [edge is not None for edge, _ in edges[:4]]
+    return asked[0], asked[1], asked[2], len(asked) > 3 and asked[3]
+
+
+def _per_entry(head_size: int, value_size: int) -> tuple[int, int]:
+    """FLOPs of a fused backward for an entry of the score matrix: of the gradients asked for, and of all else it runs.
+
+    All else is the scores once more, and gradients that nobody asked for.
+    """
+    query, key, value, bias = _asked_for()
+    gradients = 2 * head_size * (query + key) + 2 * value_size * (value + (query or key or bias))
+    return gradients, 6 * head_size + 4 * value_size - gradients
+
+
 def backward_work(call: Call, head_size: int, value_size: int) -> Work:
-    """Four products over each score matrix, and the scores once more."""
+    """The gradients asked for, of four products over each score matrix; the scores once more, and the others."""
     entries, skipped = call.entries()
-    gradients, repeated = 4 * (head_size + value_size), 2 * head_size
+    gradients, repeated = _per_entry(head_size, value_size)
     return Work(
         gradients * entries,
         recompute=repeated * entries,
@@ -153,7 +180,7 @@ def fused_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     if query.is_nested or key.is_nested:
         return backward_work(_top_left(query, key, causal), _head_size(query), _head_size(value))
     entries, skipped, size, value_size = _dense(query, key, value, causal)
-    gradients, repeated = 4 * (size + value_size), 2 * size
+    gradients, repeated = _per_entry(size, value_size)
     return Work(gradients * entries, repeated * entries, (gradients + repeated) * skipped, bool(causal))
 
 
