@@ -85,7 +85,7 @@ class FitProfiler(RunProfiler):
         publish: Callable[[Profile], None],
         hear_starts: Callable[[bool], None],
         asked_for: bool = True,
-    ) -> FitProfiler:
+    ) -> FitProfiler | None:
         """Tap *trainer*'s loop for the fit that begins now.
 
         Args:
@@ -95,9 +95,20 @@ class FitProfiler(RunProfiler):
             publish: gets each profile when its window has closed.
             hear_starts: told whether ``batch_starts`` must be called; as long as it is not, it must.
             asked_for: somebody wrote the profiler into the program, or its config.
+
+        Returns:
+            None if it cannot even be made, which is a warning.
         """
-        fit = cls(trainer, pl_module, config=config, publish=publish, hear_starts=hear_starts, asked_for=asked_for)
-        fit._begin()
+        try:
+            fit = cls(trainer, pl_module, config=config, publish=publish, hear_starts=hear_starts, asked_for=asked_for)
+        except Exception as error:  # the border to the training loop, as in ``guarded``
+            logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
+            return None
+        try:
+            fit._begin()
+        except BaseException:  # the user's Ctrl-C: nobody knows of this fit yet
+            fit.take_out()
+            raise
         return fit
 
     @guarded

@@ -10,6 +10,7 @@ profiler takes itself out completely, and training goes on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import weakref
@@ -508,30 +509,42 @@ class RunProfiler(StepTaps):
 
     def take_out(self) -> None:
         """Leave nothing of ours on the framework's objects or on torch."""
+        self._take_off()
+        if self._ranks is not None:
+            self._ranks.leave(wait=False)
+
+    def _take_off(self) -> None:
         self._out = True
         abandon = () if self._recorder is None else (self._recorder.abandon,)
         for undo in (*abandon, self._room, self._window.undo, self._whole_run.undo, self._take_out_taps):
             try:
                 undo()
-            except Exception:  # what is left of the others still comes off
-                logger.warning("could not take every tap off the training loop", exc_info=True)
-        if self._ranks is not None:
-            self._ranks.leave(wait=False)
+            except Exception as error:  # what is left of the others still comes off
+                _warn("could not take every tap off the training loop", because=error)
 
     def _fail(self, error: Exception) -> None:
         if self._out:
             return
-        logger.warning(
+        # First out of the way, then words: whoever hears them may fail, too, such as a logging handler of the user's.
+        self._take_off()
+        _warn(
             "the FLOPs profiler failed and has taken itself out; training goes on: %s: %s",
             type(error).__name__,
             error,
-            exc_info=logger.isEnabledFor(logging.DEBUG),
+            because=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
-        self._out = True
+        if self._ranks is None:
+            return
         try:
-            if self._ranks is not None:
-                self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
-                self._ranks.show_all(within_sec=0.0)
-        except Exception:
-            logger.warning("a report that waited for other ranks was lost", exc_info=True)
-        self.take_out()
+            self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
+            self._ranks.show_all(within_sec=0.0)
+        except Exception as lost:
+            _warn("a report that waited for other ranks was lost", because=lost)
+        with contextlib.suppress(Exception):
+            self._ranks.leave(wait=False)
+
+
+def _warn(message: str, *values: object, because: BaseException | None) -> None:
+    """Warn while something of ours fails, where not even that may raise into training."""
+    with contextlib.suppress(Exception):
+        logger.warning(message, *values, exc_info=because)

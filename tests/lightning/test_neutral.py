@@ -164,6 +164,65 @@ def test_a_failure_while_the_profiler_takes_itself_out_leaves_nothing_of_the_res
     assert footprint(run, net) == expected
 
 
+def test_a_logging_handler_that_fails_on_our_warning_does_not_end_the_training(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("the log is full")
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    plain_run, plain = trainer(), new_net(root)
+    plain_run.fit(plain, loader(12))
+    expected = footprint(plain_run, plain)
+    handler, package = Failing(logging.WARNING), logging.getLogger("lightning_flops")
+    package.addHandler(handler)
+    try:
+        monkeypatch.setattr(Recorder, "enter", broken)
+        run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
+        run.fit(net, loader(12))
+    finally:
+        package.removeHandler(handler)
+    assert len(net.losses) == 12
+    assert footprint(run, net) == expected
+
+
+def test_a_profiler_that_cannot_be_made_is_one_warning_and_the_training_goes_on(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr("lightning_flops.run_profiler.BatchMeter", broken)
+    net, callback = new_net(root), FlopsProfilerCallback(timing_steps=3)
+    trainer(callback).fit(net, loader(12))
+    assert len(net.losses) == 12
+    assert callback.profile is None
+    (warning,) = [message for message in caplog.messages if "broken on purpose" in message]
+    assert warning == "this fit is not profiled: RuntimeError: broken on purpose"
+
+
+def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothing(
+    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def left_after(*callbacks: Any, **hooks: Any) -> Any:
+        run, net = trainer(*callbacks), new_net(root)
+        vars(net).update(hooks)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run.fit(net, loader(12))
+        return footprint(run, net)
+
+    expected = left_after(on_train_start=interrupted)
+    expected["module "].remove("on_train_start")
+    monkeypatch.setattr("lightning_flops.run_profiler.Recorder", interrupted)
+    assert left_after(FlopsProfilerCallback(timing_steps=3)) == expected
+
+
 def test_two_callbacks_in_one_trainer_count_the_same_and_leave_nothing(root: str, trainer: MakeTrainer) -> None:
     plain, net = trainer(), new_net(root)
     plain.fit(net, loader(14))

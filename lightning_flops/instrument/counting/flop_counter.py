@@ -111,40 +111,63 @@ class FlopCounter:
 
     def __enter__(self) -> FlopCounter:
         """Starts counting on this thread, and on every thread on which one of the root's modules is called."""
-        with self._lock:
-            if self._entered == 0:
-                with ExitStack() as undo:
-                    self._install(undo)
-                    self._undo = undo.pop_all()
-            self._entered += 1
-        state = self._state()
-        if state.modes == 0:
-            state.entered_at = len(state.stack)
-            if state.entered_at == 1:
-                state.makers.mark(sequence_number(), OUTSIDE)
-        state.modes += 1
-        state.replan()
-        if not is_pushed(self._mode):  # on the stack twice it would count twice
-            push(self._mode)
+        held = joined = False
+        try:
+            with self._lock:
+                if self._entered == 0:
+                    self._undo = ExitStack()
+                    self._install(self._undo)
+                self._entered, held = self._entered + 1, True
+            state = self._state()
+            if state.modes == 0:
+                state.entered_at = len(state.stack)
+                if state.entered_at == 1:
+                    state.makers.mark(sequence_number(), OUTSIDE)
+            state.modes, joined = state.modes + 1, True
+            state.replan()
+            if not is_pushed(self._mode):  # on the stack twice it would count twice
+                push(self._mode)
+        except BaseException:  # also the user's Ctrl-C: nobody will leave what was not entered
+            try:
+                if joined:
+                    self._leave_thread()
+            finally:
+                self._let_go(held)
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stops counting and takes everything off torch."""
+        """Stops counting and takes everything off torch; what fails here is noted, and the user's code goes on."""
+        try:
+            self._leave_thread()
+        except Exception as error:
+            self._failed("the end of counting", error)
+        finally:
+            self._let_go(True)
+
+    def _leave_thread(self) -> None:
+        """Closes this thread's books, if they were opened once; the mode comes off first, whatever fails then."""
         state = self._state()
         state.modes -= 1
-        if state.modes == 0:
-            state.pop_to(state.entered_at)
-            if state.entered_at == 1:  # else the mode came with a module that still runs, and leaves with it
-                remove(self._mode)
-                state.makers.mark(sequence_number(), UNKNOWN)
-            state.paused = 0
-            state.functions.clear()
-            state.repetitions.clear()
-            state.spare_calls.clear()
-            state.replan()
-            self._backward.post(state)
+        if state.modes:
+            return
+        outermost = state.entered_at == 1  # else the mode came with a module that still runs, and leaves with it
+        if outermost:
+            remove(self._mode)
+        state.pop_to(state.entered_at)
+        if outermost:
+            state.makers.mark(sequence_number(), UNKNOWN)
+        state.paused = 0
+        state.functions.clear()
+        state.repetitions.clear()
+        state.spare_calls.clear()
+        state.replan()
+        self._backward.post(state)
+
+    def _let_go(self, held: bool) -> None:
+        """Takes the hooks off torch if nobody is inside any more; *held* says whether the caller was counted as one."""
         with self._lock:
-            self._entered -= 1
+            self._entered -= held
             if self._entered == 0:
                 self._undo.close()
 

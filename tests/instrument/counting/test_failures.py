@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.instrument.counting import counting_mode, template_kernels
+from lightning_flops.instrument.counting import counting_mode, flop_counter, template_kernels
+from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from tests.left_on_torch import torch_state
 
 
 class Checkpointed(nn.Module):
@@ -85,3 +87,47 @@ def test_what_fails_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None
         compiled(torch.randn(3, 5)).sum().backward()
     (note,) = (note for note in counter.record().notes if "LookupError" in note)
     assert note.startswith("Counting failed in code that was just compiled")
+
+
+@pytest.mark.parametrize("name", ["push", "is_pushed", "sequence_number"])
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_a_counter_that_cannot_be_entered_leaves_nothing_on_torch(
+    name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise error("on purpose")
+
+    counter, before = FlopCounter(Checkpointed()), torch_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(flop_counter, name, broken)
+        with pytest.raises(error, match="on purpose"):
+            counter.__enter__()
+    assert torch_state() == before
+    with counter:  # and may be entered again
+        assert torch_state() != before
+    assert torch_state() == before
+
+
+def test_a_counter_that_fails_while_it_is_left_leaves_nothing_on_torch_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter, before = FlopCounter(Checkpointed()), torch_state()
+    with monkeypatch.context() as patch, counter:
+        patch.setattr(BackwardScope, "post", fails)
+    assert torch_state() == before
+    assert counter.record().notes == (
+        "Counting failed in the end of counting (LookupError: no longer there); FLOPs may be missing.",
+    )
+
+
+def test_an_interrupt_while_a_counter_is_left_arrives_and_leaves_nothing_on_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = torch_state()
+    monkeypatch.setattr(BackwardScope, "post", interrupted)
+    with pytest.raises(KeyboardInterrupt), FlopCounter(Checkpointed()):
+        pass
+    assert torch_state() == before
