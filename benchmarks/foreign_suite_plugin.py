@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -33,6 +34,7 @@ WORDS = 2_000
 _PATH = os.environ.get(RECORDS)  # now: a test may empty the environment
 _LAUNCHED = "LOCAL_RANK" in os.environ
 """Whether this process is a rank that a test started by running the same command again."""
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has ignored; tests look at it
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # torch wraps its step when it makes the first one
 _ended: dict[str, list[pytest.TestReport]] = {}
 _left: dict[str, list[str]] = {}
