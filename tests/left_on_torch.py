@@ -24,7 +24,7 @@ def global_hooks() -> dict[str, dict[int, Any]]:
 
 
 def torch_state() -> dict[str, Any]:
-    """Everything of torch, and of Python, that this package touches while it measures; equal before and after if nothing is left."""
+    """Everything of torch and Python that this package touches while it measures; the same again if nothing is left."""
     return {
         "hooks": global_hooks(),
         "recursion_limit": sys.getrecursionlimit(),
