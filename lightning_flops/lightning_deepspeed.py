@@ -6,10 +6,12 @@ strategy's config says that DeepSpeed's own profiler is off; afterwards it says 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import BLOCK
+from lightning_flops.instrument.patches import StandsFor
 from lightning_flops.printable import package_logger
 
 if TYPE_CHECKING:
@@ -19,11 +21,17 @@ logger = package_logger(__name__)
 
 
 class _StoodDown(dict[str, Any]):
-    """A block that tells DeepSpeed not to profile, and everybody else what the user wrote."""
+    """A block that tells DeepSpeed not to profile, and everybody else, pickles and copies too, what the user wrote."""
 
     def __init__(self, block: Mapping[str, Any]) -> None:
         super().__init__({**block, "enabled": False})
         self.original = block
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return StandsFor(self.original).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.original, memo)
 
 
 class BuiltinProfiler:

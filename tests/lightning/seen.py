@@ -236,7 +236,8 @@ def made_of(thing: Any) -> dict[str, str]:
         if isinstance(one, types.MethodType):
             found[path] = f"{kind} {one.__func__.__qualname__}"
             pending.append((f"{path}.__self__", one.__self__))
-        elif isinstance(one, dict):
+            continue  # the rest that it shows is its function's
+        if isinstance(one, dict):
             pending += [(f"{path}[{key!r}]", value) for key, value in one.items() if isinstance(key, (str, int))]
         elif isinstance(one, (list, tuple)):
             pending += [(f"{path}[{index}]", value) for index, value in enumerate(one)]
