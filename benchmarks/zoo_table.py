@@ -35,6 +35,7 @@ NOT_THERE: Mapping[str, str] = {
     r"does not support an attention implementation through torch": "has no attention through sdpa",
     r"not compatible with gradient checkpointing|gradient checkpointing not supported": "has no checkpointing",
     r"requires the (\S+) library": "needs the package {0}",
+    r"DataDependentOutputException|DynamicOutputShapeException": "its forward asks for a value that its weights decide",
     r"No module named '(\S+)'": "needs the package {0}",
 }
 """By what an error says, that it is no failure but something the architecture lacks."""
@@ -156,14 +157,14 @@ Written by `{command}) on {date.today().isoformat()}: {installed}; {code}; {mach
 backward and recompute FLOPs are each the oracle's to the last FLOP.
 
 Every architecture is a tiny model of random weights, in training without dropout, on a batch of two. It is counted
-with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast to bfloat16,
-each beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators, and
-works out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all of
-it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran."""
+with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast (bfloat16),
+each beside an oracle that sees the Python calls (`torch.matmul`, `F.linear`, `F.conv2d`, …) instead of the operators,
+and works out from their shapes what they, their gradients and their repetition cost; `benchmarks/zoo_oracle.py` is all
+of it. The last column holds `count_offline`, which computes on shapes, to the count of the step that ran."""
 
 
 def _summary(ran: Sequence[Row]) -> str:
-    lines = ["| | exact | explained | wrong | not there |", "|---|---:|---:|---:|---:|"]
+    lines = ["| | exact | explained | wrong | not run |", "|---|---:|---:|---:|---:|"]
     for way in WAYS:
         counts = Counter(row.verdict_of(way)[0] for row in ran)
         cells = (counts[verdict] for verdict in ("exact", "explained", "wrong", "not run"))
@@ -214,5 +215,5 @@ def _not_run(rows: Sequence[Row]) -> str:
     ]
     if not lines:
         return ""
-    words = "No small configuration or batch was found for these, or they need what is not installed. Nothing is said of them."
+    words = "No small configuration or batch was found for these, or they need what is not installed: nothing is known."
     return f"## Not run\n\n{words}\n\n" + "\n".join(lines)

@@ -90,6 +90,7 @@ def test_count_offline_is_held_to_all_of_the_eager_count() -> None:
 def test_what_an_architecture_lacks_is_said_in_words() -> None:
     assert why_not("ValueError: X is not compatible with gradient checkpointing. Make sure") == "has no checkpointing"
     assert why_not("ImportError: X requires the natten library but it was not found") == "needs the package natten"
+    assert why_not("DataDependentOutputException: aten.x") == "its forward asks for a value that its weights decide"
     assert why_not("ValueError: something else") == "ValueError: something else"
 
 
