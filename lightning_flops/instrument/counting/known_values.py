@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,6 +28,8 @@ LARGEST = 1 << 20
 
 class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Entered above *mode*: works out beside its fake tensors the values of those that no unknown one went into."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
@@ -68,10 +71,9 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             with _disable_current_modes():
                 real = func(*real_args, **real_kwargs)
+            self._keep(out, real)
         except Exception:  # values that fit no more, as those of an example that was never filled in
             self._forget_written(func, args, kwargs)
-        else:
-            self._keep(out, real)
         return out
 
     def _selected(self, func: Any, args: Any) -> torch.Tensor | None:
@@ -106,7 +108,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _reals_of(self, func: Any, flat: list[Any]) -> list[Any] | None:
         """The arguments with values in the place of fake tensors; None where one is not known."""
-        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+        if not isinstance(func, OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         reals = []
         for item in flat:
@@ -128,9 +130,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
         """What *func* wrote into is known no more, nor is what shares its memory."""
-        if not func._schema.is_mutable:
+        schema = getattr(func, "_schema", None)  # an operator of higher order has none, and writes into nothing
+        if schema is None or not schema.is_mutable:
             return
-        for place, argument in enumerate(func._schema.arguments):
+        for place, argument in enumerate(schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = args[place] if place < len(args) else kwargs.get(argument.name)
@@ -140,12 +143,12 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _may_keep(tensor: torch.Tensor) -> bool:
-        return (
-            tensor.numel() <= LARGEST
-            and tensor.layout is torch.strided
-            and not tensor.is_nested
-            and (isinstance(tensor, FakeTensor) or tensor.device.type != "meta")
-        )
+        """Whether it is a plain tensor of few elements: a subclass's values are not its elements alone."""
+        if not isinstance(tensor, FakeTensor) and (
+            type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type == "meta"
+        ):
+            return False
+        return not tensor.is_nested and tensor.layout is torch.strided and tensor.numel() <= LARGEST
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -148,3 +148,15 @@ def test_values_of_a_large_tensor_are_not_kept() -> None:
 def test_a_batch_without_values_settles_nothing() -> None:
     with pytest.raises(DataDependentOutputException):
         offline(lambda m, x, mask: m.layer(x) if mask.all() else x, ROWS, torch.ones(4, device="meta"))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_an_operator_of_higher_order_passes_through() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Attention(nn.Module):
+        def forward(self, query: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = flex_attention(query, query, query)  # type: ignore[assignment]
+            return result
+
+    assert count_offline(Attention(), torch.ones(1, 2, 16, 16)).forward == 2 * (2 * 2 * 16 * 16 * 16)
