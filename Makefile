@@ -110,8 +110,8 @@ $(LIGHTNING_VENV)/.installed: pyproject.toml constraints.txt benchmarks/constrai
 	$(LIGHTNING_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --constraint benchmarks/constraints-lightning.txt \
 		--editable '.[lightning,tensorboard,trace]' cloudpickle fastapi hydra-core 'jsonargparse[jsonnet,signatures]' \
-		matplotlib omegaconf onnx onnxruntime onnxscript pandas psutil pytest pytest-timeout rich scikit-learn \
-		tensorboardX uvicorn
+		matplotlib omegaconf onnx onnxruntime onnxscript pandas psutil pytest pytest-rerunfailures pytest-timeout rich \
+		scikit-learn tensorboardX uvicorn
 	@touch $@
 
 lint: $(VENV)/.installed-dev

@@ -113,7 +113,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def render(tallies: Sequence[Tally], *, ran: str) -> str:
     """The page that says what the campaigns found."""
     lines = ["# Campaigns against both promises", ""]
-    lines += ["Written by `make bench-faults`, which runs them again: the figures say what is, not what should be.", ""]
+    lines += ["Written by `make bench-faults`, which runs them again: the figures say what is, not what should be."]
+    lines += [
+        "A line is drawn among all that run, those included that only call on to the function that a tap is around:"
+    ]
+    lines += ["nothing of ours can fail there but the call, and nothing can guard it. The places tell them apart.", ""]
     lines += [f"*{ran}*", "", "| campaign | what it tries, and what then holds | tried | with a fault |"]
     lines += ["|---|---|---:|---:|"]
     lines += [f"| {each.campaign} | {each.promise} | {each.tried:,} | {each.faulty:,} |" for each in tallies]

@@ -284,7 +284,7 @@ class Suite:
     """For every run."""
     profiled: Mapping[str, str] = field(default_factory=dict)
     """For the runs with the profiler, too."""
-    test_sec: int = 180
+    test_sec: int = 300
     """A test that takes longer fails."""
     options: tuple[str, ...] = ()
     """More options of pytest."""
