@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -10,7 +9,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from lightning_flops.printable import package_logger
+
+logger = package_logger(__name__)
 
 
 def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
