@@ -222,4 +222,4 @@ def _stand_in_for_torchvision() -> None:
     # Asked once and remembered: transformers must not take the stand-in for the real one.
     import_utils.is_torchvision_available()
     import_utils.is_torchvision_v2_available()
-    sys.meta_path.append(_Finder())  # type: ignore[arg-type]
+    sys.meta_path.append(_Finder())

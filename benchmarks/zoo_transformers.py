@@ -197,7 +197,7 @@ def _one_of_each(kinds: list[Any], count: int) -> list[Any]:
 
 
 def _accepted(config_class: type) -> set[str] | None:
-    names = inspect.signature(config_class.__init__).parameters
+    names = inspect.signature(config_class).parameters
     fields = set(getattr(config_class, "__dataclass_fields__", {}))
     return fields | set(names) if fields else None
 

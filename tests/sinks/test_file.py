@@ -9,8 +9,8 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from lightning_flops.sinks import file
 from lightning_flops.sinks.file import FreePaths, free_path, write_text_file
 
 
@@ -114,13 +114,13 @@ def test_a_free_name_is_the_first_that_no_file_has(tmp_path: Path) -> None:
 def test_no_name_is_asked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that profiles often asks once for each file that it writes, and once for each that was there."""
     asked: list[str] = []
-    exists = file.LocalFileSystem.exists
+    exists = LocalFileSystem.exists
 
     def heard(self: Any, path: str, **kwargs: Any) -> bool:
         asked.append(Path(path).name)
         return bool(exists(self, path, **kwargs))
 
-    monkeypatch.setattr(file.LocalFileSystem, "exists", heard)
+    monkeypatch.setattr(LocalFileSystem, "exists", heard)
     (tmp_path / "profile.json").write_text("")
     paths = FreePaths()
     for _ in range(4):

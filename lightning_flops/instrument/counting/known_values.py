@@ -32,7 +32,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._fakes = mode
         self._values: Any = WeakIdKeyDictionary()
         """By tensor, one of the same values; its memory is shared as that of the fake ones would be."""
@@ -84,8 +84,10 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if selects is None:
                 return None
             with _disable_current_modes():
-                count = int(selects.expand(torch.broadcast_shapes(source.shape, mask.shape)).sum())
-            return source.new_empty(count)
+                shape = torch.broadcast_shapes(source.shape, mask.shape)  # type: ignore[no-untyped-call]
+                count = int(selects.expand(shape).sum())
+            selected: torch.Tensor = source.new_empty(count)
+            return selected
         if func is not torch.ops.aten.index.Tensor:
             return None
         places: list[torch.Tensor | None] = []
@@ -156,7 +158,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _grouped_product(
