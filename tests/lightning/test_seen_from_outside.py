@@ -152,6 +152,7 @@ def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[...,
     assert all(own < 7.0 for _, _, own in weights)
 
 
+@pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers")  # whose iterators no Trainer can pickle
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
     root: str, fit: Callable[..., Any], method: str
@@ -159,7 +160,7 @@ def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
     callback = FlopsProfilerCallback(timing_steps=2, trace=False)
-    made = fit(callback, None, num_workers=1, persistent_workers=True, multiprocessing_context=method)
+    made = fit(callback, None, num_workers=1, multiprocessing_context=method)
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
     assert made.global_step == 12
 
