@@ -196,5 +196,5 @@ def attention_with_a_product_in_its_scores() -> Network:
             args=tuple(torch.randn(batch, heads, sequence, size) for _ in range(3)),
             step=forward_only,  # torch differentiates it on other devices only
         ),
-        expected=Expected(forward=attention + positions, without_backward=attention + positions),
+        expected=Expected(forward=attention + positions),
     )
