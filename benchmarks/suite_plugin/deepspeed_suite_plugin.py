@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -85,6 +86,17 @@ def _replace_the_standalone_profiler() -> None:
         for name in ("FlopsProfiler", "get_model_profile"):
             if hasattr(owner, name):
                 setattr(owner, name, getattr(lightning_flops, name))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what an earlier run has recorded: this one goes on where that one ended."""
+    path = Path(os.environ[RECORD])
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    known = {facts["test"] for facts in map(json.loads, lines) if "test" in facts}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in known])
+    items[:] = [item for item in items if item.nodeid not in known]
+    for item in items:
+        record(chosen=item.nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -49,10 +49,11 @@ def test_a_test_whose_teardown_fails_has_failed_and_seconds_are_those_of_its_fil
     ],
 )
 def test_a_difference_that_is_not_in_the_list_is_named(tmp_path: Path, profiled: list[Any], fine: bool) -> None:
-    plain = run_of(tmp_path, ended("a.py::one", "passed"), ended(KNOWN, "passed"))
+    plain = run_of(tmp_path, {"chosen": KNOWN}, ended("a.py::one", "passed"), ended(KNOWN, "passed"))
     other = run_of(tmp_path, *profiled)
     text, is_fine = report({"without": plain, "with": other, "replaced": Run()}, source="1.2.3")
     assert is_fine is fine
+    assert ("Of 2 chosen tests 1 were not reached" in text) == (len(other.outcomes) < 2)
     assert ("NOT EXPLAINED: E boom" in text) == (different(plain, other) == ["a.py::one", KNOWN])
     assert (DIFFERENCES[KNOWN] in text) == (KNOWN in different(plain, other))
 
