@@ -99,11 +99,11 @@ class Run:
     """By file."""
     chosen: set[str] = field(default_factory=set)
     engines: int = 0
-    """Profiled; so for the two below."""
+    """Profiled, on every rank."""
     counting: int = 0
-    """Of them, those that trained a step, which was counted."""
+    """How often a counter of theirs was switched on, some of them several times in a step."""
     windows: int = 0
-    """Of them, those that trained until the report was there."""
+    """How many of them trained until the window closed."""
 
     @classmethod
     def read(cls, path: Path) -> Run:
@@ -183,7 +183,7 @@ def report(runs: Mapping[str, Run], *, source: str) -> tuple[str, bool]:
         '(`"profile_step": 0, "timing_steps": 1`), so that every engine is profiled. Replaced: '
         "`lightning_flops.FlopsProfiler` and `get_model_profile` in the place of DeepSpeed's.",
         "",
-        "| | tests | passed | skipped | failed | engines profiled | began to count | reported |",
+        "| | tests | passed | skipped | failed | engines profiled | counters switched on | windows closed |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for mode, run in runs.items():
