@@ -89,6 +89,12 @@ SMALL: dict[str, dict[str, Any]] = {
         name: {"text_config.rope_parameters": _THREE_AXES}
         for name in ("glm4v", "glm46v", "glm_image", "glm_ocr", "glmga")
     },
+    **{name: {"rope_parameters": _THREE_AXES} for name in ("qwen2_vl_text", "qwen2_5_vl_text")},
+    **{name: {"text_config.rope_parameters": _THREE_AXES} for name in ("qwen2_vl", "qwen2_5_vl")},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "mimi": {"upsample_groups": 32},
+    "csm": {"codec_config.upsample_groups": 32},
+    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [3, 4]},
     "glm4v_moe_text": {"rope_parameters": _TWO_AXES},
     "glm4v_moe": {"text_config.rope_parameters": _TWO_AXES},
     # Windows that fit into each stage's grid: 16, 8, 4 and 2 wide.

@@ -38,8 +38,8 @@ def test_a_product_that_the_backward_does_not_reach_costs_its_forward_alone() ->
 
     def run() -> torch.Tensor:
         unused(torch.ones(7, 3))
-        out: torch.Tensor = used(torch.ones(7, 3))
-        return out
+        result: torch.Tensor = used(torch.ones(7, 3))
+        return result
 
     assert expected(run) == Expected(2 * (2 * 7 * 3 * 5), 2 * 7 * 3 * 5)
 

@@ -86,8 +86,8 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 shape = torch.broadcast_shapes(source.shape, mask.shape)  # type: ignore[no-untyped-call]
                 count = int(selects.expand(shape).sum())
-            selected: torch.Tensor = source.new_empty(count)
-            return selected
+            chosen: torch.Tensor = source.new_empty(count)
+            return chosen
         if func is not torch.ops.aten.index.Tensor:
             return None
         places: list[torch.Tensor | None] = []
@@ -158,7 +158,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _place(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    place: int = tensor.untyped_storage()._cdata
+    return place
 
 
 def _grouped_product(
