@@ -34,7 +34,7 @@ from .fault_campaign import Answer, Fault, answer_of
 
 PACKAGE = Path(lightning_flops.__file__).resolve().parent
 ERRORS: dict[str, type[BaseException]] = {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}
-TRIAL_SEC = 120.0
+TRIAL_SEC = 300.0
 STEPS = 12
 """Enough for one step that is counted, two that settle, two that are timed, one warm-up, one traced, and the rest."""
 WORDS = "injected on purpose"

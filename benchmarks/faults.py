@@ -51,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for campaign in options.campaigns:
         tally = Tally(campaign=campaign, promise=CAMPAIGNS[campaign], seed=options.seed)
         again = f"{campaign} --seed {{seed}} --only {{number}}"
-        tallies.append(run_campaign(tally, _trial_of(campaign), seconds=share, again=again, only=options.only))
+        tallies.append(tally)
+        try:
+            run_campaign(tally, _trial_of(campaign), seconds=share, again=again, only=options.only)
+        except RuntimeError as error:  # the others are worth their while
+            tally.promise += f". **It did not run: {error}**"
         print(f"{campaign}: {tally.tried} tried, {tally.faulty} with a fault", file=sys.stderr, flush=True)
     ran = ", ".join(f"{name} {found}" for name, found in versions(("torch", "lightning", "deepspeed")).items())
     page = render(tallies, ran=f"{date.today()}, {code_in_words()}. {machine_in_words()}; {ran}.")
