@@ -126,13 +126,19 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
             operator = self._operators[call]
         except (AttributeError, KeyError):
-            operator = self._operator(func)
+            try:
+                operator = self._operator(func)
+                runs_functions = False
+                if operator.higher_order:
+                    repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
+                    args = with_seen_functions(self, func, args, repeating)
+                    runs_functions = operator.listed and runs_only_functions(func)
+            except Exception as error:  # as below: nothing has run yet, so the operator runs as it does without us
+                self._failed("an operator", error)
+                return func(*args, **(kwargs or {}))
             call = operator.call
-            if operator.higher_order:
-                repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
-                args = with_seen_functions(self, func, args, repeating)
-                if operator.listed and runs_only_functions(func):
-                    return call(*args, **(kwargs or {}))
+            if runs_functions:
+                return call(*args, **(kwargs or {}))
         if types:
             for tensor_type in types:
                 if hands_over(tensor_type):

@@ -67,6 +67,21 @@ def test_what_fails_while_a_model_runs(owner: Any, name: str, where: str, monkey
     assert note == f"Counting failed in {where} (LookupError: no longer there); FLOPs may be missing."
 
 
+@pytest.mark.parametrize("name", ["operator_of", "with_seen_functions"])
+def test_what_fails_before_an_operator_has_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the first call of each, or one that is handed functions: it runs as it does without a counter."""
+
+    class Branches(Checkpointed):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = torch.cond(x.sum() > 0, self.layer, lambda x: self.layer(-x), (x,))
+            return out
+
+    monkeypatch.setattr(counting_mode, "current_operators", dict)
+    monkeypatch.setattr(counting_mode, name, fails)
+    notes = notes_of_a_step(Branches())
+    assert "Counting failed in an operator (LookupError: no longer there); FLOPs may be missing." in notes
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [("_products", "the beginning of a compiled backward"), ("_end", "the end of a compiled backward")],
