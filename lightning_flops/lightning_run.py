@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -178,9 +179,11 @@ def _log_folder(trainer: Trainer, *, or_own: bool) -> str | None:
     """The folder that a logger has for this run; else one of our own below the Trainer's, if *or_own*.
 
     Not ``trainer.log_dir``, which asks all ranks to take part in a broadcast. Nor the ``save_dir`` of a logger without
-    a folder for each run: that is the service's own, and may be the working directory.
+    a folder for each run: that is the service's own, and may be the working directory. Nor what is no path: a logger
+    that somebody has made up for a test shows an object under every name.
     """
     for run_logger in trainer.loggers:
-        if folder := getattr(run_logger, "log_dir", None):
-            return str(folder)
+        folder = getattr(run_logger, "log_dir", None)
+        if isinstance(folder, (str, os.PathLike)) and (path := os.fsdecode(folder)):
+            return path
     return f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if or_own else None

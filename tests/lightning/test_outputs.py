@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
@@ -17,8 +18,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.lightning_run import _log_folder
 from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
+from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BACKWARD, BATCH, FORWARD, loader, new_net
 from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
 
@@ -151,10 +154,27 @@ def test_without_monitor_nothing_is_tapped_once_the_window_is_closed(
     callback = FlopsProfilerCallback(timing_steps=1, monitor=False, trace=False)
     run, seen = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=1), []
     net = new_net(root)
-    net.on_train_batch_end = lambda *args: seen.append("_on_before_fetch" in vars(run.fit_loop.epoch_loop))
+    net.on_train_batch_end = lambda *args: seen.append(left_on_object(run.fit_loop.epoch_loop) != [])
     run.fit(net, loader(8))
     assert seen == [True] * 4 + [False] * 4  # the window closes after step 3: 1 is counted, 2 settles
     assert [tag for tag in read_back(tmp_path).Tags()["scalars"] if tag.startswith("flops_monitor/")] == []
+
+
+@pytest.mark.parametrize("log_dir", [Mock(), "", b"logs", 3, None])
+def test_a_log_dir_that_is_no_path_names_no_folder(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_dir: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=log_dir)
+    run = trainer(logger=run_logger, default_root_dir=tmp_path / "root")
+    assert _log_folder(run, or_own=True) == str(tmp_path / "root" / "lightning_flops_logs")
+    assert _log_folder(run, or_own=False) is None
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_log_dir_that_is_a_path_is_the_folder(root: str, trainer: MakeTrainer, kind: type) -> None:
+    run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=kind("logs/version_3"))
+    assert _log_folder(trainer(logger=run_logger), or_own=True) == "logs/version_3"
 
 
 def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
