@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lightning_flops.instrument.compiler_sight import hidden
@@ -29,13 +30,18 @@ _HOOK_WARNING = ("ignore", re.compile(r"Using `torch.compile\(module\)` when the
 
 
 @contextmanager
-def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]) -> Iterator[None]:
+def module_hooks(
+    on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]
+) -> Iterator[Callable[[], bool]]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
     Calls *on_compiled* whenever torch has compiled something. None of the three may raise: they run in the user's step.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
+
+    What is entered says, when asked, whether *on_leave* is the last of torch's hooks: whoever is called by it may then
+    take it away there and then, though torch is going through them.
     """
     compiler = _compiler_callbacks()
     deeper, back = stack_room.deeper, stack_room.back
@@ -74,6 +80,10 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
             handles.append(register_module_forward_pre_hook(enter if unseen else before))
             handles.append(register_module_forward_hook(leave if unseen else after, always_call=True))
 
+    def is_last() -> bool:
+        hooks = getattr(torch_module, "_global_forward_hooks", None)
+        return bool(hooks and handles) and next(reversed(hooks)) == handles[-1].id
+
     def take_down(reason: Any = None) -> None:
         while handles:
             handles.pop().remove()
@@ -88,7 +98,7 @@ def module_hooks(on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable
     put_up()
     try:
         with _silenced_hook_warning(), stack_room.open(_FRAMES):
-            yield
+            yield is_last
     finally:
         if compiler is not None:
             compiler.remove_start_callback(take_down)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.instrument.module_hooks import module_hooks
@@ -62,13 +61,14 @@ class ModuleTimer:
         self._owners: list[str | None] = []
         self._own_sec: dict[str, float] = {}
         self._undo = ExitStack()
+        self._hears_last: Callable[[], bool] = lambda: False
         self.outermost_calls = 0
         """Calls of the root, or of a module below it that none above it called."""
 
     def __enter__(self) -> ModuleTimer:
         """Puts the hooks up."""
         with ExitStack() as undo:
-            undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
+            self._hears_last = undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
             self._undo = undo.pop_all()
         return self
 
@@ -174,8 +174,7 @@ class ModuleTimer:
 
     def _on_raised(self) -> None:
         # Torch is going through its global hooks: to take one of them away is safe for the last one alone.
-        hooks = getattr(torch_module, "_global_forward_hooks", None)
-        if hooks and next(reversed(hooks.values())) == self._on_leave:
+        if self._hears_last():
             self._abandon()
         else:
             self._abandoned = True
