@@ -81,7 +81,7 @@ def module_hooks(
             handles.append(register_module_forward_hook(leave if unseen else after, always_call=True))
 
     def is_last() -> bool:
-        hooks = getattr(torch_module, "_global_forward_hooks", None)
+        hooks: Any = getattr(torch_module, "_global_forward_hooks", None)
         return bool(hooks and handles) and next(reversed(hooks)) == handles[-1].id
 
     def take_down(reason: Any = None) -> None:
