@@ -10,8 +10,9 @@ import gc
 import importlib
 import io
 import pickle
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -124,14 +125,14 @@ HALVES = {
 """Each half and the class that it is made whole with."""
 
 
-def _classes() -> Iterator[tuple[str, type]]:
+def __getattr__(name: str) -> Any:
+    """The class of that name, made when it is asked for: a worker process imports one root, and that takes seconds."""
     for root in ROOTS:
-        package = importlib.import_module(root)
         for half, base in HALVES.items():
-            yield (
-                name_of(half, root),
-                type(name_of(half, root), (half, getattr(package, base)), {"__module__": __name__}),
-            )
+            if name == name_of(half, root):
+                kind = type(name, (half, getattr(importlib.import_module(root), base)), {"__module__": __name__})
+                return globals().setdefault(name, kind)
+    raise AttributeError(name)
 
 
 def name_of(half: type, root: str) -> str:
@@ -139,12 +140,9 @@ def name_of(half: type, root: str) -> str:
     return half.__name__ + "".join(part.title() for part in root.replace(".", "_").split("_"))
 
 
-globals().update(dict(_classes()))
-
-
 def new(half: type, root: str, *args: Any, **kwargs: Any) -> Any:
     """One of the class made of *half* for *root*."""
-    return globals()[name_of(half, root)](*args, **kwargs)
+    return getattr(sys.modules[__name__], name_of(half, root))(*args, **kwargs)
 
 
 # ---- looking

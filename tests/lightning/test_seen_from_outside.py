@@ -1,4 +1,8 @@
-"""Whoever pickles, copies or walks through a run in a hook finds what there would be without the profiler."""
+"""Whoever pickles, copies or walks through a run in a hook finds what there would be without the profiler.
+
+Every hook is looked at in every state of the window, each time in one of the three ways, which take turns; in all three
+ways, and under both import roots, in the slow tests.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ import torch
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.lightning_deepspeed import _StoodDown
 from tests.lightning import seen
-from tests.lightning.nets import batch_flops
+from tests.lightning.nets import ROOTS, batch_flops
 
 MakeTrainer = Callable[..., Any]
 Moment = tuple[str, int]
@@ -29,6 +33,11 @@ WINDOWS: dict[str, tuple[type, dict[str, Any], set[str]]] = {
     "monitor only": (seen.Net, {"timer_only": True}, {"WAITING"}),
 }
 
+FIRST, SECOND = ROOTS
+SLOW = [pytest.mark.slow]
+IN_TURN = [(FIRST, "one window"), (SECOND, "by hand"), (FIRST, "several windows"), (SECOND, "monitor only")]
+under_both_roots = pytest.mark.parametrize("root", [FIRST, pytest.param(SECOND, marks=pytest.mark.slow)])
+
 
 def state_of(callback: FlopsProfilerCallback) -> str:
     """What the profiler is doing, in a word."""
@@ -40,21 +49,42 @@ def state_of(callback: FlopsProfilerCallback) -> str:
 def fit(root: str, trainer: MakeTrainer, tmp_path: Path) -> Callable[..., Any]:
     """Trains with validation and checkpoints among the steps; *look* is called in every hook."""
 
-    def run(profiler: Any, look: Any, *, half: type = seen.Net, **loading: Any) -> Any:
+    def run(
+        profiler: Any, look: Any, *, half: type = seen.Net, batches: int = 12, loading: Any = None, **settings: Any
+    ) -> Any:
         torch.manual_seed(1)
         probe = seen.new(seen.Probe, root, look)
-        folder = tmp_path / type(profiler).__name__
-        made = trainer(probe, profiler, enable_checkpointing=True, val_check_interval=3, default_root_dir=folder)
-        made.fit(seen.new(half, root), datamodule=seen.new(seen.Data, root, 12, **loading))
+        settings = {"enable_checkpointing": True, "val_check_interval": 3, **settings}
+        made = trainer(probe, profiler, default_root_dir=tmp_path / type(profiler).__name__, **settings)
+        made.fit(seen.new(half, root), datamodule=seen.new(seen.Data, root, batches, **(loading or {})))
         return made
 
     return run
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_what_is_pickled_and_copied_in_any_hook_is_the_same_with_and_without_the_profiler(
+@pytest.mark.parametrize(("root", "window"), IN_TURN)
+def test_what_is_pickled_or_copied_in_any_hook_is_the_same_with_and_without_the_profiler(
     root: str, fit: Callable[..., Any], window: str
 ) -> None:
+    turns: Counter[str] = Counter({hook: index for index, hook in enumerate(seen.HOOKS, [*WINDOWS].index(window))})
+
+    def next_way(hook: str) -> list[str]:
+        turns[hook] += 1
+        return [[*seen.WAYS][turns[hook] % len(seen.WAYS)]]
+
+    compare(root, fit, window, next_way)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", WINDOWS)
+def test_what_is_pickled_and_copied_in_any_hook_is_the_same_with_and_without_the_profiler_in_every_way(
+    root: str, fit: Callable[..., Any], window: str
+) -> None:
+    compare(root, fit, window, lambda hook: [*seen.WAYS])
+
+
+def compare(root: str, fit: Callable[..., Any], window: str, ways: Callable[[str], list[str]]) -> None:
+    """Look at the run in *ways* of a hook, the first time it is called in each state, and at a plain run then, too."""
     half, settings, states = WINDOWS[window]
     callback = FlopsProfilerCallback(**settings)
     profiled: dict[Moment, dict[str, Any]] = {}
@@ -67,7 +97,8 @@ def test_what_is_pickled_and_copied_in_any_hook_is_the_same_with_and_without_the
             return
         known.add((hook, state_of(callback)))
         assert seen.ours_within(trainer) == [], hook
-        profiled[hook, calls[hook]] = {way: seen.outcome(way, seen.whole(trainer, module)) for way in seen.WAYS}
+        whole = seen.whole(trainer, module)
+        profiled[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in ways(hook)}
 
     fit(callback, look, half=half)
     assert {state for _, state in known} >= states
@@ -82,7 +113,7 @@ def test_what_is_pickled_and_copied_in_any_hook_is_the_same_with_and_without_the
         calls[hook] += 1
         if (hook, calls[hook]) in profiled:
             whole = seen.whole(trainer, module)
-            plain[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in seen.WAYS}
+            plain[hook, calls[hook]] = {way: seen.outcome(way, whole) for way in profiled[hook, calls[hook]]}
 
     fit(seen.new(seen.Nobody, root), look_again, half=half)
     assert profiled == plain
@@ -111,6 +142,8 @@ def trains_on(copied: Any) -> list[float]:
     return list(copied.lightning_module.losses)
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # the first fit's, in the second as in any Trainer
+@under_both_roots
 def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(
     root: str, fit: Callable[..., Any]
 ) -> None:
@@ -127,6 +160,7 @@ def test_a_copy_trains_on_like_a_copy_of_a_plain_trainer_and_is_profiled_anew(
         assert of_copy.profile is not None and of_copy.profile.flops.forward == batch_flops().forward
 
 
+@under_both_roots
 def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[..., Any], tmp_path: Path) -> None:
     weights: list[tuple[str, float, float]] = []
     callback = FlopsProfilerCallback(timing_steps=2)
@@ -153,16 +187,31 @@ def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[...,
 
 
 @pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers")  # whose iterators no Trainer can pickle
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("root", "method"),
+    [
+        pytest.param(root, method, marks=() if (root, method) in {(FIRST, "spawn"), (SECOND, "forkserver")} else SLOW)
+        for root in ROOTS
+        for method in ("spawn", "forkserver")
+    ],
+)
 def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
     root: str, fit: Callable[..., Any], method: str
 ) -> None:
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
     callback = FlopsProfilerCallback(timing_steps=2, trace=False)
-    made = fit(callback, None, num_workers=1, multiprocessing_context=method)
+    states: list[str] = []
+
+    def look(hook: str, trainer: Any, module: Any) -> None:
+        if hook == "on_validation_start":
+            states.append(state_of(callback))
+
+    loading = {"num_workers": 1, "multiprocessing_context": method}
+    made = fit(callback, look, batches=4, loading=loading, num_sanity_val_steps=0)
+    assert states == ["SETTLING"]  # step 1 is counted, validation comes after step 2
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
-    assert made.global_step == 12
+    assert made.global_step == 4
 
 
 def test_the_block_that_stands_in_is_pickled_and_copied_as_the_users() -> None:
