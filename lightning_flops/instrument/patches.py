@@ -213,7 +213,11 @@ class _OwnAttribute:
 
 
 class _Shared:
-    """One function of a class or a module, replaced for everybody."""
+    """One function of a class or a module, replaced for everybody.
+
+    What is found there meanwhile is pickled by its name, as the function is. Who took the function before cannot pickle
+    it until this is undone: what is pickled by name must be what stands there.
+    """
 
     def __init__(
         self, target: type | types.ModuleType, name: str, make: Make, *, missing: Callable[..., Any] | None = None
@@ -305,7 +309,8 @@ class Patches:
     def replace(self, target: Any, name: str, make: Make) -> None:
         """Have ``target.name`` of an instance, a class or a module run ``make(original)``.
 
-        On a class *original* is the plain function, which gets the instance as its first argument.
+        On a class *original* is the plain function, which gets the instance as its first argument. A function of a
+        class or a module that somebody took before cannot be pickled while it is replaced.
 
         The taps of an instance are gone when nobody holds these ``Patches`` any more; they do not hold the instance.
 
