@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -323,3 +324,19 @@ def test_a_class_and_a_module_are_left_as_they_were_found() -> None:
     patches.undo()
     assert (Base().greet(), Derived().greet()) == ("hello", "hello")
     assert "greet" not in vars(Derived) and vars(library)["size"] is len
+
+
+def test_a_replaced_function_is_pickled_by_its_name_and_one_that_was_taken_before_when_it_is_back() -> None:
+    taken, plain = spying, pickle.dumps(spying)
+    patches = Patches()
+    patches.replace(sys.modules[__name__], "spying", lambda original: lambda *args: original(*args))
+    try:
+        assert spying is not taken
+        assert pickle.dumps(spying) == plain
+        assert pickle.loads(plain) is pickle.loads(cloudpickle.dumps(spying)) is spying
+        assert copy.deepcopy(taken) is taken
+        with pytest.raises(pickle.PicklingError, match="not the same object"):
+            pickle.dumps(taken)
+    finally:
+        patches.undo()
+    assert spying is taken and pickle.dumps(taken) == plain and pickle.loads(plain) is taken
