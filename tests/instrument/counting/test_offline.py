@@ -160,3 +160,11 @@ def test_an_operator_of_higher_order_passes_through() -> None:
             return result
 
     assert count_offline(Attention(), torch.ones(1, 2, 16, 16)).forward == 2 * (2 * 2 * 16 * 16 * 16)
+
+
+def test_nothing_of_an_ordinary_model_is_listed_or_a_lower_bound() -> None:
+    """Fake tensors are asked for their device by an operator."""
+    counts = count_offline(nn.Linear(8, 5), torch.randn(4, 8))
+    assert counts.forward == 2 * 4 * 8 * 5
+    assert counts.uncounted == {}
+    assert not counts.is_lower_bound

@@ -222,6 +222,9 @@ _ELSEWHERE: Mapping[str, str] = {
     "onnx": "RotaryEmbedding",
     "prepacked": "conv2d_clamp_prepack conv2d_transpose_clamp_prepack linear_clamp_prepack "
     "unpack_prepacked_sizes_conv2d unpack_prepacked_sizes_linear",
+    # What a tensor that computes nothing, or a subclass, is asked about itself.
+    "prim": "data device dtype grad is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested "
+    "is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize layout name nbytes requires_grad",
     "prims": _PRIMS,
     "profiler": "_record_function_enter _record_function_enter_new _record_function_exit",
     "quantization": "_Bfloat16QuantizedToFloat _FloatToBfloat16Quantized",
