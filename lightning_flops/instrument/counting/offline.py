@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -26,7 +28,8 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
 
     Neither the model nor the random state is touched, no memory is taken but for small values that follow from the
     batch (``KnownValues``), compiled modules run eagerly, and torch logs nothing. What the
-    forward keeps in attributes of modules is put back; what it keeps elsewhere is not.
+    forward keeps in attributes of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is cleared;
+    what it keeps elsewhere is not put back.
 
     Args:
         model: its parameters' shapes, dtypes and devices are what counts.
@@ -52,7 +55,8 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
         )
     with (
         _attributes_put_back(model),
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        _caches_cleared(mode := FakeTensorMode(allow_non_fake_inputs=True)),
+        mode,
         KnownValues(mode) as known,
         torch.compiler.set_stance("force_eager"),
         _quiet(),
@@ -132,6 +136,24 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
             for value, content in contents:
                 value.clear()
                 value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+@contextmanager
+def _caches_cleared(mode: FakeTensorMode) -> Iterator[None]:
+    """Afterwards no ``functools.lru_cache`` holds a tensor of *mode*, with which the next real forward would compute.
+
+    Such a cache, of position codes for one, is a function's, and so of no module.
+    """
+    try:
+        yield
+    finally:
+        for cache in gc.get_objects():
+            if type(cache) is functools._lru_cache_wrapper and any(
+                getattr(tensor, "fake_mode", None) is mode
+                for held in gc.get_referents(cache)
+                for tensor in tensors_of(held)
+            ):
+                cache.cache_clear()
 
 
 def _holds(value: Any) -> bool:

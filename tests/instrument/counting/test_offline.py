@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -168,3 +169,22 @@ def test_nothing_of_an_ordinary_model_is_listed_or_a_lower_bound() -> None:
     assert counts.forward == 2 * 4 * 8 * 5
     assert counts.uncounted == {}
     assert not counts.is_lower_bound
+
+
+def test_no_cache_of_a_function_keeps_what_was_computed_on_fake_tensors() -> None:
+    @functools.lru_cache(maxsize=1)
+    def codes(size: int) -> tuple[torch.Tensor, int]:
+        return torch.arange(size) * 2.0, size
+
+    @functools.lru_cache(maxsize=1)
+    def other(size: int) -> int:
+        return size
+
+    class Coded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * codes(x.shape[-1])[0] * other(1)
+
+    model, batch = Coded(), torch.ones(2, 3)
+    count_offline(model, batch)
+    assert torch.equal(model(batch), torch.tensor([[0.0, 2.0, 4.0], [0.0, 2.0, 4.0]]))
+    assert other.cache_info().currsize == 1
