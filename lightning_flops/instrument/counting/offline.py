@@ -27,8 +27,8 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     """FLOPs of one eager forward of *model* on a batch of these shapes, and of the backward of all that it puts out.
 
     Neither the model nor the random state is touched, no memory is taken but for small values that follow from the
-    batch (``KnownValues``), compiled modules run eagerly, and torch logs nothing. What the
-    forward keeps in attributes of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is cleared;
+    batch (``KnownValues``), compiled modules run eagerly, and torch logs nothing. What the forward keeps in attributes
+    of modules is put back, and a ``functools.lru_cache`` that holds a fake tensor is cleared;
     what it keeps elsewhere is not put back.
 
     Args:
