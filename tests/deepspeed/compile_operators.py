@@ -1,4 +1,4 @@
-"""Compiles, once and before any test, the operator of DeepSpeed's that its engines use on a CPU.
+"""Compiles, once and before any test, the operators of DeepSpeed's that its engines use on a CPU.
 
     python -m tests.deepspeed.compile_operators
 
@@ -24,9 +24,10 @@ def main() -> None:
         fcntl.flock(held, fcntl.LOCK_EX)  # let go when this process ends, however it ends
         for left in folder.glob("*/lock"):
             left.unlink(missing_ok=True)
-        from deepspeed.ops.op_builder.cpu import FusedAdamBuilder
+        from deepspeed.ops.op_builder.cpu import FusedAdamBuilder, ShareMemCommBuilder
 
-        FusedAdamBuilder().load(verbose=False)
+        for builder in (FusedAdamBuilder(), ShareMemCommBuilder()):
+            builder.load(verbose=False)
 
 
 if __name__ == "__main__":
