@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import importlib
 import io
 import json
 import math
 import random
 import re
 import resource
-import sys
 import tempfile
 import unicodedata
 import zlib
@@ -426,7 +426,7 @@ def _show_fit(names: list[str], kind: str) -> dict[str, str]:
     from tests.lightning.nets import ROOTS, Rows, new_trainer
 
     root = ROOTS[0]
-    base: Any = sys.modules[root].LightningModule
+    base: Any = importlib.import_module(root).LightningModule
 
     class Net(base):  # type: ignore[misc]
         def __init__(self) -> None:
