@@ -159,7 +159,10 @@ bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks
 
 # For so long, all campaigns together.
+bench-faults: export DS_ACCELERATOR ?= cpu
+bench-faults: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 bench-faults: SECONDS ?= 900
+	$(RUN) -m tests.deepspeed.compile_operators
 bench-faults: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.faults --seconds $(SECONDS) --output benchmarks/results/faults.md
 
