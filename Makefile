@@ -162,8 +162,8 @@ bench-ranks: $(VENV)/.installed-dev
 bench-faults: export DS_ACCELERATOR ?= cpu
 bench-faults: export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.cache/torch_extensions
 bench-faults: SECONDS ?= 900
-	$(RUN) -m tests.deepspeed.compile_operators
 bench-faults: $(VENV)/.installed-dev
+	$(RUN) -m tests.deepspeed.compile_operators
 	$(RUN) -m benchmarks.faults --seconds $(SECONDS) --output benchmarks/results/faults.md
 
 $(BENCH_VENV)/.installed-bench: pyproject.toml constraints.txt benchmarks/constraints.txt
