@@ -34,7 +34,6 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.trace_tables import Overlap, TracedPart
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopPhase,
@@ -48,6 +47,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.report.ranks_text import ranks_lines
+from lightning_flops.schema.trace import Overlap, TracedPart
 
 from .time_report import write_section
 

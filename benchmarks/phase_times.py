@@ -30,10 +30,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_flops import FlopsProfilerCallback, run_profiler, window_profile
+from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
+from lightning_flops.session import run_profiler, window_profile
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, median_with_interval

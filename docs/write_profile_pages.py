@@ -27,7 +27,7 @@ from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.throughput import SCHEMA_VERSION as THROUGHPUT_VERSION
 from lightning_flops.analysis.throughput import ThroughputSummary
 from lightning_flops.analysis.trace.report import SCHEMA_VERSION as TRACES_VERSION
-from lightning_flops.analysis.trace_tables import TracesReport
+from lightning_flops.schema.trace import TracesReport
 
 FOLDER = Path(__file__).parent
 SCHEMA = FOLDER / "profile.schema.json"

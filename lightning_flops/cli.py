@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
-from lightning_flops.printable import printable
+from lightning_flops.text.printable import printable
 
 PROGRAM = "lightning-flops"
 
@@ -112,7 +112,7 @@ def _rows(text: str) -> int:
 
 
 def _run(as_module: bool, program: Sequence[str]) -> int:
-    from lightning_flops.run_script import ProgramNotFoundError, run
+    from lightning_flops.doors.run_program import ProgramNotFoundError, run
 
     try:
         run(program[0], program[1:], as_module=as_module)

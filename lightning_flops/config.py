@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import fsspec
 
 from lightning_flops.errors import ConfigError
-from lightning_flops.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
+from lightning_flops.text.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
 
 BLOCK = "flops_profiler"
 """Name of the block in a DeepSpeed config, and of the settings in every message."""

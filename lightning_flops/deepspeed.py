@@ -29,12 +29,12 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
-from lightning_flops.deepspeed_engine import EngineProfiler
-from lightning_flops.deepspeed_pipeline import PipelineProfiler
+from lightning_flops.doors.deepspeed_engine import EngineProfiler
+from lightning_flops.doors.deepspeed_pipeline import PipelineProfiler
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.printable import package_logger
-from lightning_flops.profiled_run import ProfiledRun
+from lightning_flops.session.results import ProfiledRun
+from lightning_flops.text.printable import package_logger
 
 __all__ = ["Handle", "attach", "install", "uninstall"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.lightning import FlopsProfilerCallback

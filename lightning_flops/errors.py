@@ -1,6 +1,6 @@
 """What this package raises, at construction only: nothing of it reaches a training loop."""
 
-from lightning_flops.printable import printable
+from lightning_flops.text.printable import printable
 
 
 class LightningFlopsError(Exception):

@@ -18,18 +18,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.config import ProfilerConfig, refuse_unknown
-from lightning_flops.imported import when_imported
-from lightning_flops.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
-from lightning_flops.lightning_fit import FitProfiler
-from lightning_flops.lightning_launch import origin_of, send_home
-from lightning_flops.lightning_run import IMPORT_ROOTS
-from lightning_flops.printable import package_logger
-from lightning_flops.profiled_run import ProfiledRun
+from lightning_flops.doors.lightning_context import IMPORT_ROOTS
+from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
+from lightning_flops.doors.lightning_fit import FitProfiler
+from lightning_flops.doors.lightning_launch import origin_of, send_home
+from lightning_flops.doors.when_imported import when_imported
+from lightning_flops.session.results import ProfiledRun
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
-    from lightning_flops.lightning_types import Callback, LightningModule, Trainer
+    from lightning_flops.doors.lightning_types import Callback, LightningModule, Trainer
 
     _CallbackBases = Callback
 else:

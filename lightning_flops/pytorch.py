@@ -9,11 +9,11 @@ from typing import Any, Literal
 from torch import nn
 
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
 from lightning_flops.instrument.module_scope import require_module
-from lightning_flops.standalone import FlopsProfiler, get_model_profile
 
 __all__ = [
     "FlopCounts",

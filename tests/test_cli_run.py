@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lightning_flops.run_script import when_imported
+from lightning_flops.doors.run_program import when_imported
 
 REPOSITORY = Path(__file__).parent.parent
 

@@ -16,8 +16,8 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.trace_tables import Overlap, RankCollectiveRow, RankComparison, RankRow
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.schema.trace import Overlap, RankCollectiveRow, RankComparison, RankRow
 
 if TYPE_CHECKING:
     Integers: TypeAlias = array[int]

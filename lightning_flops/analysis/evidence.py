@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.step_rates import Rates
     from lightning_flops.analysis.stragglers import Straggler
     from lightning_flops.analysis.timing import TimingProfile
-    from lightning_flops.analysis.trace_tables import TraceReport
+    from lightning_flops.schema.trace import TraceReport
 
 ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""

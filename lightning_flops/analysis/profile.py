@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.advice import Advice, advise
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
@@ -43,6 +42,7 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.schema import dataclass_json
 
 SCHEMA_VERSION = 3
 """Version of the JSON that ``Profile.to_json`` writes; another one is not read.

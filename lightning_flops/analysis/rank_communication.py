@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lightning_flops.analysis.collectives import TracedRank, compare
 from lightning_flops.analysis.rank_record import RankRecord
 from lightning_flops.analysis.spreads import RankSpread, spread_over
-from lightning_flops.analysis.trace_tables import RankCollectiveRow, RankRow
+from lightning_flops.schema.trace import RankCollectiveRow, RankRow
 
 _US_PER_SEC = 1e6
 

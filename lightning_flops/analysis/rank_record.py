@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.collectives import CollectiveCalls, Integers
 from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
 from lightning_flops.analysis.templates import Numbers, Template
 from lightning_flops.analysis.timing import TimingProfile
-from lightning_flops.analysis.trace_tables import Overlap, TracedPart
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
-from lightning_flops.json_text import read_json
 from lightning_flops.records import RunContext
+from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.trace import Overlap, TracedPart
+from lightning_flops.text.json_text import read_json
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.rates import per_second, ratio
 from lightning_flops.records import BatchTotals, Extremes
+from lightning_flops.schema import dataclass_json
 
 SCHEMA_VERSION = 1
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""

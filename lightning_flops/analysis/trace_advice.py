@@ -10,8 +10,8 @@ from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.trace_tables import RankComparison, RankRow, TraceReport
 from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.trace import RankComparison, RankRow, TraceReport
 
 _US_PER_SEC = 1e6
 

@@ -12,7 +12,6 @@ from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above
 from lightning_flops.analysis.rates import mean, per_second, ratio
-from lightning_flops.analysis.trace_tables import ModuleTable, TracedPart, TraceReport
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import (
     OUTSIDE,
@@ -22,6 +21,7 @@ from lightning_flops.records import (
     TracedStepRecord,
     WindowRecord,
 )
+from lightning_flops.schema.trace import ModuleTable, TracedPart, TraceReport
 
 _US_PER_SEC = 1e6
 

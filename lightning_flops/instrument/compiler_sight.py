@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
 from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.printable import package_logger
 from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -29,7 +29,6 @@ from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.tracing.step_tracer import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
-from lightning_flops.printable import package_logger
 from lightning_flops.records import (
     ModuleRecord,
     RunContext,
@@ -38,6 +37,7 @@ from lightning_flops.records import (
     TimePhase,
     WindowRecord,
 )
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import distributed, nn
 
-from lightning_flops.printable import package_logger
 from lightning_flops.records import OptimizerFacts, RunFacts
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from lightning_flops.analysis.advice import Advice
-from lightning_flops.printable import page
 from lightning_flops.report.layout import paragraph, title
+from lightning_flops.text.printable import page
 from lightning_flops.units import percent
 
 _NOTHING = "Nothing that was measured is above its threshold."

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from lightning_flops.analysis.forward_profile import ForwardModule, ForwardProfile
 from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.analysis.rates import per_second
-from lightning_flops.printable import page, printable_lines
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,
     flops_to_string,
@@ -22,6 +21,7 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.report.layout import line, marked, paragraph, some_of, title
+from lightning_flops.text.printable import page, printable_lines
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
 
 _TITLE_WIDTH = 78

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
-from lightning_flops.printable import printable
+from lightning_flops.text.printable import printable
 
 WIDTH = 120
 """Columns that a report keeps to where the model's own names let it."""

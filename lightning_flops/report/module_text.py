@@ -9,8 +9,8 @@ from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, fold
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
-from lightning_flops.printable import printable, printable_lines
 from lightning_flops.report.layout import WIDTH, paragraph, title, wrapped
+from lightning_flops.text.printable import printable, printable_lines
 from lightning_flops.units import duration, percent, plural, si
 
 _STEP = "  "

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
-from lightning_flops.analysis.trace_tables import (
+from lightning_flops.report import layout
+from lightning_flops.report.advice_text import advice_lines
+from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
+from lightning_flops.report.traced_text import STEP_PARTS
+from lightning_flops.schema.trace import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
     ChildRow,
@@ -16,11 +20,7 @@ from lightning_flops.analysis.trace_tables import (
     TraceReport,
     TracesReport,
 )
-from lightning_flops.printable import page
-from lightning_flops.report import layout
-from lightning_flops.report.advice_text import advice_lines
-from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
-from lightning_flops.report.traced_text import STEP_PARTS
+from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 
 TOP_ROWS = 20

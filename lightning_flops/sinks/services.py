@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

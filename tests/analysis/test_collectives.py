@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis import collectives
 from lightning_flops.analysis.collectives import CollectiveCalls, RanksError, TracedRank, compare
-from lightning_flops.analysis.trace_tables import Overlap, RankRow
+from lightning_flops.schema.trace import Overlap, RankRow
 
 EVERYONE = "[0, 1, 2]"
 

@@ -10,7 +10,16 @@ from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.step_flops import DtypeFlops
 from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.analysis.timing import build_timing
-from lightning_flops.analysis.trace_tables import (
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.records import (
+    ModuleRecord,
+    OptimizerFacts,
+    PhaseSeconds,
+    RunFacts,
+    StepRecord,
+    StepSignature,
+)
+from lightning_flops.schema.trace import (
     DeviceMetrics,
     Durations,
     IdleTime,
@@ -21,15 +30,6 @@ from lightning_flops.analysis.trace_tables import (
     StepTimes,
     TraceReport,
     TransferRow,
-)
-from lightning_flops.config import AdviceThresholds
-from lightning_flops.records import (
-    ModuleRecord,
-    OptimizerFacts,
-    PhaseSeconds,
-    RunFacts,
-    StepRecord,
-    StepSignature,
 )
 from tests.report.windows import A100, CPU, cell
 

@@ -14,9 +14,9 @@ from lightning_flops.analysis.rank_record import RankRecord, make_rank_record
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.analysis.stragglers import Straggler, find_stragglers
 from lightning_flops.analysis.timing import build_timing
-from lightning_flops.analysis.trace_tables import TracedPart
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
+from lightning_flops.schema.trace import TracedPart
 from tests.report import windows
 
 MS = 0.001

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 PLACES = (
-    "lightning_flops.run_profiler.Recorder",
-    "lightning_flops.run_profiler.FlopCounter",
-    "lightning_flops.deepspeed_engine.run_context",
-    "lightning_flops.deepspeed_engine.engine_output",
-    "lightning_flops.deepspeed_engine.settle_steps",
-    "lightning_flops.deepspeed_engine.tensor_shapes",
-    "lightning_flops.window_profile.build_profile",
-    "lightning_flops.run_output.render_text",
+    "lightning_flops.session.run_profiler.Recorder",
+    "lightning_flops.session.run_profiler.FlopCounter",
+    "lightning_flops.doors.deepspeed_engine.run_context",
+    "lightning_flops.doors.deepspeed_engine.engine_output",
+    "lightning_flops.doors.deepspeed_engine.settle_steps",
+    "lightning_flops.doors.deepspeed_engine.tensor_shapes",
+    "lightning_flops.session.window_profile.build_profile",
+    "lightning_flops.session.output.render_text",
     "lightning_flops.instrument.recorder.Recorder.enter",
     "lightning_flops.instrument.recorder.Recorder.batch_scope",
     "lightning_flops.instrument.recorder.Recorder.end_batch",

@@ -16,8 +16,9 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 import lightning_flops.deepspeed
-from lightning_flops import ProfilerConfig, run_profiler
+from lightning_flops import ProfilerConfig
 from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.session import run_profiler
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops import FlopsProfilerCallback, run_profiler
+from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.timing.clocks import WallClock
+from lightning_flops.session import run_profiler
 from tests.fake_clock import FakeNow
 from tests.lightning.nets import SlowSGD, loader, new_trainer, trunk
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from lightning_flops.imported import when_imported
+from lightning_flops.doors.when_imported import when_imported
 from tests.lightning.nets import ROOTS
 
 START = """

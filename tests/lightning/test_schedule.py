@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary
+from lightning_flops.doors.lightning_context import loader_iterators
 from lightning_flops.instrument.timing.loader_queue import backlog_of
 from lightning_flops.instrument.timing.monitor import Monitor
-from lightning_flops.lightning_run import loader_iterators
 from lightning_flops.report.throughput_text import render_throughput
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
@@ -28,7 +28,7 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.run_profiler.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.session.run_profiler.Monitor", lambda **given: Monitor(now, **given))
     return now
 
 
@@ -144,8 +144,8 @@ def test_timer_only_counts_times_and_traces_nothing(
         raise AssertionError("not to be used")
 
     for name in ("run_profiler.FlopCounter", "run_profiler.StepTracer", "window_profile.build_profile"):
-        monkeypatch.setattr(f"lightning_flops.{name}", unwanted)
-    monkeypatch.setattr("lightning_flops.lightning_fit.FitProfiler._tap_parts", unwanted)
+        monkeypatch.setattr(f"lightning_flops.session.{name}", unwanted)
+    monkeypatch.setattr("lightning_flops.doors.lightning_fit.FitProfiler._tap_parts", unwanted)
     net = new_net(root, now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)

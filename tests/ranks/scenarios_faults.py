@@ -145,28 +145,28 @@ def every() -> dict[str, Any]:
 
 
 def profiler_fails() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.window_profile.build_profile", RuntimeError("broken on purpose")):
+    with on_rank_1("lightning_flops.session.window_profile.build_profile", RuntimeError("broken on purpose")):
         return profiled()
 
 
 def fails_at_start() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.run_profiler.Recorder", RuntimeError("broken on purpose")):
+    with on_rank_1("lightning_flops.session.run_profiler.Recorder", RuntimeError("broken on purpose")):
         return profiled()
 
 
 def cannot_pack() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.rank_reports.make_rank_record", ValueError("broken on purpose")):
+    with on_rank_1("lightning_flops.session.ranks.make_rank_record", ValueError("broken on purpose")):
         return profiled()
 
 
 def damaged() -> dict[str, Any]:
-    patch = mock.patch("lightning_flops.rank_reports.pack", return_value=b"no record") if RANK else None
+    patch = mock.patch("lightning_flops.session.ranks.pack", return_value=b"no record") if RANK else None
     with patch or contextlib.nullcontext():
         return profiled()
 
 
 def cannot_merge() -> dict[str, Any]:
-    with mock.patch("lightning_flops.rank_reports.with_ranks", side_effect=ValueError("broken on purpose")):
+    with mock.patch("lightning_flops.session.ranks.with_ranks", side_effect=ValueError("broken on purpose")):
         return profiled()
 
 

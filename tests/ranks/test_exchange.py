@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import distributed as torch_distributed
 
-from lightning_flops.instrument.rank_exchange import (
+from lightning_flops.session.rank_exchange import (
     Collection,
     Errand,
     NoExchangeError,
@@ -271,7 +271,7 @@ def test_a_process_that_ends_has_sent_what_it_had_to_say() -> None:
 ENDS_WHILE_IT_LOOKS = """
 import time
 from torch import distributed
-from lightning_flops.instrument import rank_exchange
+from lightning_flops.session import rank_exchange
 
 rank_exchange._FIRST_PAUSE_SEC = rank_exchange._LONGEST_PAUSE_SEC = 0.0  # in a call of the store all the time
 store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

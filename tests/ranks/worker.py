@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops import run_profiler
+from lightning_flops.session import run_profiler
 from tests.idle_machine import untold
 
 

@@ -11,7 +11,7 @@ from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Floats, Ints, intersect, load_within
 from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
-from lightning_flops.analysis.trace_tables import (
+from lightning_flops.schema.trace import (
     KERNEL_GAP_LIMIT_US,
     LONG_DELAY_US,
     SHORT_KERNEL_LIMIT_US,

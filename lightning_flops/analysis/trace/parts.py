@@ -11,7 +11,7 @@ from lightning_flops.analysis.trace.communication import communication_and_compu
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, covered_within, merge, subtract
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace_marks import marked_phase
-from lightning_flops.analysis.trace_tables import TracedPart
+from lightning_flops.schema.trace import TracedPart
 
 _UNMARKED = "other"
 _NS_PER_SEC = 1e9

@@ -18,7 +18,7 @@ from lightning_flops.analysis.trace.communication import (
     overlap,
 )
 from lightning_flops.analysis.trace.names import is_point_to_point
-from lightning_flops.analysis.trace_tables import RankComparison
+from lightning_flops.schema.trace import RankComparison
 
 _LONGEST_GROUP_CHARS = 40
 _UNNAMED = (

@@ -22,11 +22,11 @@ from lightning_flops.analysis.trace.ranks import compare_ranks, rank_numbers
 from lightning_flops.analysis.trace.scopes import device_summary, overview, transfer_table, user_scope_table
 from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_advice import advise_on_traces
-from lightning_flops.analysis.trace_tables import (
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.trace import (
     TraceReport,
     TracesReport,
 )
-from lightning_flops.config import AdviceThresholds
 
 SCHEMA_VERSION = 3
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lightning_flops.instrument.counting.formulas import Work, lookup
 from lightning_flops.instrument.counting.thread_state import Cell, CountedCell, Table, ThreadState
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

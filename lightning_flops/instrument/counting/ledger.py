@@ -6,7 +6,7 @@ import threading
 
 from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.counting.thread_state import ENDED, ThreadState
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

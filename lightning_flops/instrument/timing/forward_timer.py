@@ -10,8 +10,8 @@ from torch import nn
 
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
-from lightning_flops.printable import package_logger
 from lightning_flops.records import ModuleSecondsRecord, StepSignature
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from lightning_flops.analysis.trace_marks import module_mark
 from lightning_flops.instrument.module_scope import ModuleNames
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -27,8 +27,8 @@ from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.tracing import module_marks, raw_events
-from lightning_flops.printable import package_logger
 from lightning_flops.records import StepSignature, TracedStepRecord
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

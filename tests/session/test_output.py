@@ -13,7 +13,7 @@ from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
-from lightning_flops.run_output import LoggedOutput, RankOutput, RunFiles, RunOutput
+from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.memory import MemorySink
 from tests.report.windows import mlp_window

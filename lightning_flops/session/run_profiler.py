@@ -27,7 +27,6 @@ from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.instrument.rank_exchange import NoExchangeError
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.stack_room import stack_room
@@ -37,10 +36,11 @@ from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
-from lightning_flops.printable import package_logger
-from lightning_flops.rank_reports import RankReports, join_ranks, output_of_rank
-from lightning_flops.step_taps import StepTaps, guarded
-from lightning_flops.window_profile import profile_of_window
+from lightning_flops.session.rank_exchange import NoExchangeError
+from lightning_flops.session.ranks import RankReports, join_ranks, output_of_rank
+from lightning_flops.session.taps import StepTaps, guarded
+from lightning_flops.session.window_profile import profile_of_window
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts
-    from lightning_flops.run_output import LoggedOutput, RunOutput
+    from lightning_flops.session.output import LoggedOutput, RunOutput
 
 logger = package_logger(__name__)
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_flops.deepspeed_run import engine_device, engine_output, run_context, settle_steps
-from lightning_flops.deepspeed_taps import EngineTaps
+from lightning_flops.doors.deepspeed_context import engine_device, engine_output, run_context, settle_steps
+from lightning_flops.doors.deepspeed_taps import EngineTaps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.counting import dispatch_stack
 from lightning_flops.instrument.recorder import State
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of, batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.printable import package_logger
-from lightning_flops.step_taps import guarded
+from lightning_flops.session.taps import guarded
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.batches import tensor_shapes
-from lightning_flops.instrument.patches import untapped
-from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
-from lightning_flops.lightning_deepspeed import engine_of
-from lightning_flops.lightning_run import (
+from lightning_flops.doors.lightning_context import (
     fit_output,
     is_lightnings_own,
     last_step_of_development_run,
@@ -23,9 +19,13 @@ from lightning_flops.lightning_run import (
     run_context,
     settle_steps,
 )
-from lightning_flops.printable import package_logger
-from lightning_flops.run_profiler import RunProfiler
-from lightning_flops.step_taps import guarded
+from lightning_flops.doors.lightning_deepspeed import engine_of
+from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.patches import untapped
+from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.session.run_profiler import RunProfiler
+from lightning_flops.session.taps import guarded
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

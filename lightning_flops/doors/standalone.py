@@ -27,7 +27,6 @@ from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
-from lightning_flops.printable import package_logger
 from lightning_flops.report.deepspeed_text import ForwardReportSettings, render_aggregated_text, render_forward_text
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,
@@ -36,6 +35,7 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.sinks.file import write_text_file
+from lightning_flops.text.printable import package_logger
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.json_text import MOST_DEPTH, JsonSyntaxError, JsonTextError, read_json, shown
+from lightning_flops.text.json_text import MOST_DEPTH, JsonSyntaxError, JsonTextError, read_json, shown
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=8),

@@ -14,11 +14,11 @@ import torch
 
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.printable import printable
 from lightning_flops.records import RunContext
-from lightning_flops.run_output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import TracedStep, build_traced_step
-from lightning_flops.printable import package_logger
 from lightning_flops.sinks.trace_file import keep_trace
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

@@ -10,11 +10,11 @@ import torch
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.printable import page
 from lightning_flops.records import RunContext
-from lightning_flops.run_output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
+from lightning_flops.text.printable import page
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from lightning_flops.errors import ProfileFormatError
-from lightning_flops.json_text import JsonTextError, read_json, shown
+from lightning_flops.text.json_text import JsonTextError, read_json, shown
 
 _T = TypeVar("_T")
 

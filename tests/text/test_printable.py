@@ -10,7 +10,7 @@ import pytest
 
 from lightning_flops import ConfigError, Profile, ProfilerConfig
 from lightning_flops.cli import main
-from lightning_flops.printable import package_logger, page, printable, printable_lines
+from lightning_flops.text.printable import package_logger, page, printable, printable_lines
 
 PACKAGE = Path(__file__).parents[1] / "lightning_flops"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"

@@ -21,14 +21,14 @@ from lightning_flops.analysis.rank_record import (
     unpack,
 )
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.instrument.rank_exchange import Collection, RankExchange, next_run_number
-from lightning_flops.printable import package_logger
-from lightning_flops.run_output import OWN_FOLDER, RankOutput, RunFiles
+from lightning_flops.session.output import OWN_FOLDER, RankOutput, RunFiles
+from lightning_flops.session.rank_exchange import Collection, RankExchange, next_run_number
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.run_output import LoggedOutput, RunOutput
+    from lightning_flops.session.output import LoggedOutput, RunOutput
 
 logger = package_logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import BLOCK
 from lightning_flops.instrument.patches import StandsFor
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from lightning_flops.printable import package_logger
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.markdown import fenced, render_markdown
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
@@ -14,6 +13,7 @@ from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
+from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

@@ -22,7 +22,7 @@ from typing import Any
 
 from lightning_flops.entry_points import SWITCH
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.deepspeed_engine import EngineProfiler
+from lightning_flops.doors.deepspeed_engine import EngineProfiler
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.patches import untapped
-from lightning_flops.step_taps import guarded
+from lightning_flops.session.taps import guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.run_profiler import RunProfiler
-from lightning_flops.step_taps import guarded
+from lightning_flops.session.run_profiler import RunProfiler
+from lightning_flops.session.taps import guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile

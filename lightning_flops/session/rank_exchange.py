@@ -26,7 +26,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import distributed
 
-from lightning_flops.printable import package_logger
+from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 

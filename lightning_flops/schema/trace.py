@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.analysis import dataclass_json
 from lightning_flops.analysis.advice import Advice
+from lightning_flops.schema import dataclass_json
 
 KERNEL_GAP_LIMIT_US = 30
 """A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""

@@ -12,8 +12,8 @@ from torch import distributed as torch_distributed
 
 from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rank_record import RankAbsence, make_rank_record, pack, unpack
-from lightning_flops.instrument.rank_exchange import RankExchange
-from lightning_flops.rank_reports import RankReports
+from lightning_flops.session.rank_exchange import RankExchange
+from lightning_flops.session.ranks import RankReports
 from tests.analysis.test_rank_record import deflated_spaces, forged
 from tests.report import jobs
 
@@ -69,7 +69,7 @@ def test_whatever_a_record_brings_about_costs_its_rank_alone() -> None:
             raise MemoryError("nobody thought of this")
         return unpack(data)
 
-    with mock.patch("lightning_flops.rank_reports.unpack", fails):
+    with mock.patch("lightning_flops.session.ranks.unpack", fails):
         whole = reported(b"worst")
     assert whole.ranks is not None
     assert [(one.rank, one.reason) for one in whole.ranks.absences] == [
@@ -85,7 +85,7 @@ def test_training_waits_for_no_record_to_be_read() -> None:
         return unpack(data)
 
     profile, _ = jobs.job(jobs.slow_loader())
-    with mock.patch("lightning_flops.rank_reports.unpack", noted):
+    with mock.patch("lightning_flops.session.ranks.unpack", noted):
         whole = reported(pack(make_rank_record(profile)))  # of rank 0, whoever sends it
     assert whole.ranks is not None
     assert [one.reason for one in whole.ranks.absences] == ["what it sent is of rank 0"]

@@ -1,0 +1,1 @@
+"""A framework's events become calls on a session; no arithmetic."""

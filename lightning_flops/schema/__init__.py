@@ -1,0 +1,1 @@
+"""The shape of every report, and its JSON."""

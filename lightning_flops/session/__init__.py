@@ -1,0 +1,1 @@
+"""One run of training on one rank, whatever drives it."""

@@ -1,0 +1,1 @@
+"""Text from outside, and text for people: read within bounds, shown without tricks."""
