@@ -34,7 +34,8 @@ from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
-from lightning_flops.session import run_profiler, window_profile
+from lightning_flops.session import results as session_results
+from lightning_flops.session import session as session_module
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, median_with_interval
@@ -184,8 +185,8 @@ class RandomlyMarked(Recorder):
 def recorders(planned: Sequence[bool], now: Callable[[], float]) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan and by this clock; they are kept."""
     windows: list[WindowRecord] = []
-    replaced: Any = run_profiler
-    closing: Any = window_profile
+    replaced: Any = session_module
+    closing: Any = session_results
     build_profile = closing.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:

@@ -3,24 +3,25 @@
 It is a ``Callback`` of each root that the program imports, whether before this module or after it, so that either's
 Trainer and CLI take it for their own; it imports neither, for the second one's import changes the first one's log.
 
-It checks the settings and passes the Trainer's events on; a ``FitProfiler`` holds what lives as long as one call of
+It checks the settings and passes the Trainer's events on; a ``LightningFit`` holds what lives as long as one call of
 ``Trainer.fit``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 from lightning_flops.config import ProfilerConfig, refuse_unknown
 from lightning_flops.doors.lightning_context import IMPORT_ROOTS
 from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
-from lightning_flops.doors.lightning_fit import FitProfiler
+from lightning_flops.doors.lightning_fit import LightningFit
 from lightning_flops.doors.lightning_launch import origin_of, send_home
 from lightning_flops.doors.when_imported import when_imported
 from lightning_flops.session.results import ProfiledRun
@@ -45,6 +46,22 @@ _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward",
 
 _RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
 """Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
+
+C = TypeVar("C", bound="FlopsProfilerCallback")
+P = ParamSpec("P")
+
+
+def _event(hook: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[C, P], None]:
+    """*hook* as a Trainer calls it: what fails on our side ends our part of the fit, and never the fit."""
+
+    @functools.wraps(hook)
+    def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except BaseException as error:
+            self._broke(error)
+
+    return run
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -160,7 +177,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._config = ProfilerConfig(**self._given)
         self._origin = origin_of(self)
         self._start_anew()
-        self._fit: FitProfiler | None = None
+        self._fit: LightningFit | None = None
         self._builtin = BuiltinProfiler()
 
     @classmethod
@@ -206,15 +223,11 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     # ---- the training loop's events
 
+    @_event
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
-        if stage != "fit":
-            return
-        try:
+        if stage == "fit":
             self._config = self._settings_in(trainer)
-        except Exception as error:
-            self._config = replace(self._config, enabled=False)
-            logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
         """The settings for a fit of *trainer*, and words about where they come from."""
@@ -245,17 +258,19 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             log_choice(block, given=self._given)
         return config
 
+    @_event
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The strategy has made its engine."""
         self._builtin.put_back()
 
+    @_event
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A fit begins: open a new window."""
         self._end_fit()
         if not self._config.enabled:
             return
         self._start_anew()
-        self._fit = FitProfiler.start(
+        self._fit = LightningFit(
             trainer,
             pl_module,
             config=self._config,
@@ -263,34 +278,40 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             hear_starts=self._hear_starts,
             asked_for=not self._for_any_trainer or block_of(trainer) is not None,
         )
+        self._fit.session.begin()
         self._drop_idle_hooks()
 
+    @_event
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
         if self._fit is not None:
             self._fit.batch_starts(batch)
 
+    @_event
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch is done, and with it perhaps a step."""
         if self._fit is not None:
             self._fit.batch_ends(batch)
-            if self._fit.out:
+            if self._fit.session.out:
                 self._fit = None
 
+    @_event
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The fit is over: report what there is."""
         if self._fit is not None:
-            self._fit.finish()
+            self._fit.session.finish()
         self._end_fit()
 
+    @_event
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The fit was interrupted: report what there is, and leave nothing behind."""
         if self._fit is not None:
-            self._fit.finish(interrupted_by=exception)
+            self._fit.session.finish(interrupted_by=exception)
         self._end_fit()
 
+    @_event
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer is done with us."""
         self._end_fit()
@@ -307,8 +328,22 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         for name in (*_IDLE_HOOKS, "on_train_batch_start"):
             self.__dict__.pop(name, None)
         if fit is not None:
-            self._throughput = fit.throughput
-            fit.take_out()
+            self._throughput = fit.session.throughput
+            fit.session.take_out()
+
+    def _broke(self, error: BaseException) -> None:
+        """A hook of ours raised *error*: the fit goes on without us, unless it is the user's Ctrl-C."""
+        fit = self._fit
+        try:
+            if fit is not None:
+                fit.session.border.broke(error)
+            elif isinstance(error, Exception):
+                logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
+                self._config = replace(self._config, enabled=False)
+        finally:
+            self._end_fit()
+            if not isinstance(error, Exception):
+                raise error
 
     def _drop_idle_hooks(self) -> None:
         """Let the Trainer pass over hooks that do nothing: it takes some microseconds to call each, at every step."""

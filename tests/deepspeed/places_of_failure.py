@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 PLACES = (
-    "lightning_flops.session.run_profiler.Recorder",
-    "lightning_flops.session.run_profiler.FlopCounter",
+    "lightning_flops.session.session.Recorder",
+    "lightning_flops.session.session.FlopCounter",
     "lightning_flops.doors.deepspeed_engine.run_context",
     "lightning_flops.doors.deepspeed_engine.engine_output",
     "lightning_flops.doors.deepspeed_engine.settle_steps",
     "lightning_flops.doors.deepspeed_engine.tensor_shapes",
-    "lightning_flops.session.window_profile.build_profile",
+    "lightning_flops.session.results.build_profile",
     "lightning_flops.session.output.render_text",
     "lightning_flops.instrument.recorder.Recorder.enter",
     "lightning_flops.instrument.recorder.Recorder.batch_scope",

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
@@ -92,6 +93,7 @@ class Run:
             settle_steps=settle_steps,
             clock=WallClock(self.now) if clock else None,
             new_counter=lambda root: self.counter,
+            notes=Notes(),
             tracing=tracing,
         )
 
@@ -118,6 +120,6 @@ class Run:
             self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
 
     def close(self) -> WindowRecord:
-        window = self.recorder.close(context=CONTEXT, report_step=99)
+        window = self.recorder.close(context=CONTEXT)
         assert window is not None
         return window

@@ -83,13 +83,13 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
 @pytest.mark.parametrize(
     "target",
     [
-        "lightning_flops.session.run_profiler.Recorder",
+        "lightning_flops.session.session.Recorder",
         "lightning_flops.doors.lightning_fit.fit_output",
         "lightning_flops.doors.lightning_fit.run_context",
         "lightning_flops.doors.lightning_fit.settle_steps",
-        "lightning_flops.session.run_profiler.tensor_shapes",
-        "lightning_flops.session.run_profiler.FlopCounter",
-        "lightning_flops.session.window_profile.build_profile",
+        "lightning_flops.doors.lightning_fit.tensor_shapes",
+        "lightning_flops.session.session.FlopCounter",
+        "lightning_flops.session.results.build_profile",
         "lightning_flops.session.output.render_text",
         "lightning_flops.instrument.recorder.Recorder.enter",
         "lightning_flops.instrument.recorder.Recorder.leave",
@@ -105,7 +105,7 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
         "lightning_flops.instrument.tracing.trace_cycles.TraceCycles.batch_begins",
         "lightning_flops.instrument.tracing.trace_cycles.TraceCycles.step_ends",
         "lightning_flops.instrument.tracing.trace_cycles.TraceCycles.enter",
-        "lightning_flops.session.run_profiler.StepTracer",
+        "lightning_flops.session.session.StepTracer",
         "lightning_flops.instrument.timing.monitor.Monitor.batch",
         "lightning_flops.instrument.timing.monitor.Monitor.fetch_begins",
         "lightning_flops.instrument.timing.monitor.Monitor.fetch_ends",
@@ -195,7 +195,7 @@ def test_a_profiler_that_cannot_be_made_is_one_warning_and_the_training_goes_on(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr("lightning_flops.session.run_profiler.BatchMeter", broken)
+    monkeypatch.setattr("lightning_flops.doors.lightning_fit.BatchMeter", broken)
     net, callback = new_net(root), FlopsProfilerCallback(timing_steps=3)
     trainer(callback).fit(net, loader(12))
     assert len(net.losses) == 12
@@ -219,7 +219,7 @@ def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothin
 
     expected = left_after(on_train_start=interrupted)
     expected["module "].remove("on_train_start")
-    monkeypatch.setattr("lightning_flops.session.run_profiler.Recorder", interrupted)
+    monkeypatch.setattr("lightning_flops.session.session.Recorder", interrupted)
     assert left_after(FlopsProfilerCallback(timing_steps=3)) == expected
 
 

@@ -28,7 +28,7 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.session.run_profiler.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
     return now
 
 
@@ -143,9 +143,9 @@ def test_timer_only_counts_times_and_traces_nothing(
     def unwanted(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("not to be used")
 
-    for name in ("run_profiler.FlopCounter", "run_profiler.StepTracer", "window_profile.build_profile"):
+    for name in ("session.FlopCounter", "session.StepTracer", "results.build_profile"):
         monkeypatch.setattr(f"lightning_flops.session.{name}", unwanted)
-    monkeypatch.setattr("lightning_flops.doors.lightning_fit.FitProfiler._tap_parts", unwanted)
+    monkeypatch.setattr("lightning_flops.doors.lightning_fit.LightningFit.tap_parts", unwanted)
     net = new_net(root, now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)
