@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.traced_step import TracedStep, build_traced_step
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 T = TypeVar("T")
+
+Optimizers = Iterable[Any] | None
+"""Optimizers, or what wraps them; None if they are not known."""
 
 
 class ProfiledRun:
@@ -59,8 +62,9 @@ def profile_of_window(
     window: WindowRecord,
     *,
     config: ProfilerConfig,
-    facts: Callable[[], RunFacts],
-    memory: Callable[[], MemoryRecord | None],
+    optimizers: Callable[[], Optimizers],
+    facts: Callable[[Optimizers], RunFacts],
+    memory: Callable[[Optimizers], MemoryRecord | None],
     report_step: int,
     warns: bool,
 ) -> Profile:
@@ -71,15 +75,17 @@ def profile_of_window(
     Args:
         window: what was measured.
         config: the settings.
-        facts: asks how the run is set up.
-        memory: asks what the memory is for.
+        optimizers: asks for those that update the model.
+        facts: asks how the run is set up, given the optimizers.
+        memory: asks what the memory is for, given the optimizers.
         report_step: the run's own step now.
         warns: a failure shows in the log, too, and not in the report alone.
     """
+    known = _answer(optimizers, "the optimizers could not be asked for", warns=warns)
     window = replace(
         window,
-        facts=_answer(facts, "how the run is set up could not be read", warns=warns),
-        memory=_answer(memory, "what the memory is for could not be read", warns=warns),
+        facts=_answer(lambda: facts(known), "how the run is set up could not be read", warns=warns),
+        memory=_answer(lambda: memory(known), "what the memory is for could not be read", warns=warns),
     )
     files, notes = _keep_traces(window, config.trace_dir)
     traced: TracedStep | None = None

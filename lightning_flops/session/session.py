@@ -37,7 +37,7 @@ from lightning_flops.session.border import Border, guarded
 from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
-from lightning_flops.session.results import profile_of_window
+from lightning_flops.session.results import Optimizers, profile_of_window
 from lightning_flops.session.taps import Taps
 from lightning_flops.session.window import Window
 from lightning_flops.text.printable import package_logger
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import MemoryRecord, RunContext, RunFacts
+    from lightning_flops.records import RunContext, RunFacts
     from lightning_flops.session.door import Door, RunPlan
     from lightning_flops.session.output import RunOutput
 
@@ -431,8 +431,9 @@ class Session:
         profile = profile_of_window(
             record,
             config=self._config,
+            optimizers=self._door.optimizers,
             facts=self._run_facts,
-            memory=self._memory_record,
+            memory=lambda optimizers: window.memory.record(optimizers=optimizers),
             report_step=self._door.x_axis(),
             warns=self._writes,
         )
@@ -479,16 +480,9 @@ class Session:
         """Where the run takes place, as it is now."""
         return replace(self._door.context(), micro_batch_size=self.micro_batch_size)
 
-    def _memory_record(self) -> MemoryRecord | None:
-        return self.window.memory.record(optimizers=self._door.optimizers())
-
-    def _run_facts(self) -> RunFacts:
-        return gather_run_facts(
-            self._root,
-            device=self._device,
-            optimizers=self._door.optimizers(),
-            loader_workers=self._door.loader_workers(),
-        )
+    def _run_facts(self, optimizers: Optimizers) -> RunFacts:
+        workers = self._door.loader_workers()
+        return gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
