@@ -22,7 +22,6 @@ from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import Shapes, shapes_text
 from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
-from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.loader_queue import Feed
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
@@ -125,13 +124,11 @@ class Recorder:
         settle_steps: int,
         clock: Clock[Any] | None,
         new_counter: Callable[[nn.Module], Counter],
-        notes: Notes,
         feed: Feed | None = None,
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module] | None = None,
     ) -> None:
         self._root = root
-        self._all_notes = notes
         self._whole = whole
         self._tracing = TraceCycles((), TraceSchedule()) if tracing is None else tracing
         self._profile_step = profile_step
@@ -149,6 +146,7 @@ class Recorder:
         self._counted: list[StepRecord] = []
         self._timed: list[tuple[StepRecord, StepMarks]] = []
         self._variable = False
+        self._notes: list[str] = []
         self._counted_shapes: tuple[Shapes, ...] | None = None
         self._shapes_deceive = False
         self._began = False
@@ -205,17 +203,12 @@ class Recorder:
         """Updates in the counted step; None before it ended."""
         return self._counted[0].signature.updates if self._counted else None
 
-    @property
-    def closed(self) -> bool:
-        return self._state is State.CLOSED
-
-    @property
-    def has_counted(self) -> bool:
-        return bool(self._counted)
-
     def note(self, sentence: str) -> bool:
         """Add *sentence* to the report; False if it is there already."""
-        return self._all_notes.add(sentence)
+        if sentence in self._notes:
+            return False
+        self._notes.append(sentence)
+        return True
 
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count; so many steps of the run came before it."""
@@ -433,11 +426,12 @@ class Recorder:
             self._counter.give_up()
         self._tracing.give_up()
 
-    def close(self, *, context: RunContext) -> WindowRecord | None:
+    def close(self, *, context: RunContext, report_step: int) -> WindowRecord | None:
         """End the window, whatever state it is in, and say what it measured.
 
         Args:
             context: where the run takes place.
+            report_step: the run's own x-axis value now.
 
         Returns:
             None if no step was counted to its end.
@@ -463,7 +457,7 @@ class Recorder:
             self.note(sentence)
         return WindowRecord(
             profile_step=self._profile_step,
-            report_step=0,
+            report_step=report_step,
             context=context,
             modules=self._modules,
             flops=self._counter.flops,
@@ -475,7 +469,7 @@ class Recorder:
             traces=self._tracing.traces,
             module_seconds=self._tracing.module_seconds,
             mixed_phases=_in_order(mixed | self._unseen),
-            notes=(*self._all_notes.sentences, *self._tracing.notes),
+            notes=(*self._notes, *self._tracing.notes),
         )
 
     def _read_times(self) -> tuple[StepRecord, ...]:

@@ -65,8 +65,9 @@ class Run:
         yield "module.forward", engine.module.forward
 
     def look(self, when: str) -> None:
-        door = None if self.handle is None else self.handle._door()
-        self.states.add("nothing" if door is None else door.session.window.recorder.state.name)
+        profiler = None if self.handle is None else self.handle._profiler()
+        recorder = None if profiler is None else profiler._recorder
+        self.states.add("nothing" if recorder is None else recorder.state.name)
         for name, thing in self.whole():
             for way, through in WAYS.items():
                 self.found[f"{when}: {way} of {name}"] = self.outcome(through, thing)

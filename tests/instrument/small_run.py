@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder, State
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
@@ -93,7 +92,6 @@ class Run:
             settle_steps=settle_steps,
             clock=WallClock(self.now) if clock else None,
             new_counter=lambda root: self.counter,
-            notes=Notes(),
             tracing=tracing,
         )
 
@@ -120,6 +118,6 @@ class Run:
             self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
 
     def close(self) -> WindowRecord:
-        window = self.recorder.close(context=CONTEXT)
+        window = self.recorder.close(context=CONTEXT, report_step=99)
         assert window is not None
         return window

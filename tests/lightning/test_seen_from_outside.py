@@ -42,7 +42,7 @@ under_both_roots = pytest.mark.parametrize("root", [FIRST, pytest.param(SECOND, 
 def state_of(callback: FlopsProfilerCallback) -> str:
     """What the profiler is doing, in a word."""
     fit = callback._fit
-    return "nothing" if fit is None else fit.session.window.recorder.state.name
+    return "nothing" if fit is None or fit._recorder is None else fit._recorder.state.name
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The seams of a session: every function, class and method of ours that it, its windows and a door call, by introspection.
+"""The seams of a session: each function, class and method of ours that it and its door call, by introspection.
 
 A seam is written as the dotted path at which ``unittest.mock.patch`` replaces it.
 """
@@ -24,7 +24,10 @@ SESSION = tuple(
 NOT_SEAMS = ("Border", "RankReports", "guarded", "package_logger", "untapped", "_NoOutput", "RankOutput")
 """The border itself, what needs other ranks, and what is called after a failure."""
 
-AFTER_A_FAILURE = ("undo", "take_out", "abandon", "close", "out", "border", "_take_off", "_tell_failure", "_warn")
+AFTER_A_FAILURE = (
+    *("undo", "take_out", "abandon", "close", "out", "border", "_take_off"),
+    *("_tell_failure", "_warn", "_failed", "_broke", "_reset_fetcher"),
+)
 """What runs after a failure, too: there a second one has tests of its own."""
 
 
@@ -35,9 +38,8 @@ def seams(*doors: str) -> list[str]:
     found: set[str] = set()
     for module in modules:
         for name, thing in vars(module).items():
-            if name in (*NOT_SEAMS, *AFTER_A_FAILURE) or not getattr(thing, "__module__", "").startswith(
-                "lightning_flops"
-            ):
+            ours = getattr(thing, "__module__", "").startswith("lightning_flops")
+            if not ours or name in (*NOT_SEAMS, *AFTER_A_FAILURE):
                 continue
             if inspect.isclass(thing):
                 found.update(_of_class(module, name, thing, asked))
@@ -53,13 +55,8 @@ def _of_class(module: ModuleType, name: str, kind: type, asked: set[str]) -> Ite
         yield f"{module.__name__}.{name}"
     for method, value in vars(kind).items():
         guards_itself = hasattr(value, "__wrapped__")
-        if (
-            (inspect.isfunction(value) or isinstance(value, property))
-            and not guards_itself
-            and method in asked
-            and not method.startswith("__")
-            and method not in AFTER_A_FAILURE
-        ):
+        named = method in asked and not method.startswith("__") and method not in AFTER_A_FAILURE
+        if named and not guards_itself and (inspect.isfunction(value) or isinstance(value, property)):
             yield f"{kind.__module__}.{kind.__qualname__}.{method}"
 
 
