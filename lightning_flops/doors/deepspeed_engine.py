@@ -27,10 +27,10 @@ from lightning_flops.session.taps import guarded
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import RunContext
+    from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
 

@@ -18,11 +18,11 @@ from lightning_flops.instrument.patches import untapped
 from lightning_flops.session.taps import guarded
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.instrument.timing.monitor import Monitor
     from lightning_flops.records import TimePhase
+    from lightning_flops.schema.profile import Profile
 
 _PARTS: dict[str, TimePhase] = {
     "LoadMicroBatch": "transfer",  # less the wait for the batch

@@ -22,8 +22,8 @@ from lightning_flops.session.run_profiler import RunProfiler
 from lightning_flops.session.taps import guarded
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.schema.profile import Profile
 
 _ITERATOR_CLASS: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
 """The class of every DataLoader's iterators; None where torch keeps them in another way, and no wait is seen."""

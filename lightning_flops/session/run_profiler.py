@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import MemoryRecord, RunContext, RunFacts
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.session.output import LoggedOutput, RunOutput
 
 logger = package_logger(__name__)

@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import TracedStep, build_traced_step
+from lightning_flops.analysis.traced_step import build_traced_step
+from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import MemoryRecord, RunFacts, WindowRecord
+    from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
 
