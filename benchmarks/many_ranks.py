@@ -86,7 +86,6 @@ def synthetic_profile(ranks: int) -> Profile:
     seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
     window = WindowRecord(
         profile_step=1,
-        report_step=TRACED_STEP + 1,
         context=RunContext(
             framework="lightning.pytorch",
             framework_version="2.6.6",
@@ -119,7 +118,7 @@ def synthetic_profile(ranks: int) -> Profile:
         ),
         timing_steps=TIMED_STEPS,
     )
-    return build_profile(window, config=ProfilerConfig(detailed=False))
+    return build_profile(window, config=ProfilerConfig(detailed=False), report_step=TRACED_STEP + 1)
 
 
 def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterator[RankRecord]:

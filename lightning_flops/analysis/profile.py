@@ -30,12 +30,15 @@ from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
 
 
-def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
+def build_profile(
+    window: WindowRecord, *, config: ProfilerConfig, report_step: int, traced: TracedStep | None = None
+) -> Profile:
     """Count, divide and look up: the profile of *window*.
 
     Args:
         window: what was measured.
         config: the profiler's settings; a ``peak_flops_per_sec`` in it wins over the table of devices.
+        report_step: the run's own x-axis value where the profile is shown.
         traced: the window's traced step, analysed.
     """
 
@@ -77,7 +80,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
-        report_step=window.report_step,
+        report_step=report_step,
         context=window.context,
         settings=ReportSettings(
             module_depth=config.module_depth,

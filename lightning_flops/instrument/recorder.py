@@ -426,12 +426,11 @@ class Recorder:
             self._counter.give_up()
         self._tracing.give_up()
 
-    def close(self, *, context: RunContext, report_step: int) -> WindowRecord | None:
+    def close(self, *, context: RunContext) -> WindowRecord | None:
         """End the window, whatever state it is in, and say what it measured.
 
         Args:
             context: where the run takes place.
-            report_step: the run's own x-axis value now.
 
         Returns:
             None if no step was counted to its end.
@@ -457,7 +456,6 @@ class Recorder:
             self.note(sentence)
         return WindowRecord(
             profile_step=self._profile_step,
-            report_step=report_step,
             context=context,
             modules=self._modules,
             flops=self._counter.flops,

@@ -442,14 +442,19 @@ class RunProfiler(StepTaps):
         self._next_step = None
         started = time.perf_counter()
         step = self._x_axis()
-        window = recorder.close(context=self._run_context(), report_step=step)
+        window = recorder.close(context=self._run_context())
         self._window.undo()
         if window is None:
             if self._writes:
                 logger.warning("nothing was profiled: training ended while the first step was being counted")
             return
         profile = profile_of_window(
-            window, config=self._config, facts=self._run_facts, memory=self._memory_record, warns=self._writes
+            window,
+            config=self._config,
+            report_step=step,
+            facts=self._run_facts,
+            memory=self._memory_record,
+            warns=self._writes,
         )
         self._profile = profile
         self._counted_shapes, self._counted_updates = recorder.counted_shapes, recorder.counted_updates

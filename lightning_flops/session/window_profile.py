@@ -29,6 +29,7 @@ def profile_of_window(
     window: WindowRecord,
     *,
     config: ProfilerConfig,
+    report_step: int,
     facts: Callable[[], RunFacts],
     memory: Callable[[], MemoryRecord | None],
     warns: bool,
@@ -38,6 +39,7 @@ def profile_of_window(
     Args:
         window: what was measured.
         config: the settings.
+        report_step: the run's own x-axis value now.
         facts: asks how the run is set up.
         memory: asks what the memory is for.
         warns: a failure shows in the log, too, and not in the report alone.
@@ -57,7 +59,8 @@ def profile_of_window(
     for note in notes:
         if warns:
             logger.warning(note)
-    return build_profile(replace(window, notes=(*window.notes, *notes)), config=config, traced=traced)
+    window = replace(window, notes=(*window.notes, *notes))
+    return build_profile(window, config=config, report_step=report_step, traced=traced)
 
 
 def _keep_traces(window: WindowRecord, folder: str | None) -> tuple[dict[int, str], list[str]]:

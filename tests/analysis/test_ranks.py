@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
@@ -18,6 +17,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence, RankSpread, RanksProfile
 from tests.report import jobs, windows
+from tests.report.windows import build_profile
 
 Answers = list[RankRecord | RankAbsence]
 

@@ -118,6 +118,6 @@ class Run:
             self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
 
     def close(self) -> WindowRecord:
-        window = self.recorder.close(context=CONTEXT, report_step=99)
+        window = self.recorder.close(context=CONTEXT)
         assert window is not None
         return window

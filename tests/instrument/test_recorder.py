@@ -132,7 +132,7 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
 
     cut_off = Run(profile_step=0)
     cut_off.batch(ends_step=False)
-    assert cut_off.recorder.close(context=CONTEXT, report_step=0) is None
+    assert cut_off.recorder.close(context=CONTEXT) is None
 
 
 def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
@@ -140,7 +140,7 @@ def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
     for _ in range(3):
         run.batch()
     assert not run.recorder.reached
-    assert run.recorder.close(context=CONTEXT, report_step=0) is None
+    assert run.recorder.close(context=CONTEXT) is None
     assert run.counter.entered == 0
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.analysis.stragglers import find_stragglers
@@ -23,6 +22,7 @@ from lightning_flops.schema.trace import TracedStep
 from tests.ranks import DEEPSPEED_ON_CPU
 from tests.ranks.launching import Launched, launch_worker, profile_in
 from tests.report import windows
+from tests.report.windows import build_profile
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 US = 1e-6

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.standalone import get_model_profile
@@ -29,6 +28,7 @@ from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_trace_text import cpu_only, loaded
 from tests.report.test_traced_text import CASES as TRACED
 from tests.report.test_traced_text import profile_of
+from tests.report.windows import build_profile
 
 NAMES = {
     "ModuleProfile": "name type_name extra_repr alias_of",

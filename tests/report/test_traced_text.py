@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
 from lightning_flops.report.text import render_text
@@ -12,6 +11,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TracedStep
 from tests.golden_files import golden
 from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.windows import build_profile
 
 CASES: dict[str, Callable[[], tuple[WindowRecord, TracedStep]]] = {
     "traced": mlp_traced,

@@ -116,7 +116,7 @@ def window_over(
                     recorder.leave()
                 now.sleep(step_sec / accumulate * (100 if recorder.counting else 1))
                 recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=batch == accumulate - 1)
-    window = recorder.close(context=CONTEXT, report_step=0)
+    window = recorder.close(context=CONTEXT)
     assert window is not None
     return window
 
