@@ -20,7 +20,6 @@ from lightning_flops.doors.deepspeed_context import engine_device, engine_output
 from lightning_flops.doors.deepspeed_taps import EngineTaps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
 from lightning_flops.instrument.counting import dispatch_stack
-from lightning_flops.instrument.recorder import State
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of, batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.session.taps import guarded
@@ -127,7 +126,7 @@ class EngineProfiler(EngineTaps):
                 "The counted step is the first one, which begins with the engine's first forward: what ran before it, "
                 "a teacher's forward for one, is not counted."
             )
-            self._recorder.note(sentence)  # this window's alone
+            self._notes.add(sentence)  # this window's alone
             if self._writes:
                 logger.warning(sentence)
             self._enter_scope()
@@ -332,10 +331,10 @@ class EngineProfiler(EngineTaps):
             return
         self._leave_scope()
         ended_by = f"The loop left a step between a forward and its update: {in_words} there."
-        if recorder.state is State.COUNTING:
+        if recorder.counting and not recorder.has_counted:
             self._postpone_window(ended_by)
         else:
-            recorder.note(f"{ended_by} The window ended with that step.")
+            self._notes.add(f"{ended_by} The window ended with that step.")
             self._report()
             self._await_window(self._config.next_profile_step(steps_done=self._steps_done + 1))
         self._tap_window()
@@ -352,7 +351,7 @@ class EngineProfiler(EngineTaps):
             self._ranks.say_absent(self._next_step, "its loop left that step half done")
         self._await_window(self._steps_done + 1)
         sentence = f"{reason} Step {self._steps_done} is not counted, but the one after it."
-        self._recorder.note(sentence)
+        self._notes.add(sentence)
         if self._writes:
             logger.warning(sentence)
 

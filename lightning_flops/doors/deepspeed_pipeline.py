@@ -79,8 +79,7 @@ class PipelineProfiler(EngineProfiler):
         self._tap_loaders(taps)
 
     def _note_the_stage(self) -> None:
-        assert self._recorder is not None
-        self._recorder.note(
+        self._notes.add(
             f"This is stage {self._engine.stage_id} of a pipeline of {self._engine.num_stages}: FLOPs, parameters and "
             "times are those of its layers, unless said to be of all ranks; over the stages FLOPs and parameters add "
             "up to the model's."

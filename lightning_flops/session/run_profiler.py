@@ -25,9 +25,10 @@ from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
+from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.random_state import random_state_kept
-from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
@@ -105,7 +106,7 @@ class RunProfiler(StepTaps):
         self._throughput: ThroughputSummary | None = None
         self._counted_shapes: tuple[Shapes, ...] | None = None
         self._counted_updates: int | None = None
-        self._notes: list[str] = []
+        self._notes = Notes(self._speak)
         self._batch: Any = None
         self._shapes: Shapes = ()
         self._step_shapes: list[Shapes] = []
@@ -192,6 +193,7 @@ class RunProfiler(StepTaps):
         if self._ranks is not None:
             self._ranks.await_window(profile_step)
         self._micro_batch_size = None
+        self._notes.begin_window()
         self._memory = MemoryWatch(self._root, read=memory_reader(device), on_device=device.type == "cuda")
         self._processors = ProcessorWatch()
         self._recorder = Recorder(
@@ -202,11 +204,10 @@ class RunProfiler(StepTaps):
             feed=self._feed(),
             clock=clock_for(device),
             new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
+            notes=self._notes,
             tracing=self._tracing(device) if self._config.trace and profile_step is not None else None,
             whole=self._whole_model,
         )
-        for sentence in self._notes:
-            self._recorder.note(sentence)
         if profile_step == self._steps_done:
             self._open_window()
 
@@ -344,7 +345,7 @@ class RunProfiler(StepTaps):
         recorder = self._recorder
         assert recorder is not None
         counted, traced = recorder.counting, recorder.tracing
-        if recorder.state is not State.CLOSED:
+        if not recorder.closed:
             tokens = self._meter.tokens(batch, samples)
             recorder.end_batch(shapes=self._shapes, samples=samples, tokens=tokens, ends_step=ends_step)
         if counted and self._micro_batch_size is None:
@@ -358,7 +359,7 @@ class RunProfiler(StepTaps):
         assert recorder is not None
         self._tap_window()
         self._processors.follow(timed=recorder.timer is not None)
-        if self._in_window and recorder.state is State.CLOSED:
+        if self._in_window and recorder.closed:
             self._report()
             self._await_window(self._config.next_profile_step(steps_done=self._steps_done))
             self._tap_window()
@@ -396,7 +397,7 @@ class RunProfiler(StepTaps):
             self._monitor.add_up()
         if self._in_window and recorder.reached:
             if interrupted_by is not None:
-                recorder.note(f"Training was interrupted by {type(interrupted_by).__name__}.")
+                self._notes.add(f"Training was interrupted by {type(interrupted_by).__name__}.")
             self._report()
         elif self._next_step is not None and interrupted_by is None and self._writes:
             self._say_what_was_not_reached(self._next_step)
@@ -435,9 +436,9 @@ class RunProfiler(StepTaps):
     def _make_report(self) -> None:
         recorder = self._recorder
         assert recorder is not None
-        self._name_steps_passed_over(recorder)
+        self._name_steps_passed_over()
         for sentence in self._processors.sentences():
-            recorder.note(sentence)
+            self._notes.add(sentence)
         self._in_window = False
         self._next_step = None
         started = time.perf_counter()
@@ -480,12 +481,12 @@ class RunProfiler(StepTaps):
             with random_state_kept():
                 self._output.write_profile(profile, step=step)
 
-    def _name_steps_passed_over(self, recorder: Recorder) -> None:
+    def _name_steps_passed_over(self) -> None:
         """Say in the report and the log which listed steps this window was too long for."""
         assert self._next_step is not None
         for step in self._config.listed_between(self._next_step, self._steps_done):
             sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
-            recorder.note(sentence)
+            self._notes.add(sentence)
             if self._writes:
                 logger.warning(sentence)
             if self._ranks is not None:
@@ -502,11 +503,9 @@ class RunProfiler(StepTaps):
 
     def _note(self, sentence: str) -> None:
         """Put *sentence* into this window's report and those of later ones and, once, into the log."""
-        if sentence in self._notes:
-            return
-        self._notes.append(sentence)
-        if self._recorder is not None:
-            self._recorder.note(sentence)
+        self._notes.add_for_run(sentence)
+
+    def _speak(self, sentence: str) -> None:
         if self._writes:
             logger.warning(sentence)
 

@@ -97,7 +97,7 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
         "lightning_flops.instrument.recorder.Recorder.end_batch",
         "lightning_flops.instrument.recorder.Recorder.epoch_ends",
         "lightning_flops.instrument.recorder.Recorder.epoch_begins",
-        "lightning_flops.instrument.recorder.describe_modules",
+        "lightning_flops.instrument.window_states.describe_modules",
         "lightning_flops.instrument.counting.flop_counter.FlopCounter.__enter__",
         "lightning_flops.instrument.counting.flop_counter.FlopCounter.record",
         "lightning_flops.instrument.counting.flop_counter.FlopCounter.total",

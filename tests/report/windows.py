@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lightning_flops.analysis import profile
-from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopPhase,
@@ -24,6 +23,7 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TracedStep
 
 CPU = RunContext(
     framework="lightning.pytorch",
