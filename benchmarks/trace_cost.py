@@ -31,7 +31,7 @@ from lightning_flops.analysis.trace import analyze_trace, load_trace, module_tab
 from lightning_flops.instrument.tracing import raw_events
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
-from lightning_flops.schema.trace import ModuleTable
+from lightning_flops.schema.trace_steps import ModuleTable
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, Target, median_with_interval, ratio

@@ -28,9 +28,9 @@ from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.doors.lightning_types import Callback, LightningModule, Trainer
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
 
     _CallbackBases = Callback
 else:

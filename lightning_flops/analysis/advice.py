@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from lightning_flops.analysis.evidence import ALIGNMENT_16_BITS, Evidence
 from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
 from lightning_flops.config import AdviceThresholds
+from lightning_flops.schema.advice import Advice
 from lightning_flops.units import duration, percent, plain
 
 _TORCH_PROFILER = "PyTorch Profiler's recommendations"
@@ -24,25 +25,6 @@ _LOW_MFU = "mfu"
 
 RULES_ON_COMMUNICATION = ("exposed_communication", "overlap")
 """Rules that say something else where the other ranks tell how much of a rank's communication was waiting for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """One thing that holds the run back."""
-
-    rule: str
-    """The rule's name, which also begins the names of its thresholds."""
-    evidence: str
-    """What was measured, in a sentence."""
-    threshold: str
-    """What it was held against, in words."""
-    action: str
-    """What to try, in a sentence."""
-    source: str
-    """Where the rule comes from."""
-    stake: float | None
-    """Share of the step that is at stake here and in no other piece; None where nobody can say, and where other pieces
-    have all of it."""
 
 
 _Check = Callable[[Evidence, AdviceThresholds], Advice | None]

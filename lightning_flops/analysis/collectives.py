@@ -8,21 +8,22 @@ match what the others sent it without reading a trace.
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.trace import Overlap, RankCollectiveRow, RankComparison, RankRow
-
-if TYPE_CHECKING:
-    Integers: TypeAlias = array[int]
-else:
-    Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
+from lightning_flops.schema.communication import (
+    CollectiveCalls,
+    Integers,
+    Overlap,
+    RankCollectiveRow,
+    RankComparison,
+    RankRow,
+)
 
 _NS_PER_US = 1000
 _COUNTS_NAMED = 4
@@ -30,30 +31,6 @@ _COUNTS_NAMED = 4
 
 class RanksError(LightningFlopsError, ValueError):
     """Traces that cannot be of one run; the message names them and what contradicts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCalls:
-    """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
-
-    name: str
-    """Of the collective."""
-    group: str | None
-    """The same text on every rank of the group and on no other group's; None where it is not known."""
-    group_size: int | None
-    """Ranks that take part; None where the trace does not say."""
-    channel: str | None = None
-    """Sender and receiver, for what goes from one rank to another; None for collectives."""
-    step: int | None
-    """The profiler's number of the step in which they were started; None in a trace without steps."""
-    calls: int
-    """How often it was called."""
-    bytes: int | None
-    """Of the larger side of each call, all calls together; None where the trace does not say."""
-    total_ns: int
-    """Latency of all calls together: the rank adds up its own, so that nobody adds up those of thousands."""
-    latency_ns: Integers
-    """From start to end of each call, typecode ``q``; of the first ones only, if they are fewer than *calls*."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, RunContext, RunFacts
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.step_flops import DtypeFlops
-    from lightning_flops.analysis.step_rates import Rates
-    from lightning_flops.analysis.stragglers import Straggler
-    from lightning_flops.analysis.timing import TimingProfile
-    from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.step import DtypeFlops, Rates, TimingProfile
+from lightning_flops.schema.trace import TraceReport
 
 ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name
-from lightning_flops.analysis.module_tree import ModuleProfile, build_modules
+from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.rates import per_second
 from lightning_flops.records import OUTSIDE, FlopRecord, ModuleRecord, PhaseFlops, UncountedOperator
+from lightning_flops.schema.modules import ModuleProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

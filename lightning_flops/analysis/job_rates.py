@@ -4,47 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankSummary
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
 from lightning_flops.records import RunContext
+from lightning_flops.schema.rank_record import RankSummary
+from lightning_flops.schema.ranks import DeviceGroup, JobRates
 
 _Number = TypeVar("_Number", int, float)
 
 _Figure = Callable[[RankSummary], float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGroup:
-    """Ranks whose devices are alike."""
-
-    device_name: str
-    """As the driver has it."""
-    ranks: int
-    """How many there are."""
-    peak_flops_per_sec: float | None
-    """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRates:
-    """Ratios of all ranks together; None where numerator or denominator is not known."""
-
-    mfu: float | None
-    """Model FLOPs of all ranks / sum over ranks of (peak for the job's dtypes x global_step_sec)."""
-    hfu: float | None
-    """The same of hardware FLOPs."""
-    samples_per_sec: float | None
-    """Sum over the ranks that see different data of samples / global_step_sec."""
-    iter_samples_per_sec: float | None
-    """Likewise over iter_sec: DeepSpeed's figure."""
-    tokens_per_sec: float | None
-    """Likewise of tokens, over global_step_sec."""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / ranks that answered."""
 
 
 def global_step_sec(summary: RankSummary) -> float | None:

@@ -6,49 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import parent_name, short_name
-from lightning_flops.analysis.traced_step import ModuleTimes
+from lightning_flops.analysis.module_names import parent_name
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
+from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleProfile:
-    """One module of the model; its FLOPs, bytes and calls are sums over all counted steps."""
-
-    name: str
-    """Qualified name; the root is ``""``."""
-    type_name: str
-    """Class of the module; ``""`` if it did work and was not among the model's modules."""
-    extra_repr: str
-    """What the module says of itself, such as ``in_features=8, out_features=4``."""
-    depth: int
-    """Levels below the root, which has 0."""
-    params: int
-    """Unique logical parameters of the module and all below it."""
-    trainable_params: int
-    """Of ``params``, those that need a gradient."""
-    local_params: int
-    """Parameters that this rank holds in memory."""
-    calls: int
-    """How often its forward was entered, recomputation left out."""
-    own: PhaseFlops
-    """Without the modules below it."""
-    total: PhaseFlops
-    """With the modules below it."""
-    total_bytes: PhaseBytes
-    """Read and written, with the modules below it."""
-    alias_of: str | None = None
-    """Name under which the same module object stands earlier in the tree."""
-    times: ModuleTimes | None = None
-    """What it took in the traced step; None if none was traced, or it was not called there."""
-
-    @property
-    def short_name(self) -> str:
-        """Last part of the name: what its parent calls it."""
-        return short_name(self.name)
 
 
 def build_modules(

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from lightning_flops.analysis.advice import RULES_ON_COMMUNICATION, advise
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
-    DeviceGroup,
-    JobRates,
     build_job_rates,
     device_groups,
     flops_by_dtype,
@@ -26,129 +24,23 @@ from lightning_flops.analysis.job_rates import (
     ranks_of_one_copy,
     sum_of_known,
 )
-from lightning_flops.analysis.rank_communication import RanksCommunication, compare_communication
+from lightning_flops.analysis.rank_communication import compare_communication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.spreads import RankSpread, spread_over
-from lightning_flops.analysis.step_flops import StepFlops
-from lightning_flops.analysis.stragglers import Straggler, find_stragglers
+from lightning_flops.analysis.spreads import spread_over
+from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksPart:
-    """One part of a step over ranks."""
-
-    name: str
-    """As in ``PartTiming``."""
-    seconds: RankSpread
-    """Of each rank's mean over its timed steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFigures:
-    """One rank in a few figures of one step."""
-
-    rank: int
-    """Its number."""
-    host: str
-    """Name of its machine."""
-    stage: int
-    """Of the pipeline, the first being 0."""
-    model_flops: int
-    """Forward + backward of one step on this rank."""
-    hardware_flops: int
-    """What its kernels execute in one step."""
-    parts_sec: Mapping[str, float]
-    """Mean of each part of a step; empty if no step was timed."""
-    global_step_sec: float | None
-    """Mean wall time of its steps; None if none was timed."""
-    peak_memory_bytes: int | None
-    """Most that tensors took of its device, or its process of the host; None if nobody looked."""
-    traced: bool
-    """Its traced step tells its own work from waiting for other ranks."""
-    notes: int
-    """How many notes its own report has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageProfile:
-    """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
-
-    stage: int
-    """Its number in the pipeline, the first being 0."""
-    answered: int
-    """Ranks of the stage that the figures are of."""
-    params: int | None
-    """Unique logical parameters of the stage; None if not known."""
-    trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
-    flops: StepFlops
-    """Of one step and one copy of the model."""
-    parts: tuple[RanksPart, ...]
-    """Every part of a step over the stage's ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksProfile:
-    """All ranks of a job together; every figure is of those that answered, and of one global step."""
-
-    world_size: int
-    """Ranks of the job."""
-    answered: int
-    """Ranks whose measurements are in here."""
-    absences: tuple[RankAbsence, ...]
-    """Every other rank, by number."""
-    waited_sec: float
-    """How long the rank that reports waited for the others' answers."""
-    flops: StepFlops
-    """Of all ranks, added up."""
-    flops_of_model: StepFlops | None
-    """Of one copy of the model: the ranks that see the same data, averaged over those that see different data, each
-    figure to the nearest whole FLOP. None if no rank of some stage of the pipeline answered."""
-    lower_bound: bool
-    """The FLOPs of a rank are lower bounds, and so are these."""
-    params: int | None
-    """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
-    trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
-    samples: float | None
-    """Of all ranks that see different data; None if the samples of one are not known."""
-    tokens: float | None
-    """Likewise of tokens."""
-    parts: tuple[RanksPart, ...]
-    """Every part of a step."""
-    global_step: RanksPart | None
-    """None if no rank timed a step."""
-    model_flops: RankSpread
-    """Of each rank."""
-    local_params: RankSpread | None
-    """Parameters that each rank holds in memory."""
-    peak_memory_bytes: RankSpread | None
-    """Most that tensors took of each device, or each process of the host."""
-    devices: tuple[DeviceGroup, ...]
-    """Most ranks first."""
-    peak_flops_per_sec: float | None
-    """Sum of the devices' peaks; None if one is not known."""
-    rates: JobRates
-    """Ratios of all ranks together."""
-    unavailable: Mapping[str, str]
-    """Why a rate (by its field's name) is None, in a few words."""
-    stages: tuple[StageProfile, ...]
-    """Of a pipeline; empty where there is none."""
-    communication: RanksCommunication | None
-    """In the traced steps; None if fewer than two ranks' traces show any."""
-    stragglers: tuple[Straggler, ...]
-    """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
-    left_out: tuple[str, ...]
-    """What did not fit into the records, in sentences."""
-    ranks: tuple[RankFigures, ...]
-    """Each rank that answered, by number."""
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord, RankSummary
+from lightning_flops.schema.ranks import (
+    RankAbsence,
+    RankFigures,
+    RanksPart,
+    RanksProfile,
+    StageProfile,
+)
+from lightning_flops.schema.step import StepFlops
 
 
 def with_ranks(

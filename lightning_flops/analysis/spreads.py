@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpread:
-    """One figure over ranks: the least, the median and the greatest; of ranks that tie, the lowest is named."""
-
-    ranks: int
-    """Ranks that have the figure."""
-    least: float
-    """The figure of the rank that has the least."""
-    least_rank: int
-    """Which rank that is."""
-    median: float
-    """Of all ranks that have the figure."""
-    greatest: float
-    """The figure of the rank that has the most."""
-    greatest_rank: int
-    """Which rank that is."""
+from lightning_flops.schema.ranks import RankSpread
 
 
 def spread_over(values: Mapping[int, float]) -> RankSpread | None:

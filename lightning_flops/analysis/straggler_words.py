@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lightning_flops.schema.ranks import Straggler
 from lightning_flops.units import duration, percent
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.stragglers import Straggler
 
 
 def straggler_evidence(straggler: Straggler) -> str:

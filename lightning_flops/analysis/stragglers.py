@@ -22,13 +22,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lightning_flops.config import AdviceThresholds
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.rank_record import RankRecord
-    from lightning_flops.analysis.timing import PartTiming, TimingProfile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.step import PartTiming, TimingProfile
 
 _NS_PER_SEC = 1e9
 
@@ -58,32 +57,6 @@ _DEVIATION_OVER_MEDIAN = 1.4826
 
 _NEVER_WAITS = ("data wait", "transfer")
 """Parts in which no rank waits for another, as far as anybody can tell without a trace."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A rank that the others wait for, and what shows it; seconds are of one step."""
-
-    rank: int
-    """Its number."""
-    late_sec: float
-    """How much longer its own work takes than that of the median of the other ranks: what they wait for it."""
-    share: float
-    """Of the other ranks' median step."""
-    shown_by: Literal["timed steps", "traced step"]
-    """What the finding rests on: many steps, or one."""
-    part: str | None
-    """The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it."""
-    part_sec: float | None
-    """How much longer that part takes than on the median of the other ranks."""
-    module: str | None
-    """Qualified name of the module that has at least half of that, children left out; None if there is none."""
-    module_sec: float | None
-    """How much longer that module takes than on the other ranks."""
-    exposed_sec: float | None
-    """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
-    others_exposed_sec: float | None
-    """The median of the other ranks': the longer, the longer they wait."""
 
 
 def find_stragglers(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from lightning_flops.analysis.collectives import Integers
+from lightning_flops.schema.communication import Integers
 
 _T = TypeVar("_T")
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.advice import Advice, Claim, claim, in_order, seen_alone, set_apart
+from lightning_flops.analysis.advice import Claim, claim, in_order, seen_alone, set_apart
 from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.trace import RankComparison, RankRow, TraceReport
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.communication import RankComparison, RankRow
+from lightning_flops.schema.trace import TraceReport
 
 _US_PER_SEC = 1e6
 

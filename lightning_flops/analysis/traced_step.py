@@ -6,9 +6,7 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above
 from lightning_flops.analysis.rates import mean, per_second, ratio
@@ -21,60 +19,14 @@ from lightning_flops.records import (
     TracedStepRecord,
     WindowRecord,
 )
-from lightning_flops.schema.trace import ModuleTable, TracedPart, TraceReport
+from lightning_flops.schema.communication import CollectiveCalls
+from lightning_flops.schema.modules import ModuleTimes
+from lightning_flops.schema.trace import TracedPart, TracedStep, TraceReport
+from lightning_flops.schema.trace_steps import ModuleTable
 
 _US_PER_SEC = 1e6
 
 NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStep:
-    """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place."""
-
-    index: int
-    """Steps of the fit before it."""
-    like_counted: bool
-    """It has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
-    files: tuple[str, ...]
-    """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
-    tables: TraceReport | None
-    """None if there is no trace."""
-    own_forward_sec: Mapping[str, float] | None
-    """Own seconds of each module's forward by a clock at module borders; None unless that stands in for a trace."""
-    parts: tuple[TracedPart, ...] = ()
-    """Where the time went, and what of it was communication; empty if there is no trace."""
-    collectives: tuple[CollectiveCalls, ...] = ()
-    """Every call of every collective: what another rank's are matched with. Empty in a run of one rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTimes:
-    """Seconds of one module in one step, those of the modules below it included unless named *own*."""
-
-    clock: Literal["host", "device", "borders"]
-    """``device``: time in which work launched in the module ran on the device. ``host``: where there is none.
-    ``borders``: a clock stamped at module borders, on the stream of a device, or on the host without one."""
-    forward_sec: float
-    """All of its forward calls together."""
-    own_forward_sec: float
-    """Without the modules below it."""
-    backward_sec: float | None
-    """With what the backward repeats of the forward; without gradient accumulation. None without a trace."""
-    own_backward_sec: float | None
-    """Without the modules below it; None without a trace."""
-    forward_kernels: float | None
-    """Kernels that its forward launched; None without a device."""
-    backward_kernels: float | None
-    """Kernels that its backward launched; None without a device."""
-    forward_flops_per_sec: float | None
-    """Forward FLOPs of the counted step / seconds; None where there are none, or the two steps differ."""
-    backward_flops_per_sec: float | None
-    """Backward and recomputed FLOPs / seconds."""
-    forward_utilization: float | None
-    """Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak."""
-    backward_utilization: float | None
-    """The same of the backward."""
 
 
 def can_read_traces() -> bool:

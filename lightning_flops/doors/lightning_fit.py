@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch import nn
 
-    from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Make, Patches
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import RunContext
+    from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
 
 logger = package_logger(__name__)

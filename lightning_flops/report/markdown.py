@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
 
 _SHORTEST_FENCE = 3
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.records import MemoryRecord
 from lightning_flops.report.layout import line, paragraph, shortened, table, title
-from lightning_flops.schema.trace import MemoryRow, ModuleMemoryRow
+from lightning_flops.schema.trace import TracedStep
+from lightning_flops.schema.trace_events import MemoryRow, ModuleMemoryRow
 from lightning_flops.units import NOT_AVAILABLE, plain, si
 
 _NAMES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}

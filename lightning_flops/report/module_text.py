@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, folded_tree, lower_bound_modules
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.module_tree import ModuleNode, folded_tree, lower_bound_modules
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
+from lightning_flops.analysis.traced_step import mean_times
 from lightning_flops.report.layout import WIDTH, paragraph, title, wrapped
+from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
+from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
 from lightning_flops.units import duration, percent, plural, si
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.rank_communication import RanksCommunication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.ranks import RankFigures, RanksPart, RanksProfile, StageProfile
-from lightning_flops.analysis.spreads import RankSpread
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.records import RunContext
 from lightning_flops.report.layout import line, paragraph, table, title
 from lightning_flops.report.step_text import missing_rates_lines, time_unit
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import (
+    RankFigures,
+    RanksCommunication,
+    RanksPart,
+    RankSpread,
+    RanksProfile,
+    StageProfile,
+)
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
 _REASONS_SHOWN = 3

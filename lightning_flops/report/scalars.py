@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import mean, over_ranks, per_second, ratio
+from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"

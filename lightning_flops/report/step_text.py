@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.timing import PartTiming
 from lightning_flops.report.layout import line, paragraph, some_of, table, title
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import PartTiming
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 _OPERATORS_SHOWN = 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.layout import line, marked, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
@@ -20,6 +19,7 @@ from lightning_flops.report.step_text import (
     uncounted_lines,
 )
 from lightning_flops.report.traced_text import traced_lines
+from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import page
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 

@@ -9,17 +9,10 @@ from lightning_flops.report import layout
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.report.traced_text import STEP_PARTS
-from lightning_flops.schema.trace import (
-    KERNEL_GAP_LIMIT_US,
-    SHORT_KERNEL_LIMIT_US,
-    ChildRow,
-    Durations,
-    PhaseRow,
-    RankComparison,
-    StepTime,
-    TraceReport,
-    TracesReport,
-)
+from lightning_flops.schema.communication import RankComparison
+from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US, ChildRow
+from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.module_tree import ModuleProfile
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.layout import line, paragraph, shortened, table, title
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
-from lightning_flops.schema.trace import ModuleTable, StepTime, TraceReport
+from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace_steps import ModuleTable, StepTime
 from lightning_flops.units import duration, percent, plain, si
 
 _COMMAND = "lightning-flops trace"

@@ -17,10 +17,10 @@ from lightning_flops.sinks.file import FreePaths, write_text_file
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.monitor import MonitorReading
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.sinks.sink import Sink, TextSink
 
 logger = package_logger(__name__)

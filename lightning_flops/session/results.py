@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import TracedStep, build_traced_step
+from lightning_flops.analysis.traced_step import build_traced_step
+from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import MemoryRecord, RunFacts, WindowRecord
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
 
 logger = package_logger(__name__)
 
@@ -98,7 +99,7 @@ def profile_of_window(
         if warns:
             logger.warning(note)
     window = replace(window, notes=(*window.notes, *notes))
-    return build_profile(replace(window, report_step=report_step), config=config, traced=traced)
+    return build_profile(window, config=config, traced=traced, report_step=report_step)
 
 
 def _keep_traces(window: WindowRecord, folder: str | None) -> tuple[dict[int, str], list[str]]:

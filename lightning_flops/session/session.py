@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.records import RunContext, RunFacts
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.session.door import Door, RunPlan
     from lightning_flops.session.output import RunOutput
 

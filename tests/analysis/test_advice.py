@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.advice import Advice, advise
+from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, device_abilities
 from lightning_flops.analysis.evidence import Evidence
-from lightning_flops.analysis.stragglers import Straggler
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.report.advice_text import advice_lines, render_advice_markdown
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.ranks import Straggler
 
 DEFAULTS = AdviceThresholds()
 VOLTA = device_abilities(device_type="cuda", name="Tesla V100-SXM2-16GB", compute_capability=(7, 0))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_flops.analysis import collectives
-from lightning_flops.analysis.collectives import CollectiveCalls, RanksError, TracedRank, compare
-from lightning_flops.schema.trace import Overlap, RankRow
+from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
+from lightning_flops.schema.communication import CollectiveCalls, Overlap, RankRow
 
 EVERYONE = "[0, 1, 2]"
 

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import ModuleProfile, build_modules, folded_tree
+from lightning_flops.analysis.module_tree import build_modules, folded_tree
 from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseBytes, PhaseFlops
+from lightning_flops.schema.modules import ModuleProfile
 
 
 def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:

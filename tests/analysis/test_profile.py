@@ -8,8 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
 from lightning_flops.records import (
@@ -27,8 +25,11 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Rates
 from tests.golden_files import golden
 from tests.report import windows
+from tests.report.windows import build_profile
 
 TICK = 2.0**-10
 
@@ -285,7 +286,6 @@ STEPS = st.builds(
 WINDOWS = st.builds(
     WindowRecord,
     profile_step=st.integers(),
-    report_step=st.integers(),
     context=st.builds(
         RunContext,
         framework=NAMES,

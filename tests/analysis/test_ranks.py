@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.advice import Advice
-from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
-from lightning_flops.analysis.ranks import RanksProfile, with_ranks
-from lightning_flops.analysis.spreads import RankSpread
+from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence, RankSpread, RanksProfile
 from tests.report import jobs, windows
+from tests.report.windows import build_profile
 
 Answers = list[RankRecord | RankAbsence]
 

@@ -9,15 +9,17 @@ from functools import lru_cache
 
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.rank_record import RankRecord, make_rank_record
+from lightning_flops.analysis.rank_record import make_rank_record
 from lightning_flops.analysis.straggler_words import straggler_evidence
-from lightning_flops.analysis.stragglers import Straggler, find_stragglers
+from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import TracedPart
 from tests.report import windows
+from tests.report.windows import build_profile
 
 MS = 0.001
 MODULES = ("", "first", "second")

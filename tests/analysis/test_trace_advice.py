@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.analysis.trace import Trace, TracesReport, analyze_traces
+from lightning_flops.analysis.trace import Trace, analyze_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.trace import TracesReport
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
 
 V100: dict[str, Any] = {

@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import (
-    DeviceMetrics,
-    IdleTime,
     device_metrics,
     device_summary,
     idle_times,
@@ -18,6 +16,8 @@ from lightning_flops.analysis.trace import (
 )
 from lightning_flops.analysis.trace.durations import durations_of, group_by
 from lightning_flops.analysis.trace.names import collective_of_kernel, may_use_tensor_cores, uses_tensor_cores
+from lightning_flops.schema.trace_events import IdleTime
+from lightning_flops.schema.trace_steps import DeviceMetrics
 from tests.analysis.spans import columns
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
 

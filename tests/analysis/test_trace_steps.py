@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import StepTime, model_summary, overlap, overview, step_times
+from lightning_flops.analysis.trace import model_summary, overlap, overview, step_times
 from lightning_flops.analysis.trace_marks import phase_mark
-from lightning_flops.schema.trace import PhaseRow
+from lightning_flops.schema.trace_steps import PhaseRow, StepTime
 from tests.analysis.trace_events import (
     Event,
     data_loader,

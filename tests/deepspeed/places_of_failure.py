@@ -15,7 +15,7 @@ PLACES = (
     "lightning_flops.instrument.recorder.Recorder.batch_scope",
     "lightning_flops.instrument.recorder.Recorder.end_batch",
     "lightning_flops.instrument.recorder.Recorder.claim",
-    "lightning_flops.instrument.recorder.describe_modules",
+    "lightning_flops.instrument.window_states.describe_modules",
     "lightning_flops.instrument.counting.flop_counter.FlopCounter.record",
     "lightning_flops.instrument.timing.phase_timer.PhaseTimer.cut",
     "lightning_flops.instrument.timing.monitor.Monitor.fetch_begins",

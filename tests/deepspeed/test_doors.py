@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
 from tests.ranks import DEEPSPEED_ON_CPU, run_ranks

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.doors.lightning_context import loader_iterators
 from lightning_flops.instrument.timing.loader_queue import backlog_of
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.analysis.trace import (
-    KernelRow,
     Trace,
-    TransferRow,
     idle_times,
     kernel_table,
     launch_statistics,
@@ -25,6 +23,7 @@ from lightning_flops.analysis.trace import (
     overlap,
     transfer_table,
 )
+from lightning_flops.schema.trace_events import KernelRow, TransferRow
 from tests.analysis.trace_events import Event, kernel, launch, on_device, operator, step
 
 hta = pytest.importorskip("hta.trace_analysis", reason="make test-hta installs HolisticTraceAnalysis")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.schema.trace import Durations
+from lightning_flops.schema.trace_steps import Durations
 
 NS_PER_US = 1000
 

@@ -17,7 +17,7 @@ from lightning_flops.analysis.trace.modules import (
     modules_above,
     with_below,
 )
-from lightning_flops.schema.trace import MemoryPart, ModuleMemoryRow
+from lightning_flops.schema.trace_events import MemoryPart, ModuleMemoryRow
 
 _PHASES: tuple[tuple[Phase, MemoryPart], ...] = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
 

@@ -20,7 +20,7 @@ from lightning_flops.analysis.trace.intervals import Ints, intersect, merge, sub
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace.structure import enclosing_operators, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase
-from lightning_flops.schema.trace import ModuleRow, ModuleTable
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"

@@ -12,7 +12,7 @@ from lightning_flops.analysis.trace.durations import group_by
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import may_use_tensor_cores
 from lightning_flops.analysis.trace.structure import enclosing_operators
-from lightning_flops.schema.trace import ChildRow, MemoryRow, OperatorRow
+from lightning_flops.schema.trace_events import ChildRow, MemoryRow, OperatorRow
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:

@@ -13,7 +13,7 @@ from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, ra
 from lightning_flops.analysis.trace.intervals import NOTHING, Intervals, Ints, covered_within, merge, subtract, union
 from lightning_flops.analysis.trace.names import Kind, is_backward, is_data_loader, is_forward, is_optimizer
 from lightning_flops.analysis.trace.parts import moments_of
-from lightning_flops.schema.trace import ModelSummary, PhaseRow, PhaseSource, Remainder
+from lightning_flops.schema.trace_steps import ModelSummary, PhaseRow, PhaseSource, Remainder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightning_flops.analysis.collectives import CollectiveCalls, RanksError, TracedRank, compare
+from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.communication import (
     collective_bytes,
@@ -18,7 +18,7 @@ from lightning_flops.analysis.trace.communication import (
     overlap,
 )
 from lightning_flops.analysis.trace.names import is_point_to_point
-from lightning_flops.schema.trace import RankComparison
+from lightning_flops.schema.communication import CollectiveCalls, RankComparison
 
 _LONGEST_GROUP_CHARS = 40
 _UNNAMED = (

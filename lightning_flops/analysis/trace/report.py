@@ -24,11 +24,10 @@ from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.trace import (
+    SCHEMA_VERSION,
     TraceReport,
     TracesReport,
 )
-
-SCHEMA_VERSION = 3
 
 
 def analyze_trace(trace: Trace) -> TraceReport:

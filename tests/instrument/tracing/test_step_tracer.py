@@ -21,7 +21,7 @@ from lightning_flops.analysis.trace import analyze_trace, load_trace, module_tab
 from lightning_flops.instrument.tracing import module_marks
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
-from lightning_flops.schema.trace import ModuleRow, ModuleTable
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.sinks.trace_file import keep_trace
 
 CPU = torch.device("cpu")
