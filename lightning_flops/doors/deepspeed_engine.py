@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_flops.doors.deepspeed_context import engine_device, engine_output, run_context, settle_steps
+from lightning_flops.doors.deepspeed_context import (
+    engine_device,
+    engine_output,
+    private_names,
+    run_context,
+    settle_steps,
+)
 from lightning_flops.doors.deepspeed_loaders import LoaderTaps, Loop
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.border import guarded
@@ -81,6 +87,8 @@ class EngineDoor:
         self._keep_builtin = keep_builtin
         self._builtin: Any = None
         """DeepSpeed's settings of its own profiler, while that stands down for us."""
+        self.names = private_names(lambda sentence: self.session.notes.add_for_run(sentence))
+        """Private names of DeepSpeed's."""
         self.steps = steps(self)
         self.session = Session(
             self,
@@ -129,8 +137,8 @@ class EngineDoor:
         taps.replace(self.engine, "destroy", self.session.taps.before(self.end))
         self.steps.tap_run(taps)
         self.loaders.tap_run()
-        builtin = self.engine._config.flops_profiler_config
-        if builtin.enabled and not self._keep_builtin:
+        builtin = getattr(self.names.get(self.engine, "_config", None), "flops_profiler_config", None)
+        if builtin is not None and builtin.enabled and not self._keep_builtin:
             # Off until we are out; the log lines that it forces can no more be stopped.
             builtin.enabled, self._builtin = False, builtin
 
@@ -140,7 +148,7 @@ class EngineDoor:
         self.loaders.tap_parts(taps)
         # What the engine itself computes for the update, as Muon's products, is the optimizer's.
         for name in ("_backward_epilogue", "_take_model_step"):
-            if callable(getattr(type(self.engine), name, None)):
+            if self.names.has(self.engine, name):
                 taps.replace(self.engine, name, self.session.taps.optimizer_work())
 
     def window_opens(self) -> None:

@@ -91,11 +91,11 @@ class PipelineSteps:
         )
         taps.replace(engine, "eval_batch", make.outside_of_steps("validation"))
         taps.replace(engine, "save_checkpoint", make.outside_of_steps("checkpoint"))
-        if self._loads:
+        if self._loads and self._door.names.has(engine, "_next_batch"):
             taps.replace(
                 engine, "_next_batch", make.around(self._wait_begins, self._wait_ends, returns=self._loads_micro_batch)
             )
-        else:  # what a stage in the middle receives is all that tells one step from another
+        elif not self._loads:  # what a stage in the middle receives is all that tells one step from another
             self._tap_instructions(taps, {"ForwardPass": make.around(self._middle_receives, _nothing)})
 
     def tap_parts(self, taps: Patches) -> None:
@@ -103,7 +103,8 @@ class PipelineSteps:
         parts = dict(_PARTS)
         if self._engine.num_stages > 1:
             self._note_the_stage()
-            taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
+            if self._door.names.has(self._engine, "_aggregate_total_loss"):
+                taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
         else:  # nobody to exchange anything with
             parts = {name: part for name, part in parts.items() if part != "bubble"}
         self._tap_instructions(taps, {name: self._in_train_batch_only(part) for name, part in parts.items()})
@@ -122,10 +123,10 @@ class PipelineSteps:
 
     def _tap_instructions(self, taps: Patches, makes: dict[str, Make]) -> None:
         """Put taps around the functions of the kinds of instructions that *makes* names."""
-        kinds = getattr(self._engine, _TABLE)
-        taps.replace_entries(
-            self._engine, _TABLE, {kind: makes[kind.__name__] for kind in kinds if kind.__name__ in makes}
-        )
+        kinds = self._door.names.get(self._engine, _TABLE, {})
+        known = {kind: makes[kind.__name__] for kind in kinds if kind.__name__ in makes}
+        if known:
+            taps.replace_entries(self._engine, _TABLE, known)
 
     def _in_train_batch_only(self, part: str) -> Make:
         """What makes a wrapper whose calls are *part* of a step, unless an evaluation makes them."""

@@ -80,7 +80,7 @@ class EngineSteps:
         saved = make.before(lambda: self.looks_left("checkpoint", "a checkpoint was saved"))
         outside = make.outside_of_steps("checkpoint")
         taps.replace(engine, "save_checkpoint", lambda save: saved(outside(save)))
-        if callable(getattr(type(engine), "_backward_epilogue", None)):
+        if self._door.names.has(engine, "_backward_epilogue"):
             taps.replace(engine, "_backward_epilogue", make.after(self._gradients_are_there))
 
     def tap_parts(self, taps: Patches) -> None:

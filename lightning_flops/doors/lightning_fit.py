@@ -16,6 +16,7 @@ from lightning_flops.doors.lightning_context import (
     last_step_of_development_run,
     loader_iterators,
     loader_workers,
+    private_names,
     run_context,
     settle_steps,
 )
@@ -59,6 +60,8 @@ class LightningFit:
 
     _context: RunContext
     """As it was when the run began."""
+    _logged_step: Callable[[], int]
+    """The step by which Lightning's loggers order what they get."""
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class LightningFit:
         self._shapes: Shapes = ()
         self._optimizer_steps = self._step_counter()
         self._last_global_step = self._optimizer_steps()
+        self._names = private_names(trainer, lambda sentence: self.session.notes.add_for_run(sentence))
         self.session = Session(
             self,
             pl_module,
@@ -120,6 +124,11 @@ class LightningFit:
     def plan(self) -> RunPlan:
         """How the fit begins; a development run profiles its last step, if the one to profile does not come."""
         self._context = run_context(self._trainer)
+        trainer, epoch_loop = self._trainer, self._trainer.fit_loop.epoch_loop
+        if self._names.has(epoch_loop, "_batches_that_stepped"):
+            self._logged_step = lambda: int(epoch_loop._batches_that_stepped)
+        else:
+            self._logged_step = lambda: int(trainer.global_step)
         profile_step = self._config.next_profile_step(steps_done=0)
         last = last_step_of_development_run(self._trainer)
         if last is not None and profile_step is not None and profile_step > last:
@@ -145,8 +154,9 @@ class LightningFit:
         session, make = self.session, self.session.taps
         epoch_loop = self._trainer.fit_loop.epoch_loop
         session.training_stops("epoch restart")  # until the first epoch's first batch
-        taps.replace(epoch_loop, "_on_before_fetch", make.before(session.fetch_begins))
-        taps.replace(epoch_loop, "_on_after_fetch", make.after(session.fetch_ends, also_failed=True))
+        if self._names.has(epoch_loop, "_on_before_fetch") and self._names.has(epoch_loop, "_on_after_fetch"):
+            taps.replace(epoch_loop, "_on_before_fetch", make.before(session.fetch_begins))
+            taps.replace(epoch_loop, "_on_after_fetch", make.after(session.fetch_ends, also_failed=True))
         taps.replace(epoch_loop, "run", make.after(session.epoch_ends, also_failed=True))
         taps.replace(epoch_loop, "on_run_start", make.after(session.epoch_begins))
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
@@ -178,7 +188,7 @@ class LightningFit:
             (precision, "_after_closure", make.part("other")),
             (precision, "_clip_gradients", self._around_clipping()),
         ):
-            if callable(getattr(target, name, None)):
+            if self._names.has(target, name):
                 taps.replace(target, name, wrapper)
         self._tap_zero_grad(taps)
 
@@ -193,7 +203,7 @@ class LightningFit:
         loop = trainer.fit_loop.epoch_loop.automatic_optimization
         all_known = all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in trainer.optimizers)
         own = all_known and is_lightnings_own(self._module, "optimizer_zero_grad")
-        if not own and callable(getattr(loop, "_optimizer_zero_grad", None)):
+        if not own and self._names.has(loop, "_optimizer_zero_grad"):
             taps.replace(loop, "_optimizer_zero_grad", inside)
 
     def _advance_begins(self, *args: Any, **kwargs: Any) -> bool:
@@ -340,15 +350,13 @@ class LightningFit:
 
     def x_axis(self) -> int:
         """Lightning's own for what it logs."""
-        return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)
+        return self._logged_step()
 
     def reading_is_due(self) -> bool:
         """Lightning's rule for its own metrics (``logger_connector.should_update_logs``), without its detours."""
         trainer = self._trainer
         every = getattr(trainer, "log_every_n_steps", 0)
-        return bool(every) and (
-            (trainer.fit_loop.epoch_loop._batches_that_stepped + 1) % every == 0 or trainer.should_stop
-        )
+        return bool(every) and ((self.x_axis() + 1) % every == 0 or trainer.should_stop)
 
     # ---- out of the way
 

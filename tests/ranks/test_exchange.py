@@ -306,7 +306,7 @@ class Looks:
         assert submitted == [self.collection]
 
     def look(self) -> bool:
-        return self.collection._look(self.store)
+        return self.collection.look_for_answers(self.store)
 
     def send(self, rank: int, packed: bytes = b"there") -> None:
         assert self.exchanges[rank].send(7, packed).wait(60.0)
