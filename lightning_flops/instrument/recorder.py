@@ -160,7 +160,8 @@ class Recorder:
         """Run one whole batch inside this, from the wait for it on; it counts when the running step is a counted one.
 
         A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` is still
-        its own. A scope that is left after ``abandon`` or ``close`` does nothing.
+        its own. A scope that is left after ``abandon`` or ``close`` only takes off what torch has put back since, where
+        they were called inside a backward.
         """
         state = self._state
         self._reached |= state.counting
@@ -169,6 +170,8 @@ class Recorder:
             yield
         if state is self._state:
             self._go_on(state.batch_ends())
+        elif self.closed:
+            state.batch_was_abandoned()
 
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running.

@@ -225,6 +225,9 @@ class State:
         """The scope of a batch that began in this state was left."""
         return self
 
+    def batch_was_abandoned(self) -> None:
+        """The scope of a batch that began in this state was left after the window was abandoned."""
+
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
         """*part* of the step begins; whether it *counts* as a forward, a backward or an update by itself."""
         if counts:
@@ -297,6 +300,10 @@ class _CountingSteps(State, ABC):
         record = replace(step.record(window.steps_done), flops=self._counter.step_ends())
         window.steps_done += 1
         return self._counted(record, tuple(step.batches))
+
+    def batch_was_abandoned(self) -> None:
+        """A counter that came off inside a backward comes off once more: torch had put a part of it back."""
+        self._counter.sweep()
 
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
         """*part* of the step begins."""

@@ -27,6 +27,7 @@ class FakeCounter:
 
     def __init__(self) -> None:
         self.entered = 0
+        self.sweeps = 0
         self.paused = 0
         self.roots = 0
         self.optimizers = 0
@@ -37,6 +38,9 @@ class FakeCounter:
 
     def __exit__(self, *exc: object) -> None:
         self.entered -= 1
+
+    def sweep(self) -> None:
+        self.sweeps += 1
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -217,6 +217,15 @@ class FlopCounter:
         with self._running(OUTSIDE, "optimizer"):
             yield
 
+    def sweep(self) -> None:
+        """Takes off this thread what torch has put back since the counter was left there.
+
+        Torch resets a thread's modes after every node of a backward, and after a mode's handler: whoever leaves a
+        counter inside one of them calls this outside.
+        """
+        if not self._entered:
+            remove(self._mode)
+
     @contextmanager
     def _running(self, name: str, kind: RunningKind) -> Iterator[None]:
         state = self._state()
