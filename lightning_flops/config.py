@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 import os
 import posixpath
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import fsspec
 
@@ -29,11 +31,52 @@ DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "i
 """Names by which ``peak_flops_per_sec`` may be given for each dtype."""
 
 
-class _Rule(NamedTuple):
-    """What a setting may be: in words for the message, and as a test."""
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a setting may be."""
 
     words: str
+    """For the message, after "must be"."""
     holds: Callable[[Any], bool]
+    kept: Callable[[Any], Any] = lambda value: value
+    """The form in which a value that holds is kept: Python's own numbers, and copies, which nobody else changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that is said of one setting; it stands in the metadata of the setting's field."""
+
+    rule: _Rule
+    help: str
+    """What it does, in sentences for the callback's docstring, the command line's help and the docs' table."""
+    read_by_deepspeed: Callable[[Any], Any] | None = None
+    """Of DeepSpeed's own settings: what DeepSpeed makes of a value where it uses it.
+
+    DeepSpeed checks no value of its block; others fail there, or do nothing. Of 0.16 to 0.19: it compares the step,
+    counts up to the depth and the number of modules, asks for the truth of ``detailed`` and ``output_file``, and
+    multiplies by the factor.
+    """
+    of_the_trace: bool = False
+    """It says something of the traced step alone; its default asks for nothing."""
+    in_a_block_only: bool = False
+    """The callback has no such argument."""
+
+
+_T = TypeVar("_T")
+
+
+def _setting(
+    default: _T,
+    rule: _Rule,
+    help: str,
+    *,
+    read_by_deepspeed: Callable[[Any], Any] | None = None,
+    of_the_trace: bool = False,
+    in_a_block_only: bool = False,
+) -> _T:
+    """The field of a setting; typed like ``dataclasses.field``, as what the field holds by default."""
+    said = Setting(rule, help, read_by_deepspeed, of_the_trace, in_a_block_only)
+    return field(default=default, metadata={"setting": said})
 
 
 def _is_integer(value: object) -> bool:
@@ -54,18 +97,15 @@ def _is_positive(value: Any) -> bool:
     return _is_number(value) and value > 0
 
 
-def _is_number_from_zero(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_count_or_function(value: Any) -> bool:
-    return value is None or callable(value) or (_is_integer(value) and value > 0)
-
-
 def _is_peak(value: Any) -> bool:
     if isinstance(value, Mapping):
         return bool(value) and all(key in DTYPE_NAMES and _is_positive(peak) for key, peak in value.items())
     return value is None or _is_positive(value)
+
+
+def _floats(values: Mapping[str, Any]) -> dict[str, float]:
+    # A copy: the caller's mapping may change later.
+    return {name: float(value) for name, value in values.items()}
 
 
 def _is_tag_prefix(value: object) -> bool:
@@ -167,68 +207,74 @@ def _is_trace_schedule(value: Any) -> bool:
     )
 
 
+def _whole_trace_schedule(value: Any) -> TraceSchedule:
+    return value if isinstance(value, TraceSchedule) else TraceSchedule(**(value or {}))
+
+
 def _is_step_or_steps(value: Any) -> bool:
     steps = value if isinstance(value, (list, tuple)) else [value]
     return bool(steps) and all(_is_integer(step) and step >= 0 for step in steps)
 
 
+def _step_or_steps(value: Any) -> int | tuple[int, ...]:
+    return tuple(sorted({int(step) for step in value})) if isinstance(value, (list, tuple)) else int(value)
+
+
 def _integer_from(lowest: int) -> _Rule:
-    return _Rule(f"an integer >= {lowest}", lambda value: _is_integer(value) and value >= lowest)
+    return _Rule(f"an integer >= {lowest}", lambda value: _is_integer(value) and value >= lowest, int)
 
 
 _BOOLEAN = _Rule("true or false", lambda value: isinstance(value, bool))
+_NUMBER_FROM_ZERO = _Rule("a number >= 0", lambda value: _is_number(value) and value >= 0, float)
+_STEP_OR_STEPS = _Rule("an integer >= 0, or a list of such", _is_step_or_steps, _step_or_steps)
+_INTERVAL = _Rule(
+    "an integer >= 1, or None",
+    lambda value: value is None or (_is_integer(value) and value >= 1),
+    lambda value: value if value is None else int(value),
+)
+_COUNT_OR_FUNCTION = _Rule(
+    "an integer > 0, a function of the batch, or None",
+    lambda value: value is None or callable(value) or (_is_integer(value) and value > 0),
+    lambda value: int(value) if _is_integer(value) else value,
+)
 _PATH_OR_NONE = _Rule(
     "a path or URL as text, or None",
     lambda value: value is None or (isinstance(value, str) and value.strip() != ""),
 )
-_COUNT_OR_FUNCTION = _Rule("an integer > 0, a function of the batch, or None", _is_count_or_function)
-
-_RULES: Mapping[str, _Rule] = {
-    "enabled": _BOOLEAN,
-    "profile_step": _Rule("an integer >= 0, or a list of such", _is_step_or_steps),
-    "module_depth": _integer_from(-1),
-    "top_modules": _integer_from(1),
-    "detailed": _BOOLEAN,
-    "output_file": _PATH_OR_NONE,
-    "recompute_fwd_factor": _Rule("a number >= 0", _is_number_from_zero),
-    "timing_steps": _integer_from(1),
-    "trace": _BOOLEAN,
-    "trace_dir": _PATH_OR_NONE,
-    "record_shapes": _BOOLEAN,
-    "profile_memory": _BOOLEAN,
-    "with_stack": _BOOLEAN,
-    "monitor": _BOOLEAN,
-    "batch_size": _COUNT_OR_FUNCTION,
-    "tokens_per_sample": _COUNT_OR_FUNCTION,
-    "causal_attention": _Rule("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half")),
-    "peak_flops_per_sec": _Rule(
-        f"a number > 0, a mapping from dtype names ({', '.join(DTYPE_NAMES)}) to numbers > 0, or None", _is_peak
-    ),
-    "advice_thresholds": _Rule(
-        f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0, or None",
-        lambda value: value is None or _are_thresholds(value),
-    ),
-    "every": _Rule("an integer >= 1, or None", lambda value: value is None or (_is_integer(value) and value >= 1)),
-    "timer_only": _BOOLEAN,
-    "trace_schedule": _Rule(
-        "a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers, or None",
-        lambda value: value is None or _is_trace_schedule(value),
-    ),
-    "ranks_timeout_sec": _Rule("a number >= 0", _is_number_from_zero),
-    "all_ranks": _BOOLEAN,
-    "tensorboard_dir": _PATH_OR_NONE,
-    "tag_prefix": _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix),
-}
+_CAUSAL = _Rule("'full' or 'half'", lambda value: isinstance(value, str) and value in ("full", "half"))
+_PEAK = _Rule(
+    f"a number > 0, a mapping from dtype names ({', '.join(DTYPE_NAMES)}) to numbers > 0, or None",
+    _is_peak,
+    lambda value: _floats(value) if isinstance(value, Mapping) else value if value is None else float(value),
+)
+_LIMITS = _Rule(
+    f"a mapping from names ({', '.join(_THRESHOLDS)}) to numbers >= 0, or None",
+    lambda value: value is None or _are_thresholds(value),
+    lambda value: value if value is None else _floats(value),
+)
+_TRACE_SCHEDULE = _Rule(
+    "a mapping from wait, warmup (>= 0), active and repeat (>= 1) to integers, or None",
+    lambda value: value is None or _is_trace_schedule(value),
+    _whole_trace_schedule,
+)
+_TAG_PREFIX = _Rule("letters, digits, spaces and _ - . with single / only between them", _is_tag_prefix)
 
 
-_OF_THE_TRACE: Mapping[str, object] = {
-    "trace_dir": None,
-    "record_shapes": False,
-    "profile_memory": False,
-    "with_stack": False,
-    "trace_schedule": TraceSchedule(),
-}
-"""Settings that say something of the traced step alone, with the values that ask for nothing."""
+def _integer_in_deepspeed(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
+
+
+def _enabled_in_deepspeed(value: Any) -> Any:
+    # DeepSpeed writes `wall_clock_breakdown | enabled`, and refuses what this refuses, before anybody is profiled.
+    return bool(False | value)
+
+
+def _path_in_deepspeed(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value or None
+
+
+def _factor_in_deepspeed(value: Any) -> Any:
+    return float(value) if isinstance(value, bool) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,91 +285,152 @@ class ProfilerConfig:
         ConfigError: a setting breaks its rule; the message names the setting, the rule and the value.
     """
 
-    enabled: bool = True
-    """Profile at all. A DeepSpeed block that does not say so is not enabled."""
-    profile_step: int | tuple[int, ...] = 1
-    """Profile the global step that starts after this many steps of the fit; a list opens one window after the other."""
-    module_depth: int = -1
-    """Deepest module level that the report shows; -1 shows all."""
-    top_modules: int = 1
-    """How many modules the aggregated profile lists at each level."""
-    detailed: bool = True
-    """Print every module with its parameters and FLOPs."""
-    output_file: str | None = None
-    """Path or URL the text report is written to; None sends it to the package's logger."""
-    recompute_fwd_factor: float = 0.0
-    """Forward passes repeated during the backward, for the estimated backward only; the measured one needs no hint."""
-    timing_steps: int = 20
-    """How many steps to time after the counted one."""
-    trace: bool = True
-    """Run one step under torch.profiler after the timed ones: device time by module, operators, kernels."""
-    trace_dir: str | None = None
-    """Path or URL of the folder where the traced step's trace file is kept, with ``all_ranks`` one of each rank.
-
-    None keeps none.
-    """
-    record_shapes: bool = False
-    """Record the shapes of operators' inputs in the traced step."""
-    profile_memory: bool = False
-    """Record allocations and frees in the traced step."""
-    with_stack: bool = False
-    """Record the Python calls of the traced step; this slows it down a lot."""
-    monitor: bool = True
-    """Log throughput and MFU for as long as training runs."""
-    batch_size: int | Callable[[Any], int] | None = None
-    """Samples in each batch, or a function that returns the samples of the batch it is given."""
-    tokens_per_sample: int | Callable[[Any], int] | None = None
-    """Tokens in each sample, or a function that returns the tokens of the whole batch it is given."""
-    causal_attention: Literal["full", "half"] = "full"
-    """Whether attention calls flagged causal count the whole score matrix or half of it."""
-    peak_flops_per_sec: float | Mapping[str, float] | None = None
-    """Dense peak of one device in FLOP/s, one for all dtypes or by dtype name; None looks the device up."""
-    advice_thresholds: Mapping[str, float] | None = None
-    """From where on something is worth a word of advice, by the names of ``AdviceThresholds``; None: its defaults."""
-    every: int | None = None
-    """Profile again each time so many steps have gone by since the last step that ``profile_step`` names."""
-    timer_only: bool = False
-    """Only the monitor: no step is counted, timed in its parts, or traced."""
-    trace_schedule: TraceSchedule = TraceSchedule()
-    """Which steps after the timed ones are traced; a mapping will do."""
-    ranks_timeout_sec: float = 30.0
-    """How long a report waits for the measurements of the other ranks; training does not wait meanwhile."""
-    all_ranks: bool = False
-    """Have every rank write files of its own profile, too: profile.rank3.json beside rank 0's profile.json."""
-    tensorboard_dir: str | None = None
-    """Folder for TensorBoard's files of an engine whose own monitors do not show scalars; Lightning has its loggers."""
-    tag_prefix: str = BLOCK
-    """What the tags of scalars and texts begin with."""
+    enabled: bool = _setting(
+        True,
+        _BOOLEAN,
+        "Profile at all. A DeepSpeed block that does not say so is not enabled.",
+        read_by_deepspeed=_enabled_in_deepspeed,
+        in_a_block_only=True,  # it is said by adding the callback
+    )
+    profile_step: int | tuple[int, ...] = _setting(
+        1,
+        _STEP_OR_STEPS,
+        "Count the step that begins after so many steps of this run. A list does so at each of its steps; those that "
+        "fall into the window of another are left out, and the log names them.",
+        read_by_deepspeed=_integer_in_deepspeed,
+    )
+    module_depth: int = _setting(
+        -1,
+        _integer_from(-1),
+        "The deepest level of modules in the report: 0 is the root, 1 its children; -1 shows all.",
+        read_by_deepspeed=_integer_in_deepspeed,
+    )
+    top_modules: int = _setting(
+        1,
+        _integer_from(1),
+        "How many modules the aggregated profile lists at each level.",
+        read_by_deepspeed=_integer_in_deepspeed,
+    )
+    detailed: bool = _setting(
+        True, _BOOLEAN, "Print every module in a tree, with its parameters and FLOPs.", read_by_deepspeed=bool
+    )
+    output_file: str | None = _setting(
+        None,
+        _PATH_OR_NONE,
+        "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console.",
+        read_by_deepspeed=_path_in_deepspeed,
+    )
+    recompute_fwd_factor: float = _setting(
+        0.0,
+        _NUMBER_FROM_ZERO,
+        "How many forward passes the backward repeats. It changes the estimated backward only; what is measured needs "
+        "no hint.",
+        read_by_deepspeed=_factor_in_deepspeed,
+    )
+    timing_steps: int = _setting(20, _integer_from(1), "How many steps are timed after the counted one.")
+    trace: bool = _setting(
+        True,
+        _BOOLEAN,
+        "Run one more step under torch.profiler, for the time of each module, operator and kernel.",
+    )
+    trace_dir: str | None = _setting(
+        None,
+        _PATH_OR_NONE,
+        "A folder, as a path or URL, where the trace file of that step is kept, with ``all_ranks`` that of each rank. "
+        "None keeps none.",
+        of_the_trace=True,
+    )
+    record_shapes: bool = _setting(
+        False, _BOOLEAN, "Record the shapes of operators' inputs in the traced step.", of_the_trace=True
+    )
+    profile_memory: bool = _setting(
+        False, _BOOLEAN, "Record what is allocated and freed in the traced step.", of_the_trace=True
+    )
+    with_stack: bool = _setting(
+        False,
+        _BOOLEAN,
+        "Record the Python calls of the traced step. It makes that step much slower.",
+        of_the_trace=True,
+    )
+    monitor: bool = _setting(
+        True, _BOOLEAN, "Log throughput and MFU for as long as training runs, and sum them up at the end."
+    )
+    batch_size: int | Callable[[Any], int] | None = _setting(
+        None,
+        _COUNT_OR_FUNCTION,
+        "Samples in each batch, or a function that returns the samples of the batch it is given. None takes the first "
+        "dimension of the batch's tensors, or else the micro-batch of a DeepSpeed engine.",
+    )
+    tokens_per_sample: int | Callable[[Any], int] | None = _setting(
+        None,
+        _COUNT_OR_FUNCTION,
+        "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None: there are "
+        "no tokens/s.",
+    )
+    causal_attention: Literal["full", "half"] = _setting(
+        "full",
+        _CAUSAL,
+        'How much of the score matrix counts where attention is flagged causal: ``"full"`` all of it, ``"half"`` half.',
+    )
+    peak_flops_per_sec: float | Mapping[str, float] | None = _setting(
+        None,
+        _PEAK,
+        "Dense peak of one device in FLOP/s: one number for all dtypes, or a mapping from dtype names. None looks the "
+        "device up.",
+    )
+    advice_thresholds: Mapping[str, float] | None = _setting(
+        None,
+        _LIMITS,
+        "From where on something is worth a word of advice: a mapping from names of ``AdviceThresholds`` in "
+        '``lightning_flops.config``, such as ``{"data_wait": 0.1}``. None: its defaults.',
+    )
+    every: int | None = _setting(
+        None,
+        _INTERVAL,
+        "Profile again each time so many steps have gone by since the last step that ``profile_step`` names. None: "
+        "only at those.",
+    )
+    timer_only: bool = _setting(
+        False, _BOOLEAN, "Only the monitor runs: no step is counted, timed in its parts, or traced."
+    )
+    trace_schedule: TraceSchedule = _setting(
+        TraceSchedule(),
+        _TRACE_SCHEDULE,
+        "Which steps after the timed ones are traced, as ``torch.profiler.schedule`` has it: a mapping from ``wait``, "
+        "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default one step, after one to warm up.",
+        of_the_trace=True,
+    )
+    ranks_timeout_sec: float = _setting(
+        30.0,
+        _NUMBER_FROM_ZERO,
+        "How many seconds rank 0's report waits for the measurements of the other ranks. Training goes on meanwhile.",
+    )
+    all_ranks: bool = _setting(
+        False,
+        _BOOLEAN,
+        "Every rank writes files of its own profile, too: profile.rank3.json beside rank 0's profile.json.",
+    )
+    tensorboard_dir: str | None = _setting(
+        None,
+        _PATH_OR_NONE,
+        "A folder for TensorBoard's files, for a DeepSpeed engine whose own monitors are off. Under Lightning the "
+        "loggers have their own.",
+        in_a_block_only=True,
+    )
+    tag_prefix: str = _setting(BLOCK, _TAG_PREFIX, "What the tags of scalars and texts begin with.")
 
     def __post_init__(self) -> None:
-        """Check every setting against its rule."""
-        for name, rule in _RULES.items():
+        """Check every setting against its rule, and keep it in the rule's form."""
+        for name, setting in SETTINGS.items():
             value = getattr(self, name)
-            if not rule.holds(value):
-                raise ConfigError(f"{BLOCK}.{name} must be {rule.words}, got {shown(value)}")
-            if _is_integer(value):
-                object.__setattr__(self, name, int(value))  # Python's own: JSON has no other
+            if not setting.rule.holds(value):
+                raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}")
+            object.__setattr__(self, name, setting.rule.kept(value))
         if self.timer_only and not self.monitor:
             raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
-        if not isinstance(self.profile_step, int):
-            object.__setattr__(self, "profile_step", tuple(sorted({int(step) for step in self.profile_step})))
-        if not isinstance(self.trace_schedule, TraceSchedule):
-            object.__setattr__(self, "trace_schedule", TraceSchedule(**(self.trace_schedule or {})))
-        if not self.trace:
-            for name, default in _OF_THE_TRACE.items():
-                if getattr(self, name) != default:
-                    raise ConfigError(f"{BLOCK}.trace must be true where {name} is given, got {self.trace!r}")
-        object.__setattr__(self, "recompute_fwd_factor", float(self.recompute_fwd_factor))
-        object.__setattr__(self, "ranks_timeout_sec", float(self.ranks_timeout_sec))
-        if isinstance(self.peak_flops_per_sec, Mapping):
-            # A copy: the caller's mapping may change later.
-            peaks = {name: float(peak) for name, peak in self.peak_flops_per_sec.items()}
-            object.__setattr__(self, "peak_flops_per_sec", peaks)
-        elif self.peak_flops_per_sec is not None:
-            object.__setattr__(self, "peak_flops_per_sec", float(self.peak_flops_per_sec))
-        if self.advice_thresholds is not None:
-            limits = {name: float(limit) for name, limit in self.advice_thresholds.items()}
-            object.__setattr__(self, "advice_thresholds", limits)
+        for one in fields(self) if not self.trace else ():
+            if SETTINGS[one.name].of_the_trace and getattr(self, one.name) != one.default:
+                raise ConfigError(f"{BLOCK}.trace must be true where {one.name} is given, got {self.trace!r}")
 
     @property
     def thresholds(self) -> AdviceThresholds:
@@ -361,7 +468,7 @@ class ProfilerConfig:
         """
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
-        refuse_unknown(block, known=_RULES)
+        refuse_unknown(block, known=SETTINGS)
         return cls(**{"enabled": False, **block})
 
     @classmethod
@@ -404,9 +511,9 @@ class ProfilerConfig:
                 raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
             builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
             for name, value in block.items():
-                if name not in _RULES:
+                if name not in SETTINGS:
                     named = name if isinstance(name, str) and name.isprintable() else shown(name)
-                    unknown.append(f"{BLOCK}.{named} is not a setting, did you mean {_nearest(name, _RULES)}?")
+                    unknown.append(f"{BLOCK}.{named} is not a setting, did you mean {_nearest(name, SETTINGS)}?")
                 else:
                     settings[name] = _read_as_deepspeed(name, value)
             taken = cls(**{**settings, **given})
@@ -429,44 +536,49 @@ class TakenBlock(NamedTuple):
     """Whether the block turns on DeepSpeed's own profiler."""
 
 
-assert [field.name for field in fields(ProfilerConfig)] == list(_RULES), "every setting has its rule, in the same order"
-
-
-def _as_integer(value: Any) -> Any:
-    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
-
-
-def _as_enabled(value: Any) -> Any:
-    # DeepSpeed writes `wall_clock_breakdown | enabled`, and refuses what this refuses, before anybody is profiled.
-    return bool(False | value)
-
-
-def _as_path(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value or None
-
-
-_AS_DEEPSPEED_READS: Mapping[str, Callable[[Any], Any]] = {
-    "enabled": _as_enabled,
-    "profile_step": _as_integer,
-    "module_depth": _as_integer,
-    "top_modules": _as_integer,
-    "detailed": bool,
-    "output_file": _as_path,
-    "recompute_fwd_factor": lambda value: float(value) if isinstance(value, bool) else value,
-}
-"""What DeepSpeed, which checks no value of its block, makes of one where it uses it; others fail there, or do nothing.
-
-Of 0.16 to 0.19: it compares the step, counts up to the depth and the number of modules, asks for the truth of
-``detailed`` and ``output_file``, and multiplies by the factor.
-"""
+SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
+"""Every setting by its name, in the order of the fields."""
 
 
 def _read_as_deepspeed(name: str, value: Any) -> Any:
     """*value* as DeepSpeed takes it; as it is where DeepSpeed refuses it or does not know the setting."""
+    read = SETTINGS[name].read_by_deepspeed
     try:
-        return _AS_DEEPSPEED_READS[name](value) if name in _AS_DEEPSPEED_READS else value
+        return value if read is None else read(value)
     except Exception:  # whatever an operator of the value raises: the rule says what is wrong with it
         return value
+
+
+def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a callback's *arguments* give: None gives nothing, and a ``Path`` is given as text."""
+    return {
+        name: str(value) if SETTINGS[name].rule is _PATH_OR_NONE and isinstance(value, Path) else value
+        for name, value in arguments.items()
+        if value is not None
+    }
+
+
+def with_settings_described(docstring: str | None, names: Iterable[str]) -> str | None:
+    """*docstring* with a section that says of each setting in *names* what it does, before it says what is raised.
+
+    None, which every docstring is under ``python -OO``, stays None.
+    """
+    if docstring is None:
+        return None
+    defaults = {one.name: one.default for one in fields(ProfilerConfig)}
+    lines = ["Args:"]
+    for name in names:
+        default = defaults[name]
+        # The help itself says what None means, and what a schedule is.
+        told = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
+        lines += textwrap.wrap(
+            f"{name}: {SETTINGS[name].help}{told}", 110, initial_indent=" " * 4, subsequent_indent=" " * 8
+        )
+    before, raises, after = inspect.cleandoc(docstring).partition("Raises:\n")
+    return f"{before}{chr(10).join(lines)}\n\n{raises}{after}"
+
+
+ProfilerConfig.__doc__ = with_settings_described(ProfilerConfig.__doc__, SETTINGS)
 
 
 _LONGEST = 300

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig
-from lightning_flops.config import TraceSchedule
+from lightning_flops.config import SETTINGS, TraceSchedule, with_settings_described
 
 
 def refusal(**settings: Any) -> str:
@@ -174,12 +174,31 @@ def test_numpys_values_obey_the_same_rules(value: Any) -> None:
     assert refusal(recompute_fwd_factor=value).endswith(f", got {value!r}")
 
 
-def test_every_setting_says_in_a_docstring_what_it_does() -> None:
-    source = Path(ProfilerConfig.from_block.__code__.co_filename).read_text()
-    for field in fields(ProfilerConfig):
-        _, found, after = source.partition(f"\n    {field.name}: ")
-        assert found
-        assert after.split("\n")[1].startswith('    """')
+def test_every_setting_says_what_it_does_in_whole_sentences() -> None:
+    assert list(SETTINGS) == [field.name for field in fields(ProfilerConfig)]
+    docstring = " ".join((ProfilerConfig.__doc__ or "").split())
+    for name, setting in SETTINGS.items():
+        assert setting.help[0].isupper() and setting.help.endswith(".") and setting.help.isprintable()
+        assert f" {name}: {setting.help}" in docstring
+
+
+def test_without_docstrings_nothing_is_described() -> None:
+    # Under python -OO, where no docstring says what it would belong to.
+    assert with_settings_described(None, SETTINGS) is None
+
+
+def test_what_a_setting_does_stands_before_what_is_raised() -> None:
+    docstring = """Settings.
+
+    Raises:
+        ConfigError: always.
+    """
+    assert with_settings_described(docstring, ["top_modules", "tag_prefix"]) == (
+        "Settings.\n\nArgs:\n"
+        "    top_modules: How many modules the aggregated profile lists at each level. Default 1.\n"
+        "    tag_prefix: What the tags of scalars and texts begin with. Default 'flops_profiler'.\n"
+        "\nRaises:\n    ConfigError: always."
+    )
 
 
 def test_a_mapping_of_peaks_is_copied() -> None:
