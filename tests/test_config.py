@@ -199,6 +199,8 @@ def test_what_a_setting_does_stands_before_what_is_raised() -> None:
         "    tag_prefix: What the tags of scalars and texts begin with. Default 'flops_profiler'.\n"
         "\nRaises:\n    ConfigError: always."
     )
+    # What Python writes under -OO for a dataclass.
+    assert with_settings_described("Settings()", []) == "Settings()\n\nArgs:"
 
 
 def test_a_mapping_of_peaks_is_copied() -> None:
