@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import lightning_flops
@@ -114,12 +115,28 @@ def _rows(text: str) -> int:
 def _run(as_module: bool, program: Sequence[str]) -> int:
     from lightning_flops.doors.run_program import ProgramNotFoundError, run
 
+    _open_doors()
     try:
         run(program[0], program[1:], as_module=as_module)
     except ProgramNotFoundError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return error.exit_status
     return 0
+
+
+def _open_doors() -> None:
+    """Have the program profiled wherever it trains; neither framework is loaded before the program loads it."""
+    from lightning_flops.doors.when_imported import when_imported
+    from lightning_flops.entry_points import SWITCH
+
+    os.environ.setdefault(SWITCH, "1")  # a value that is there already is the user's word
+    when_imported("deepspeed", _install)
+
+
+def _install(deepspeed: ModuleType) -> None:
+    from lightning_flops.deepspeed import install
+
+    install()
 
 
 def _print_trace(options: argparse.Namespace) -> int:
