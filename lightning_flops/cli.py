@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.text.json_text import MOST_DIGITS, shown
 from lightning_flops.text.printable import printable
 
 PROGRAM = "lightning-flops"
@@ -107,8 +108,8 @@ def _threshold(text: str) -> tuple[str, float]:
 
 
 def _rows(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {shown(text)}")
     return int(text)
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,50 @@ def test_a_file_beyond_any_real_config_is_one_error(text: str, words: str, tmp_p
     path = tmp_path / "ds.json"
     path.write_text(text)
     assert refusal_of_file(path) == f"the DeepSpeed config {path} {words}"
+
+
+LONG = 10**5_000
+"""Python writes and reads integers of 4,300 digits, and raises ValueError beyond them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("profile_step", LONG),
+        ("profile_step", [1, LONG]),
+        ("module_depth", LONG),
+        ("timing_steps", 10**1_000),
+        ("every", LONG),
+        ("batch_size", LONG),
+        ("trace_schedule", {"wait": LONG}),
+        ("trace_schedule", TraceSchedule(repeat=LONG)),
+    ],
+    ids=["step", "steps", "depth", "timing", "every", "batch", "schedule", "whole schedule"],
+)
+def test_an_integer_that_no_report_could_show_is_refused(name: str, value: Any) -> None:
+    said = f"flops_profiler.{name} must have no integer of more than 1,000 digits, got "
+    assert refusal(**{name: value}).startswith(said)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ProfilerConfig.from_block({"enabled": True, name: value})
+    taken = ProfilerConfig.taken_over({"enabled": True, name: value})
+    assert taken.wrong is not None and taken.wrong.startswith(said) and not taken.settings.enabled
+
+
+def test_the_longest_integer_is_taken_and_shown() -> None:
+    longest = 10**1_000 - 1
+    config = ProfilerConfig(profile_step=(1, longest), batch_size=longest)
+    assert repr(config).count("9" * 1_000) == 2
+
+
+@pytest.mark.parametrize("key", [LONG, (LONG,)], ids=["integer", "tuple"])
+def test_a_key_that_cannot_be_shown_is_unknown_and_no_more(key: Any) -> None:
+    taken = ProfilerConfig.taken_over({"enabled": True, key: 1})
+    assert taken.settings.enabled and taken.wrong is None
+    kind = type(key).__name__
+    (said,) = taken.unknown
+    assert said.startswith(f"flops_profiler.a value of type {kind} is not a setting, did you mean ")
+    with pytest.raises(ConfigError, match=rf"^flops_profiler\.a value of type {kind} is not a setting"):
+        ProfilerConfig.from_block({key: 1})
 
 
 def nested(depth: int) -> list[Any]:

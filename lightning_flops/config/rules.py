@@ -7,10 +7,11 @@ import numbers
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from lightning_flops.config.values import DTYPE_NAMES, AdviceThresholds, TraceSchedule
+from lightning_flops.text.json_text import is_too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ def _is_number(value: object) -> bool:
         return math.isfinite(float(value))
     except OverflowError:  # an int may be larger than any float
         return False
+
+
+def has_long_integer(kept: object) -> bool:
+    """Whether a setting, in its form, is or holds an integer that no report could show."""
+    parts = astuple(kept) if isinstance(kept, TraceSchedule) else kept if isinstance(kept, tuple) else (kept,)
+    return any(isinstance(part, int) and is_too_long(part) for part in parts)
 
 
 def integer_from(lowest: int) -> Rule:

@@ -24,12 +24,13 @@ from lightning_flops.config.rules import (
     THRESHOLDS_OR_NONE,
     TRACE_SCHEDULE_OR_NONE,
     Rule,
+    has_long_integer,
     integer_from,
 )
 from lightning_flops.config.unknown_names import clipped, nearest, refuse_unknown
 from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
 from lightning_flops.errors import ConfigError
-from lightning_flops.text.json_text import shown
+from lightning_flops.text.json_text import MOST_DIGITS, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,11 @@ class ProfilerConfig:
             value = getattr(self, name)
             if not setting.rule.holds(value):
                 raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}")
-            object.__setattr__(self, name, setting.rule.kept(value))
+            kept = setting.rule.kept(value)
+            if has_long_integer(kept):
+                words = f"must have no integer of more than {MOST_DIGITS:,} digits"
+                raise ConfigError(f"{BLOCK}.{name} {words}, got {shown(value)}")
+            object.__setattr__(self, name, kept)
         if self.timer_only and not self.monitor:
             raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
         for one in fields(self) if not self.trace else ():

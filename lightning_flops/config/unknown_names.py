@@ -21,7 +21,7 @@ def clipped(text: str) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The one of *known* that looks most like *name*, the first of several."""
-    text = clipped(str(name))
+    text = clipped(name if isinstance(name, str) else shown(name))
     return max(known, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio())
 
 

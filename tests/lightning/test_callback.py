@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import re
 import types
 import warnings
@@ -16,6 +17,7 @@ import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
 from lightning_flops.config import SETTINGS, TraceSchedule
+from lightning_flops.doors.lightning_deepspeed import log_choice
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -154,6 +156,16 @@ def test_a_deepspeed_block_may_lie_in_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"flops_profiler": BLOCK}))
     for form in (path, str(path)):
         assert FlopsProfilerCallback.from_deepspeed_config(form).config.profile_step == 3
+
+
+def test_what_a_block_had_to_give_way_with_is_shown_whatever_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lightning_flops"):
+        log_choice({"profile_step": 10**5_000, "top_modules": 4}, given={"profile_step": 2})  # Python cannot write it
+    assert [record.getMessage() for record in caplog.records] == [
+        "arguments of FlopsProfilerCallback win over the DeepSpeed config's flops_profiler block: "
+        "profile_step=2 (the block has a value of type int)",
+        "taken from the DeepSpeed config's flops_profiler block: top_modules",
+    ]
 
 
 def test_a_missing_or_broken_config_file_is_named(tmp_path: Path) -> None:
