@@ -20,7 +20,7 @@ help:
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
-	@echo "make docs-profile  write docs/profile.md and docs/profile.schema.json anew"
+	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json and the tables of settings in docs/deepspeed.md anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
@@ -85,9 +85,10 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
 
-# Writes docs/profile.md and docs/profile.schema.json anew, from the dataclasses.
+# Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses.
 docs-profile: $(VENV)/.installed-dev
 	$(RUN) -m docs.write_profile_pages
+	$(RUN) -m docs.write_settings_tables
 
 # Lightning's own tests, without and with the profiler in every Trainer, in an environment of their own. They are no part
 # of this project: LIGHTNING_SOURCE is a folder that holds Lightning-AI/pytorch-lightning at the installed version's tag.

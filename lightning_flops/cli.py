@@ -9,10 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.text.json_text import MOST_DIGITS, shown
 from lightning_flops.text.printable import printable
 
 PROGRAM = "lightning-flops"
@@ -106,20 +108,36 @@ def _threshold(text: str) -> tuple[str, float]:
 
 
 def _rows(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {shown(text)}")
     return int(text)
 
 
 def _run(as_module: bool, program: Sequence[str]) -> int:
     from lightning_flops.doors.run_program import ProgramNotFoundError, run
 
+    _open_doors()
     try:
         run(program[0], program[1:], as_module=as_module)
     except ProgramNotFoundError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return error.exit_status
     return 0
+
+
+def _open_doors() -> None:
+    """Have the program profiled wherever it trains; neither framework is loaded before the program loads it."""
+    from lightning_flops.doors.when_imported import when_imported
+    from lightning_flops.entry_points import SWITCH
+
+    os.environ.setdefault(SWITCH, "1")  # a value that is there already is the user's word
+    when_imported("deepspeed", _install)
+
+
+def _install(deepspeed: ModuleType) -> None:
+    from lightning_flops.deepspeed import install
+
+    install()
 
 
 def _print_trace(options: argparse.Namespace) -> int:

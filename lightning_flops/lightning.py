@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
-from lightning_flops.config import ProfilerConfig, refuse_unknown
+from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
 from lightning_flops.doors.lightning_context import IMPORT_ROOTS
 from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
 from lightning_flops.doors.lightning_fit import LightningFit
@@ -75,37 +76,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and else the default. DeepSpeed's own profiler
     stands down. A block that says ``"enabled": false`` switches this callback off, too.
 
-    Args:
-        profile_step: the step to count, by the number of steps of this fit before it. Default 1. A list profiles again
-            at each of its steps; one that falls into the window of another is passed over.
-        module_depth: deepest module level in the report; -1 for all. Default -1.
-        top_modules: modules listed at each level of the aggregated profile. Default 1.
-        detailed: print every module in a tree. Default True.
-        output_file: path or URL for the text report too. Default None.
-        recompute_fwd_factor: forward passes repeated in the backward, for the *estimated* backward only. Default 0.0.
-        timing_steps: how many steps to time. Default 20.
-        trace: run one more step under torch.profiler, for the time of each module, operator and kernel. Default True.
-        trace_dir: folder, a path or URL, where the trace of that step is kept for Perfetto; with ``all_ranks``
-            that of each rank. Default None.
-        record_shapes: record the shapes of operators' inputs in that step. Default False.
-        profile_memory: record allocations and frees in that step. Default False.
-        with_stack: record the Python calls of that step. Default False.
-        every: profile again each time so many steps have gone by since the last step that ``profile_step`` names.
-        timer_only: only monitor: nothing is counted, timed in its parts, or traced. Default False.
-        trace_schedule: which steps are traced after the timed ones, as ``torch.profiler.schedule`` has it: a mapping
-            from ``wait``, ``warmup``, ``active`` and ``repeat``. Default one step after one of warm-up.
-        monitor: log throughput for as long as training runs, and a summary of it at the end. Default True.
-        batch_size: samples in a batch, or a function of the batch; None reads it from the tensors' first dimension.
-        tokens_per_sample: tokens in a sample, or a function from a batch to its number of tokens; None: no tokens/s.
-        causal_attention: ``"full"`` counts the whole score matrix, ``"half"`` half of it in calls flagged causal.
-            Default ``"full"``.
-        peak_flops_per_sec: dense peak of one device in FLOP/s, or a mapping from dtype name; None looks the device up.
-        advice_thresholds: from where on something is worth a word of advice: a mapping from the names of
-            ``config.AdviceThresholds``, such as ``{"data_wait": 0.1}``. Default: their own defaults.
-        ranks_timeout_sec: how long rank 0's report waits for the measurements of the other ranks, while training goes
-            on. Default 30.
-        all_ranks: have every rank write files of its own profile, too, as profile.rank3.json. Default False.
-        tag_prefix: prefix of the scalars' and texts' tags. Default ``"flops_profiler"``.
+    The arguments are the settings of ``ProfilerConfig``, where each says what it does.
 
     Raises:
         ConfigError: a setting breaks its rule, or there is none of the name. In the DeepSpeed config's block, which
@@ -141,35 +112,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         tag_prefix: str | None = None,
         **unknown: NoReturn,
     ) -> None:
-        arguments = {
-            "profile_step": profile_step,
-            "module_depth": module_depth,
-            "top_modules": top_modules,
-            "detailed": detailed,
-            "output_file": str(output_file) if isinstance(output_file, Path) else output_file,
-            "recompute_fwd_factor": recompute_fwd_factor,
-            "timing_steps": timing_steps,
-            "every": every,
-            "timer_only": timer_only,
-            "trace_schedule": trace_schedule,
-            "trace": trace,
-            "trace_dir": str(trace_dir) if isinstance(trace_dir, Path) else trace_dir,
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "monitor": monitor,
-            "batch_size": batch_size,
-            "tokens_per_sample": tokens_per_sample,
-            "causal_attention": causal_attention,
-            "peak_flops_per_sec": peak_flops_per_sec,
-            "advice_thresholds": advice_thresholds,
-            "ranks_timeout_sec": ranks_timeout_sec,
-            "all_ranks": all_ranks,
-            "tag_prefix": tag_prefix,
-        }
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
         refuse_unknown(unknown, known=arguments, owner="FlopsProfilerCallback")
         # None means "not given": a command line passes every default explicitly.
-        self._set_up({name: value for name, value in arguments.items() if value is not None})
+        self._set_up(given_settings(arguments))
 
     def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False) -> None:
         self._given = dict(given)
@@ -357,6 +303,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             self.__dict__.pop("on_train_batch_start", None)
         elif type(self).on_train_batch_start is FlopsProfilerCallback.on_train_batch_start:
             self.__dict__["on_train_batch_start"] = None
+
+
+FlopsProfilerCallback.__doc__ = with_settings_described(
+    FlopsProfilerCallback.__doc__,
+    [name for name in inspect.signature(FlopsProfilerCallback).parameters if name in SETTINGS],
+)
 
 
 def _be_a_callback_of(root: ModuleType) -> None:

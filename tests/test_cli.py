@@ -157,6 +157,13 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage: lightning-flops" in capsys.readouterr().err
 
 
+def test_a_number_of_rows_that_python_cannot_read_is_shown_short(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["trace", "--rows", "9" * 5_000, "x"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "argument --rows: must be an integer >= 0, got '99" in said and len(said) < 600
+
+
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])

@@ -1,8 +1,8 @@
-"""Runs somebody's training program unchanged, with DeepSpeed's and Lightning's doors open before it starts.
+"""Runs somebody's program unchanged.
 
 ``run`` does for a script, a module, a directory or a zip file what the Python command itself does: the program is
 ``__main__``, ``sys.argv`` and ``sys.path[0]`` are its own, and its exit status and tracebacks are those it would have
-had. It imports no DeepSpeed: the hook goes in at the moment the program imports DeepSpeed, and never if it does not.
+had.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import os
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
 
-from lightning_flops.entry_points import SWITCH
+from lightning_flops.doors.when_imported import when_imported
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
 
 _MAIN = "__main__"
+
+_OUR_FILES = (__file__, when_imported.__code__.co_filename)
+"""Files whose frames a program's traceback does not show."""
 
 
 class ProgramNotFoundError(LightningFlopsError):
@@ -41,7 +39,7 @@ class ProgramNotFoundError(LightningFlopsError):
 
 
 def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> None:
-    """Run *target* as ``python target ARGUMENTS`` would, profiled where it says so.
+    """Run *target* as ``python target ARGUMENTS`` would.
 
     Its exceptions come out of here, ``SystemExit`` among them, for Python to end with; what Python then prints does not
     show our frames. Call it last: ``__main__``, ``sys.argv`` and ``sys.path`` stay the program's.
@@ -54,9 +52,6 @@ def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> No
     Raises:
         ProgramNotFoundError: there is nothing to run under that name.
     """
-    # A value that the user has set already is the user's word.
-    os.environ.setdefault(SWITCH, "1")
-    when_imported("deepspeed", _install)
     sys.argv = [target, *arguments]
     try:
         main, code = _module_to_run(target) if as_module else _file_to_run(target)
@@ -163,13 +158,13 @@ def _hide_our_frames() -> None:
 
 
 def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """*traceback* without what lies above the program, and without the frames of the import hook below."""
+    """*traceback* without what lies above the program, and without the frames of ``when_imported`` below it."""
     frames: list[TracebackType] = []
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if name == __file__:
-            # Above the program everything is ours. Below it only the hook's own call is, and the import machinery's
-            # calls that led there, which Python trims where no hook stands between them.
+        if name in _OUR_FILES:
+            # Above the program everything is ours. Below it only the call that waits for an import is, and the import
+            # machinery's calls that led there, which Python trims where nothing stands between them.
             above = traceback.tb_frame.f_code is run.__code__
             while frames and (above or frames[-1].tb_frame.f_code.co_filename.startswith("<frozen importlib")):
                 frames.pop()
@@ -181,79 +176,3 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
         frame.tb_next = below
         below = frame
     return below
-
-
-# ---- the hook
-
-
-def when_imported(package: str, action: Callable[[], None]) -> None:
-    """Call *action* as soon as *package* has been imported; at once if it has been already.
-
-    What *action* raises is logged, and the import goes on.
-    """
-    if package in sys.modules:
-        _act(action)
-    else:
-        sys.meta_path.insert(0, _ImportWatch(package, action))
-
-
-def _act(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:  # the program imports a package: whatever is wrong with us, it must get it
-        logger.warning("the FLOPs profiler could not be installed; the program goes on", exc_info=True)
-
-
-def _install() -> None:
-    from lightning_flops.deepspeed import install
-
-    install()
-
-
-class _ImportWatch:
-    """A finder that finds one package as the others do, until that package has been imported."""
-
-    def __init__(self, package: str, action: Callable[[], None]) -> None:
-        self._package = package
-        self._action = action
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """What the other finders say; the loader then calls the action."""
-        if name != self._package:
-            return None
-        # Asking does not mean importing: transformers, for one, asks whether there is a deepspeed.
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _ActingLoader(spec.loader, self._imported)
-                return spec
-        return None
-
-    def _imported(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _act(self._action)
-
-
-class _ActingLoader(Loader):
-    """Loads a module by its own loader, puts that back in its place, and acts when the module is there."""
-
-    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
-        self._loader = loader
-        self._action = action
-
-    def __getattr__(self, name: str) -> Any:
-        """What else somebody asks a loader."""
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the module's own loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As the module's own loader does; then the action."""
-        assert module.__spec__ is not None
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._action()

@@ -35,6 +35,7 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.sinks.file import write_text_file
+from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
@@ -310,7 +311,7 @@ def get_model_profile(
     if ignore_modules is not None:
         ignore_modules = _module_classes(ignore_modules)
     if not isinstance(warm_up, int):
-        raise TypeError(f"warm_up must be an integer, got {warm_up!r}")
+        raise TypeError(f"warm_up must be an integer, got {shown(warm_up)}")
     profiler = FlopsProfiler(model)
     try:
         with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -349,7 +350,7 @@ def _call_of(
 ) -> Callable[[], Any]:
     require_module(model)
     if mode not in ("forward", "generate"):
-        raise ValueError(f'mode must be "forward" or "generate", got {mode!r}')
+        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
     # A tensor or a text would come apart into its rows or letters.
     if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
@@ -358,7 +359,7 @@ def _call_of(
     positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
         if not isinstance(input_shape, tuple) or not input_shape or not all(_is_size(size) for size in input_shape):
-            raise TypeError(f"input_shape must be a tuple of at least one size, got {input_shape!r}")
+            raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
         positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
     if not positional and not named:
@@ -374,7 +375,7 @@ def _is_size(value: object) -> bool:
 def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
     classes = tuple(given) if isinstance(given, Iterable) else (given,)
     if isinstance(given, type) or not all(isinstance(kind, type) for kind in classes):
-        raise TypeError(f"modules to ignore must be a list of module classes, got {given!r}")
+        raise TypeError(f"modules to ignore must be a list of module classes, got {shown(given)}")
     return classes
 
 

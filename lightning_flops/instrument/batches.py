@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.text.json_text import is_too_long, shown
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -123,8 +124,8 @@ class BatchMeter:
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None
-        if answer <= 0:
-            self._note(f"{setting} must return a number > 0, got {answer}; what needs it is n/a.")
+        if answer <= 0 or is_too_long(answer):
+            self._note(f"{setting} must return a number > 0, got {shown(answer)}; what needs it is n/a.")
             return None
         return answer
 

@@ -15,8 +15,9 @@ MOST_DEPTH = 100
 """Most brackets inside one another: a profile has 12, and the configs of frameworks not many more."""
 
 MOST_DIGITS = 1_000
-"""Of a whole number: a profile's FLOPs have 20."""
+"""Of a whole number: a profile's FLOPs have 20. Python itself writes and reads at most 4,300, and raises beyond."""
 
+_TOO_LONG = 10**MOST_DIGITS
 _SHOWN_CHARS = 500
 _TEXT = re.compile(r'"[^"]*"')
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
@@ -75,6 +76,11 @@ def object_of_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise JsonTextError(f"gives {shown(twice)} twice")
     return found
+
+
+def is_too_long(number: int) -> bool:
+    """Whether *number* has more than ``MOST_DIGITS`` digits, so that no file may hold it."""
+    return abs(number) >= _TOO_LONG
 
 
 def shown(value: object, *, chars: int = _SHOWN_CHARS) -> str:
