@@ -42,8 +42,7 @@ def advise(
         rank: whose step all this is of.
     """
     found = {advice.rule: advice for advice in seen_alone(evidence, thresholds)}
-    straggler = evidence.slowest_rank if evidence.straggler is None else evidence.straggler.rank
-    is_another = rank is None or straggler != rank
+    is_another = rank is None or evidence.straggler is None or evidence.straggler.rank != rank
     claims = [
         claim(
             advice,
@@ -402,29 +401,16 @@ def _short_kernels(evidence: Evidence, thresholds: AdviceThresholds) -> Advice |
 
 def _straggler(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     one = evidence.straggler
-    if one is not None:
-        return Advice(
-            rule="straggler",
-            evidence=straggler_evidence(one),
-            threshold=f"more than {percent(thresholds.straggler - 1.0)} of the step, and than "
-            f"{duration(thresholds.straggler_sec)}",
-            action=straggler_action(one),
-            source=_OWN,
-            stake=min(1.0, one.share),
-        )
-    factor, longer_sec = evidence.slowest_over_median, evidence.slowest_longer_sec
-    if factor is None or factor <= thresholds.straggler or longer_sec is None or longer_sec <= thresholds.straggler_sec:
+    if one is None:
         return None
-    who = evidence.slowest_source if evidence.slowest_rank is None else f"Rank {evidence.slowest_rank}"
     return Advice(
-        rule="straggler",
-        evidence=(
-            f"{who} computes {plain(factor)} times as long as the median rank, {duration(longer_sec)} a step more."
-        ),
-        threshold=f"more than {plain(thresholds.straggler)} times, and {duration(thresholds.straggler_sec)} more",
-        action="Balance the work between ranks, and look at that rank's device.",
-        source=f"{_TORCH_PROFILER}; the factor is of {_OWN}",
-        stake=evidence.slowest_longer_share,
+        rule=STRAGGLER,
+        evidence=straggler_evidence(one, name=evidence.straggler_name),
+        threshold=f"more than {percent(thresholds.straggler - 1.0)} of the step, and than "
+        f"{duration(thresholds.straggler_sec)}",
+        action=straggler_action(one),
+        source=_OWN,
+        stake=min(1.0, one.share),
     )
 
 

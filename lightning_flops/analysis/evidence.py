@@ -67,15 +67,8 @@ class Evidence:
     """Kernels under 10 µs ÷ kernels."""
     straggler: Straggler | None = None
     """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
-    slowest_rank: int | None = None
-    slowest_source: str | None = None
-    """What its trace is called, where that says no rank."""
-    slowest_over_median: float | None = None
-    """Computation of the slowest rank ÷ the ranks' median."""
-    slowest_longer_sec: float | None = None
-    """The one less the other, in a step."""
-    slowest_longer_share: float | None = None
-    """The same ÷ that rank's step."""
+    straggler_name: str | None = None
+    """What the straggler is called where its number is not known."""
     mfu: float | None = None
     """None too where it is only a lower bound."""
     data_parallel_devices: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.stragglers import are_compared, longest_own_time
 from lightning_flops.report import layout
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
@@ -386,7 +387,8 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
     ]
     explanation = (
         "Transfer: the shortest of the ranks for each call of a collective; wait: the rest, until the last rank came. "
-        "A straggler is a rank that computes longer than the median by more than the advice's thresholds."
+        "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
+        "longer than theirs by more than the advice's thresholds."
     )
     lines = ["", *_section("Ranks", explanation)[1:]]
     rows = [
@@ -415,14 +417,16 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
     if rows:
         head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
         lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
-    if any(row.compute_over_median is not None for row in comparison.ranks):
-        longest = "several alike"
+    if are_compared(comparison):
+        longest, straggler = "several alike", "none"
         if comparison.computes_longest is not None:
             longest = f"rank {comparison.computes_longest}"
         elif comparison.computes_longest_source is not None:
             sources = [row.source for row in comparison.ranks]
             longest = names[sources.index(comparison.computes_longest_source)]
-        straggler = longest if straggles else "none"
+        if straggles:
+            place = longest_own_time(comparison)
+            straggler = names[place] if comparison.ranks[place].rank is None else f"rank {names[place]}"
     else:
         longest = straggler = NOT_AVAILABLE
     lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
