@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
-from lightning_flops.analysis.module_names import with_those_above
+from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
     OperatorCell,
-    PhaseAmounts,
     PhaseBytes,
     PhaseFlops,
     UncountedOperator,
 )
 
 _Value = TypeVar("_Value")
-_Amounts = TypeVar("_Amounts", bound=PhaseAmounts)
 
 
 class FlopCounts:
@@ -143,7 +141,7 @@ class FlopCounts:
 
         The root is ``""``. Work that belongs to no module of the root stands under ``"(outside)"``, if there is any.
         """
-        return _with_those_below(self.own_by_module(), PhaseFlops())
+        return _root_first(with_those_below(self.own_by_module(), PhaseFlops()))
 
     def own_by_module(self) -> dict[str, PhaseFlops]:
         """FLOPs of each module without those of the modules below it."""
@@ -178,7 +176,7 @@ class FlopCounts:
 
     def bytes_by_module(self) -> dict[str, PhaseBytes]:
         """Bytes read and written by each module with everything below it, by qualified name."""
-        return _with_those_below(self.own_bytes_by_module(), PhaseBytes())
+        return _root_first(with_those_below(self.own_bytes_by_module(), PhaseBytes()))
 
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
@@ -210,15 +208,6 @@ def _flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str])
     """FLOPs of the cells that have the same *key*; those that spent none are left out."""
     groups = grouped((cell for cell in cells if cell.flops), key)
     return {name: flops_by_phase(group) for name, group in groups.items()}
-
-
-def _with_those_below(own: Mapping[str, _Amounts], nothing: _Amounts) -> dict[str, _Amounts]:
-    """What each module has of its *own*, and what those below it have."""
-    sums: dict[str, _Amounts] = {}
-    for name, amounts in own.items():
-        for above in with_those_above(name):
-            sums[above] = sums.get(above, nothing) + amounts
-    return _root_first(sums)
 
 
 def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:

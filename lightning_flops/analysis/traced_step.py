@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import with_those_above
+from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import (
@@ -223,10 +223,6 @@ def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
 
 
 def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
-    total: defaultdict[str, float] = defaultdict(float)
-    for name, seconds in own_forward_sec.items():
-        for above in with_those_above(name):
-            total[above] += seconds
     return {
         name: ModuleTimes(
             clock="borders",
@@ -238,7 +234,7 @@ def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleT
             backward_kernels=None,
             **_NO_RATES,
         )
-        for name, seconds in total.items()
+        for name, seconds in with_those_below(own_forward_sec, 0.0).items()
     }
 
 

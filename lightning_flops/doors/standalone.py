@@ -15,12 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lightning_flops.analysis.forward_profile import (
-    EngineRecord,
-    ForwardMeasurement,
-    ForwardProfile,
-    build_forward_profile,
-)
+from lightning_flops.analysis.forward_profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
@@ -34,6 +29,7 @@ from lightning_flops.report.deepspeed_units import (
     number_to_string,
     params_to_string,
 )
+from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
