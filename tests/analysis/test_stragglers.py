@@ -14,7 +14,8 @@ from lightning_flops.analysis.rank_record import make_rank_record
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.analysis.timing import build_timing
-from lightning_flops.analysis.trace import Trace, analyze_traces
+from lightning_flops.analysis.trace import analyze_traces
+from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds, StepRecord, StepSignature
 from lightning_flops.report.trace_text import render_traces

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_flops.analysis.trace import Trace, analyze_traces
+from lightning_flops.analysis.trace import analyze_traces
+from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport

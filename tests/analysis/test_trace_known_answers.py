@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.trace import Trace, analyze_trace, analyze_traces, load_trace
+from lightning_flops.analysis.trace import analyze_trace, analyze_traces, load_trace
+from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_steps import DeviceMetrics
 

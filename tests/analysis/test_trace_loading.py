@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import Trace, TraceFormatError, load_trace, loading, trace_from_events
+from lightning_flops.analysis.trace import load_trace, loading
+from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.json_stream import VALUE_LIMIT, StreamError, event_batches, fast_decoder
+from lightning_flops.analysis.trace.loading import TraceFormatError, trace_from_events
 from lightning_flops.errors import LightningFlopsError
 from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace
 
@@ -280,7 +282,8 @@ PIECE = "x" * (1 << 20)
 
 _MEASURED = """
 import json, resource, sys
-from lightning_flops.analysis.trace import TraceFormatError, load_trace
+from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace.loading import TraceFormatError
 try:
     import orjson
 except ImportError:

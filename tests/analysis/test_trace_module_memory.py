@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace, module_memory_table
+from lightning_flops.analysis.trace import analyze_trace, load_trace
+from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import MemoryRecord, StepSignature
 from lightning_flops.report.memory_text import memory_lines

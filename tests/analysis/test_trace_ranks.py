@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.trace import (
-    RanksError,
-    Trace,
-    analyze_traces,
-    collective_calls,
-    collective_table,
-    compare_ranks,
-    overlap,
-    trace_from_events,
-)
+from lightning_flops.analysis.collectives import RanksError
+from lightning_flops.analysis.trace import analyze_traces, collective_calls
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.communication import collective_table, overlap
+from lightning_flops.analysis.trace.loading import trace_from_events
+from lightning_flops.analysis.trace.ranks import compare_ranks
 from lightning_flops.report.trace_text import render_traces
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace
 

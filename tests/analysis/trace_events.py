@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.analysis.trace import Trace, trace_from_events
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.loading import trace_from_events
 from lightning_flops.analysis.trace_marks import module_mark, phase_mark
 
 Event = dict[str, Any]

@@ -15,7 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.trace import load_trace, module_memory_table, module_table
+from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace.module_memory import module_memory_table
+from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.report.text import render_text
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
 

@@ -173,6 +173,3 @@ def _short(group: str) -> str:
 def _sum(sizes: list[int | None]) -> int | None:
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
-
-
-__all__ = ["RanksError", "collective_calls", "compare_ranks", "rank_numbers"]

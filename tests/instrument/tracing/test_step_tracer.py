@@ -17,7 +17,8 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace, module_table, trace_from_columns
+from lightning_flops.analysis.trace import analyze_trace, load_trace, trace_from_columns
+from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.instrument.tracing import module_marks
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
