@@ -8,14 +8,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
-from lightning_flops.records import (
-    OUTSIDE,
-    FlopRecord,
-    OperatorCell,
-    PhaseBytes,
-    PhaseFlops,
-    UncountedOperator,
-)
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseBytes, PhaseFlops, UncountedOperator
 
 _Value = TypeVar("_Value")
 

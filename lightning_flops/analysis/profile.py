@@ -18,13 +18,7 @@ from lightning_flops.analysis.step_rates import build_rates, hardware_peak_secon
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import (
-    OUTSIDE,
-    MemoryRecord,
-    ModuleRecord,
-    PhaseFlops,
-    WindowRecord,
-)
+from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, PhaseFlops, WindowRecord
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
 from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep

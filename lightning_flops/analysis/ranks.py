@@ -13,7 +13,8 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import get_args
 
-from lightning_flops.analysis.advice import RULES_ON_COMMUNICATION, advise
+from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.advice_rules import RULES_ON_COMMUNICATION
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
     build_job_rates,
@@ -33,13 +34,7 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.rank_record import RankRecord, RankSummary
-from lightning_flops.schema.ranks import (
-    RankAbsence,
-    RankFigures,
-    RanksPart,
-    RanksProfile,
-    StageProfile,
-)
+from lightning_flops.schema.ranks import RankAbsence, RankFigures, RanksPart, RanksProfile, StageProfile
 from lightning_flops.schema.step import StepFlops
 
 

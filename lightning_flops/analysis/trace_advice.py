@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.advice import Claim, claim, in_order, seen_alone, set_apart
+from lightning_flops.analysis.advice import in_order
+from lightning_flops.analysis.advice_claims import Claim, claim, set_apart
+from lightning_flops.analysis.advice_rules import seen_alone
 from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files

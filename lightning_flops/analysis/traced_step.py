@@ -11,14 +11,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import (
-    OUTSIDE,
-    PhaseFlops,
-    RunContext,
-    StepSignature,
-    TracedStepRecord,
-    WindowRecord,
-)
+from lightning_flops.records import OUTSIDE, PhaseFlops, RunContext, StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import TracedPart, TracedStep, TraceReport

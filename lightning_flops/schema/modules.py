@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.records import (
-    PhaseBytes,
-    PhaseFlops,
-)
+from lightning_flops.records import PhaseBytes, PhaseFlops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

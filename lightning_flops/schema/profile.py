@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.records import (
-    MemoryRecord,
-    PhaseBytes,
-    PhaseFlops,
-    RunContext,
-    UncountedOperator,
-)
+from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile

@@ -9,14 +9,7 @@ from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.records import (
-    ModuleRecord,
-    OptimizerFacts,
-    PhaseSeconds,
-    RunFacts,
-    StepRecord,
-    StepSignature,
-)
+from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, RunFacts, StepRecord, StepSignature
 from lightning_flops.schema.communication import Overlap
 from lightning_flops.schema.step import DtypeFlops, Rates
 from lightning_flops.schema.trace import TraceReport

@@ -10,10 +10,9 @@ from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.analysis.trace import analyze_traces, collective_calls
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import collective_table, overlap
-from lightning_flops.analysis.trace.loading import trace_from_events
 from lightning_flops.analysis.trace.ranks import compare_ranks
 from lightning_flops.report.trace_text import render_traces
-from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
 
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

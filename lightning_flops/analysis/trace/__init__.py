@@ -6,8 +6,8 @@ it. Times are in microseconds, as in the file; what a trace does not contain is 
 """
 
 from lightning_flops.analysis.trace.loading import load_trace as load_trace
-from lightning_flops.analysis.trace.loading import trace_from_columns as trace_from_columns
 from lightning_flops.analysis.trace.parts import step_parts as step_parts
 from lightning_flops.analysis.trace.ranks import collective_calls as collective_calls
+from lightning_flops.analysis.trace.recorded import trace_from_columns as trace_from_columns
 from lightning_flops.analysis.trace.report import analyze_trace as analyze_trace
 from lightning_flops.analysis.trace.report import analyze_traces as analyze_traces

@@ -13,9 +13,14 @@ import numpy.typing as npt
 from lightning_flops.analysis.trace import structure
 from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
 from lightning_flops.analysis.trace.names import Kind
+from lightning_flops.errors import LightningFlopsError
 
 NONE = -1
 """What stands in an integer column where the trace has no value."""
+
+
+class TraceFormatError(LightningFlopsError, ValueError):
+    """A trace file cannot be read; the message names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

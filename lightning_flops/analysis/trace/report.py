@@ -26,11 +26,7 @@ from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.trace import (
-    SCHEMA_VERSION,
-    TraceReport,
-    TracesReport,
-)
+from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
 
 
 def analyze_trace(trace: Trace) -> TraceReport:
