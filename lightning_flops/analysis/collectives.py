@@ -70,8 +70,8 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
             source=one.source,
             steps=one.steps,
             overlap=one.overlap,
-            transfer_us=_sum_of_known(row.transfer_us for row in table),
-            wait_us=_sum_of_known(row.wait_us for row in table),
+            transfer_us=_sum_of_those_known(row.transfer_us for row in table),
+            wait_us=_sum_of_those_known(row.wait_us for row in table),
             compute_over_median=computation / middle if middle and len(listed) > 1 else None,
             collectives=table,
         )
@@ -229,7 +229,7 @@ def _by_latency(row: RankCollectiveRow) -> tuple[float, str]:
     return -row.latency_us, row.name
 
 
-def _sum_of_known(values: Iterable[float | None]) -> float | None:
+def _sum_of_those_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

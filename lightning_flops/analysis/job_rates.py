@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Literal
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
 from lightning_flops.records import RunContext
 from lightning_flops.schema.rank_record import RankSummary
 from lightning_flops.schema.ranks import DeviceGroup, JobRates
-
-_Number = TypeVar("_Number", int, float)
 
 _Figure = Callable[[RankSummary], float | None]
 
@@ -20,16 +18,6 @@ _Figure = Callable[[RankSummary], float | None]
 def global_step_sec(summary: RankSummary) -> float | None:
     """Mean wall time of the rank's steps; None if none was timed."""
     return None if summary.timing is None else summary.timing.global_step_sec
-
-
-def sum_of_known(values: Iterable[_Number | None]) -> _Number | None:
-    """The sum; None if one of them is not known."""
-    total: _Number | None = None
-    for value in values:
-        if value is None:
-            return None
-        total = value if total is None else total + value
-    return total
 
 
 def ranks_of_one_copy(context: RunContext) -> int:
@@ -45,7 +33,7 @@ def of_different_data(summaries: Sequence[RankSummary], amount: _Figure) -> floa
     by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
     for one in summaries:
         by_stage[one.context.pp_rank].append(amount(one))
-    known = {stage: total for stage, amounts in by_stage.items() if (total := sum_of_known(amounts)) is not None}
+    known = {stage: total for stage, amounts in by_stage.items() if (total := sum_if_all_known(amounts)) is not None}
     if not known:
         return None
     stage = max(sorted(known), key=lambda stage: len(by_stage[stage]))
@@ -133,7 +121,7 @@ def _iter_sec(summary: RankSummary) -> float | None:
 
 def _utilization(summaries: Iterable[RankSummary], flops: Mapping[str, float]) -> float | None:
     """*flops* of all ranks / what their devices could have done meanwhile."""
-    possible = sum_of_known(
+    possible = sum_if_all_known(
         None if (seconds := global_step_sec(one)) is None or (peak := _peak(one, flops)) is None else peak * seconds
         for one in summaries
     )

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from lightning_flops.analysis.collectives import TracedRank, compare
-from lightning_flops.analysis.spreads import spread_over
+from lightning_flops.analysis.rank_spread import spread_over
+from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.schema.communication import RankCollectiveRow, RankRow
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RanksCollective, RanksCommunication, RankSpread
@@ -75,14 +76,12 @@ def _collective(name: str, found: Sequence[tuple[RankRow, RankCollectiveRow]]) -
             {_rank(row): value / row.steps / _US_PER_SEC for row, one in found if (value := time_us(one)) is not None}
         )
 
-    sizes = [one.bytes for _, one in found]
-    known = [size for size in sizes if size is not None]
     return RanksCollective(
         name=name,
         ranks=len(found),
         calls=sum(one.calls for _, one in found),
         matched_calls=sum(one.matched_calls for _, one in found),
-        bytes=sum(known) if len(known) == len(sizes) else None,
+        bytes=sum_if_all_known(one.bytes for _, one in found),
         transfer_sec=over_ranks(lambda one: one.transfer_us),
         wait_sec=over_ranks(lambda one: one.wait_us),
     )

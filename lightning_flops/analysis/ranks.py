@@ -23,12 +23,11 @@ from lightning_flops.analysis.job_rates import (
     global_step_sec,
     of_different_data,
     ranks_of_one_copy,
-    sum_of_known,
 )
 from lightning_flops.analysis.rank_communication import compare_communication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.spreads import spread_over
+from lightning_flops.analysis.rank_spread import spread_over
+from lightning_flops.analysis.rates import ratio, sum_if_all_known
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
@@ -138,8 +137,8 @@ def _merged(
         if whole is None
         else _step_flops(lambda name: sum(getattr(one.flops, name) for one in whole)),
         lower_bound=any(one.lower_bound for one in summaries),
-        params=None if whole is None else sum_of_known(one.params for one in whole),
-        trainable_params=None if whole is None else sum_of_known(one.trainable_params for one in whole),
+        params=None if whole is None else sum_if_all_known(one.params for one in whole),
+        trainable_params=None if whole is None else sum_if_all_known(one.trainable_params for one in whole),
         samples=of_different_data(summaries, lambda one: one.samples),
         tokens=of_different_data(summaries, lambda one: one.tokens),
         parts=stages[0].parts if len(stages) == 1 else _parts(summaries),
@@ -148,7 +147,7 @@ def _merged(
         local_params=spread_over(_of_ranks(summaries, lambda one: one.local_params)),
         peak_memory_bytes=spread_over(_of_ranks(summaries, lambda one: one.peak_memory_bytes)),
         devices=devices,
-        peak_flops_per_sec=sum_of_known(
+        peak_flops_per_sec=sum_if_all_known(
             None if one.peak_flops_per_sec is None else one.ranks * one.peak_flops_per_sec for one in devices
         ),
         rates=rates,

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
+from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.communication import (
     collective_bytes,
@@ -139,7 +140,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
             channel=channel,
             step=number,
             calls=len(rows),
-            bytes=_sum([collective_bytes(trace, row) for row in rows]),
+            bytes=sum_if_all_known(collective_bytes(trace, row) for row in rows),
             total_ns=int(trace.duration_ns[rows].sum()),
             latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )
@@ -168,8 +169,3 @@ def _short(group: str) -> str:
     if len(group) <= _LONGEST_GROUP_CHARS:
         return group
     return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def _sum(sizes: list[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
