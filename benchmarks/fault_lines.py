@@ -7,6 +7,9 @@ The same training without the profiler says what is right.
 
 from __future__ import annotations
 
+import ast
+import dis
+import functools
 import logging
 import os
 import pkgutil
@@ -28,7 +31,8 @@ import torch
 from torch import nn
 
 import lightning_flops
-from tests.left_on_torch import torch_state
+from tests.left_on_objects import left_on_object
+from tests.left_on_torch import torch_state_and_warnings
 
 from .fault_campaign import Answer, Fault, answer_of
 
@@ -77,6 +81,94 @@ def _names_of(code: CodeType, line: int, outer: str = "") -> Iterator[str]:
             yield from _names_of(inner, line, name)
 
 
+@functools.cache
+def lines_that_cannot_fail(file: str) -> frozenset[int]:
+    """Lines of a file of ours on which nothing is done that could raise, nor does Python look for signals there.
+
+    ``try:``, ``pass``, giving a name to a name or a constant, returning one of them, and asking whether one is true.
+    """
+    tree = ast.parse(Path(file).read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Try, ast.Pass)) or (
+            isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.If)) and _only_names(node)
+        ):
+            found.add(node.lineno)
+    return frozenset(found)
+
+
+def can_fail(place: str) -> bool:
+    """Whether something of ours can go wrong on the line ``file:number``."""
+    file, _, line = place.rpartition(":")
+    return int(line) not in lines_that_cannot_fail(str(PACKAGE / file))
+
+
+def _only_names(node: ast.Assign | ast.AnnAssign | ast.Return | ast.If) -> bool:
+    if isinstance(node, ast.If):
+        return _is_name(node.test)
+    if isinstance(node, ast.Assign) and not all(isinstance(target, ast.Name) for target in node.targets):
+        return False
+    return (not isinstance(node, ast.AnnAssign) or isinstance(node.target, ast.Name)) and _is_name(node.value)
+
+
+def _is_name(node: ast.expr | None) -> bool:
+    """Whether it is a name or a constant, or asks whether a name is one of them."""
+    if isinstance(node, ast.Compare):
+        return all(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops) and all(
+            map(_is_name, (node.left, *node.comparators))
+        )
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _is_name(node.operand)
+    return node is None or isinstance(node, (ast.Name, ast.Constant))
+
+
+@functools.cache
+def entries_of_with(code: CodeType) -> dict[int, int]:
+    """Where ``with`` blocks of *code* are entered: the instruction, by line.
+
+    They are left on the same line. An error raised there by a tracing function keeps the manager from being left, which
+    nothing else can do: no code of ours is run but the manager's own, and Python looks for no signals.
+    """
+    lines = {start: line for start, _, line in code.co_lines() if line is not None}
+    found: dict[int, int] = {}
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = lines.get(instruction.offset, line)
+        if instruction.opname in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL"):
+            found.setdefault(line, instruction.offset)
+    return found
+
+
+_CALLS = "call(*args, **kwargs) if kwargs else call(*args)"
+
+HANDS_OVER: dict[str, tuple[str, ...]] = {
+    "instrument/border.py": ("result = original(*args, **kwargs)",),
+    "instrument/counting/counting_mode.py": (
+        f"return {_CALLS}",
+        f"out = {_CALLS}",
+        "booked, out = self._open(operator, func, types, args, kwargs or {})",
+        "return False, operator.call(*args, **kwargs)",
+        "return False, run_python_kernel(func, keys, args, kwargs)",
+        "out = run_python_kernel(func, keys, args, kwargs, self, watch)",
+    ),
+    "instrument/counting/opaque_bodies.py": (
+        "out = func(*args, **kwargs)",
+        "return function.redispatch(keys, *args, **kwargs)",
+    ),
+    "instrument/patches.py": ("return (self.inner or original)(*args, **kwargs)",),
+}
+"""Lines on which a function of ours does nothing but call the user's, by file: what is raised there is the user's.
+
+An error of ours could not be told from one of the user's there. A Ctrl-C that arrives there is judged as everywhere.
+"""
+
+
+def hands_over(place: str) -> bool:
+    """Whether the line ``file:number`` is one of them."""
+    file, _, line = place.rpartition(":")
+    return (PACKAGE / file).read_text().splitlines()[int(line) - 1].strip() in HANDS_OVER.get(file, ())
+
+
 class Tripwire:
     """Counts the lines of ours that run and raises at one of them; a tracing function.
 
@@ -112,10 +204,12 @@ class Tripwire:
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
             place = (frame.f_code.co_filename, frame.f_lineno)
-            self.hits[place] += 1
-            if place == self._at and self.hits[place] == self._hit and not self.fired:
-                self.fired = True
-                raise self._error(WORDS)
+            if self._at is None or place == self._at:
+                entry = entries_of_with(frame.f_code).get(frame.f_lineno, frame.f_lasti)
+                self.hits[place] += frame.f_lasti <= entry
+                if place == self._at and self.hits[place] == self._hit and not self.fired:
+                    self.fired = True
+                    raise self._error(WORDS)
         return self._line
 
 
@@ -156,7 +250,7 @@ def outcome(train: Train, profiled: bool, site: Site | None, error: type[BaseExc
     wire = Tripwire(site, error)
     with tempfile.TemporaryDirectory() as folder, Heard() as heard:
         os.chdir(folder)
-        before = torch_state()
+        before = torch_state_and_warnings()
         try:
             train(profiled, wire, seen)
         except BaseException as raised:
@@ -165,7 +259,9 @@ def outcome(train: Train, profiled: bool, site: Site | None, error: type[BaseExc
                 chain.append(link)
                 link = link.__cause__ or link.__context__  # type: ignore[assignment]
             seen["raised"] = [f"{type(each).__name__}: {each}"[:300] for each in chain]
-        seen["left"] += [f"torch: {name}" for name, value in torch_state().items() if value != before[name]]
+        seen["left"] += [
+            f"torch: {name}" for name, value in torch_state_and_warnings().items() if value != before[name]
+        ]
         os.chdir("/")
     hits = {f"{Path(file).relative_to(PACKAGE)}:{line}": count for (file, line), count in wire.hits.items()}
     random_state = torch.get_rng_state().numpy().tobytes().hex()
@@ -246,9 +342,11 @@ def train_plainly(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
     teacher = nn.Linear(4, 3)
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters())]
     losses: list[float] = []
+    seen["refused"] = True  # until the block begins an error may say that there will be no counts
     with wire:
         counting = count_flops(model) if profiled else nullcontext()
         with counting as counts:
+            seen["refused"] = False
             for _ in range(2):
                 x = torch.randn(6, 4)
                 with torch.no_grad():
@@ -303,7 +401,9 @@ class Lines:
                 raise RuntimeError(f"{run} does not train at all: {answer.failed or answer.value['raised']}")
         self.plain: dict[str, Any] = plain.value
         self.expected_words = len(profiled.value["said"])
-        self.sites: dict[str, int] = dict(sorted(profiled.value["hits"].items()))
+        self.sites: dict[str, int] = {
+            place: hits for place, hits in sorted(profiled.value["hits"].items()) if hits and can_fail(place)
+        }
 
     def _outcome(
         self, *, profiled: bool, site: Site | None = None, error: type[BaseException] = RuntimeError
@@ -325,10 +425,10 @@ class Lines:
         again = f"--run {self.run} --error {error} --at {site}"
         return [
             Fault(kind=f"{error}: {kind}", where=site.function, again=again, words=words)
-            for kind, words in self._judge(answer, error)
+            for kind, words in self._judge(answer, site, error)
         ]
 
-    def _judge(self, answer: Answer, error: str) -> list[tuple[str, str]]:
+    def _judge(self, answer: Answer, site: Site, error: str) -> list[tuple[str, str]]:
         if answer.failed:
             return [("the training hung or died", answer.failed)]
         seen = answer.value
@@ -341,6 +441,8 @@ class Lines:
             # The user's: it ends the training, as the first or, where Lightning makes an exit of it, as its cause.
             if not any(f"KeyboardInterrupt: {WORDS}" in words for words in seen["raised"] or ()):
                 found.append(("the user's interrupt was lost", str(seen["raised"] or "nothing was raised")))
+            return found
+        if seen["raised"] and (seen.get("refused") or hands_over(f"{site.file}:{site.line}")):
             return found
         if seen["raised"]:
             found.append(("it was raised into the training", seen["raised"][0]))

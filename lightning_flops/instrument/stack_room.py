@@ -108,10 +108,10 @@ class StackRoom:
 
     def _set(self, limit: int) -> None:
         with suppress(RecursionError):  # the stack is deeper than that: it stays as it is until a shallower place
-            if limit != self._last:
+            if limit != sys.getrecursionlimit():
                 self._ours.add(limit)
                 sys.setrecursionlimit(limit)
-                self._last = limit
+            self._last = limit
 
     def _see_users_limit(self) -> None:
         """Take over what the user has set since we did; what was read from us before is the user's own of then."""
