@@ -7,6 +7,7 @@ The same training without the profiler says what is right.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dis
 import functools
@@ -18,8 +19,9 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -359,9 +361,51 @@ def train_plainly(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
                     optimizer.zero_grad()
                 losses.append(loss.item())
         seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        seen["left"] += left_on(model, teacher, *optimizers)
         if counts is not None:
             with suppress(RuntimeError):  # a question, which may be answered by an error
                 seen["counts"] = [counts.forward, counts.backward]
+
+
+def train_under_deepspeeds_name(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Two steps of a loop with the profiler of DeepSpeed's name around each forward, once to count and once to time."""
+    from contextlib import suppress
+
+    from lightning_flops import FlopsProfiler
+    from lightning_flops.errors import LightningFlopsError
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[float] = []
+    seen["refused"] = True  # until the training begins an error may say that there is no profiler
+    with wire:
+        profiler = FlopsProfiler(model) if profiled else None
+        seen["refused"] = False
+        try:
+            for step in range(2):
+                if profiler is not None:
+                    profiler.start_profile([nn.ReLU], count=step == 0)
+                loss = model(torch.randn(6, 4)).square().mean()
+                if profiler is not None:
+                    profiler.stop_profile()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        finally:  # a Ctrl-C between start and stop: nobody but the user can know that there will be no stop
+            if profiler is not None:
+                profiler.end_profile()
+        seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        seen["left"] += left_on(model, optimizer)
+        if profiler is not None:
+            with suppress(RuntimeError, LightningFlopsError):  # questions, which may be answered by an error
+                seen["counts"] = [profiler.get_total_flops(), profiler.get_total_macs(as_string=True)]
+
+
+def left_on(model: nn.Module, *others: object) -> list[str]:
+    """What is ours on the modules of *model* and on *others*."""
+    return [name for thing in (*model.modules(), *others) for name in left_on_object(thing)]
 
 
 RUNS: dict[str, Train] = {
@@ -369,22 +413,33 @@ RUNS: dict[str, Train] = {
     "lightning-manual": partial(train_lightning, manual=True),
     "deepspeed": train_deepspeed,
     "count_flops": train_plainly,
+    "FlopsProfiler": train_under_deepspeeds_name,
 }
 
 
 # ---- trials
 
 
-def import_everything() -> None:
-    """Load the package and what its trainings need, so that a trial's process finds it there."""
+_OF_TORCH = ("torch._dynamo", "torch.profiler", "torch.utils.checkpoint")
+
+_OF_LOOPS = (
+    "torch.utils.tensorboard",
+    "tests.lightning.nets",
+    "tests.lightning.footprint",
+    "tests.deepspeed.engines",
+    "deepspeed.comm",
+    "benchmarks.lightning_suite_door",
+)
+
+
+def import_for(run: str) -> None:
+    """Load what a training and its trials need, so that a trial's process finds it there."""
+    loop = run not in ("count_flops", "FlopsProfiler")
     for module in pkgutil.walk_packages([str(PACKAGE)], "lightning_flops."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)
-    for name in ("torch._dynamo", "torch.profiler", "torch.utils.tensorboard", "torch.utils.checkpoint"):
+    for name in (*_OF_TORCH, *(_OF_LOOPS if loop else ())):
         import_module(name)
-    for name in ("tests.lightning.nets", "tests.lightning.footprint", "tests.deepspeed.engines", "deepspeed.comm"):
-        import_module(name)
-    import_module("benchmarks.lightning_suite_door")
     for optimizer in (torch.optim.SGD, torch.optim.Adam):  # torch wraps a class's step when it makes the first of it
         optimizer([nn.Parameter(torch.zeros(1))], lr=0.1)
 
@@ -418,6 +473,15 @@ class Lines:
         file, _, line = place.rpartition(":")
         error = generator.choice(list(ERRORS))
         return self.faults_at(Site(file=file, line=int(line), hit=hit), error)
+
+    def sweep(self, generator: random.Random, lines: int | None) -> Iterator[Fault]:
+        """Raise at each line that runs, or at so many that are drawn, in its first time and any other; both errors."""
+        places = list(self.sites)
+        for place in places if lines is None else generator.sample(places, min(lines, len(places))):
+            file, _, line = place.rpartition(":")
+            for error in ERRORS:
+                for hit in {1, generator.randint(1, self.sites[place])}:
+                    yield from self.faults_at(Site(file=file, line=int(line), hit=hit), error)
 
     def faults_at(self, site: Site, error: str) -> list[Fault]:
         """What a failure at *site* does that it must not do."""
@@ -460,3 +524,27 @@ class Lines:
 def _first_difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
     name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
     return f"{name}: {found.get(name)} in place of {expected.get(name)}"[:300]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Raise at every line of one training, or at a sample, and print each fault; 1 where there is one."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fault_lines", description=main.__doc__)
+    parser.add_argument("run", choices=RUNS)
+    parser.add_argument("--lines", type=int, help="so many lines, drawn (default: every line)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import_for(options.run)
+    lines, found = Lines(options.run), 0
+    print(f"{len(lines.sites)} lines of ours run; seed {options.seed}", flush=True)
+    for fault in lines.sweep(random.Random(options.seed), options.lines):
+        found += 1
+        print(f"{fault.where}: {fault.kind}: {fault.words} (python -m benchmarks.faults {fault.again})", flush=True)
+    print(f"{found} faults")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

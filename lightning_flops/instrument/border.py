@@ -77,12 +77,13 @@ class UndoLedger:
         return handles
 
     def enter(self, manager: AbstractContextManager[object]) -> None:
-        """Enters *manager*, and leaves it at the end."""
+        """Enters *manager*, and leaves it at the end; to be left twice must not harm it."""
         entered: list[AbstractContextManager[object]] = []
 
         def leave() -> None:
             while entered:
-                entered.pop().__exit__(None, None, None)
+                entered[-1].__exit__(None, None, None)
+                entered.pop()
 
         self.add(leave)
         entered.append((manager.__enter__(), manager)[1])
