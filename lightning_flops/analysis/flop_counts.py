@@ -31,8 +31,14 @@ class FlopCounts:
         return self._record if isinstance(self._record, FlopRecord) else self._record()
 
     def settle(self) -> None:
-        """Reads the record a last time: the answers stay, and what was counted is no longer held."""
-        self._record = self.record
+        """Reads the record a last time: the answers stay, and what was counted is no longer held.
+
+        An error that reading it raises is raised to whoever asks for an answer.
+        """
+        try:
+            self._record = self.record
+        except Exception as error:
+            self._record = _raising(error.with_traceback(None))  # whose frames hold what was counted
 
     def __repr__(self) -> str:
         """The four phases, and whether they are all."""
@@ -206,3 +212,10 @@ def _flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str])
 def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:
     """Sort by name, so that a module stands before those below it; what is outside the root stands last."""
     return {name: sums[name] for name in sorted(sums, key=lambda name: (name == OUTSIDE, name.split(".")))}
+
+
+def _raising(error: Exception) -> Callable[[], FlopRecord]:
+    def record() -> FlopRecord:
+        raise error
+
+    return record

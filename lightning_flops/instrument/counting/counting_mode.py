@@ -39,7 +39,9 @@ from lightning_flops.instrument.counting.higher_order import runs_only_functions
 from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel, run_python_kernel
 from lightning_flops.instrument.counting.operators import (
     NO_TENSORS,
+    QUIET,
     Operator,
+    Way,
     bytes_of,
     current_operators,
     elements_of,
@@ -122,32 +124,30 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # Every operator of a step goes through here. So this is the border's copy, in two halves: what an operator of
+        # the user's raises in between is the user's. A call of ours for each is what counting must not cost.
         try:
-            call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
-            operator = self._operators[call]
-        except (AttributeError, KeyError):
             try:
+                call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
+                operator = self._operators[call]
+                way = operator.way
+            except (AttributeError, KeyError):
                 operator = self._operator(func)
-                runs_functions = False
-                if operator.higher_order:
-                    repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
-                    args = with_seen_functions(self, func, args, repeating)
-                    runs_functions = operator.listed and runs_only_functions(func)
-            except Exception as error:  # as below: nothing has run yet, so the operator runs as it does without us
-                self._failed("an operator", error)
-                return func(*args, **(kwargs or {}))
-            call = operator.call
-            if runs_functions:
-                return call(*args, **(kwargs or {}))
-        if types:
-            for tensor_type in types:
-                if hands_over(tensor_type):
-                    return NotImplemented
-                if is_fake(tensor_type) and not self.counts_fake:
-                    return func(*args, **(kwargs or {}))
-        if operator.quiet:
-            return call(*args, **kwargs) if kwargs else call(*args)
-        if operator.opens:
+                call, way, args = self._first_call(func, operator, args)
+                if way is QUIET and operator.higher_order:
+                    types = ()  # whatever the tensors are, what runs are the functions
+            if types:
+                for tensor_type in types:
+                    if hands_over(tensor_type):
+                        return NotImplemented
+                    if is_fake(tensor_type) and not self.counts_fake:
+                        way = QUIET
+        except Exception as error:  # nothing has run yet: the operator runs as it does without us
+            self._failed("an operator", error)
+            call, way = func, QUIET
+        if way:
+            if way is QUIET:
+                return call(*args, **kwargs) if kwargs else call(*args)
             booked, out = self._open(operator, func, types, args, kwargs or {})
             if booked:
                 return out
@@ -198,6 +198,15 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._failed("an operator", error)
         return out
 
+    def _first_call(self, func: Any, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, Way, tuple[Any, ...]]:
+        """How to run an operator that is called for the first time, or a higher-order one, and with what."""
+        if not operator.higher_order:
+            return operator.call, operator.way, args
+        repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
+        args = with_seen_functions(self, func, args, repeating)
+        only_functions = operator.listed and runs_only_functions(func)
+        return operator.call, QUIET if only_functions else operator.way, args
+
     @contextmanager
     def _repeating(self) -> Iterator[None]:
         """Inside, what runs in a backward is a part of its graph that repeats the forward."""
@@ -227,24 +236,32 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return True, out
-        # Other modes below this one have the operator to come.
-        keys = None if types or depth() else keys_of_python_kernel(func, args, kwargs)
+        state, watch, keys = None, None, None
+        try:
+            # Other modes below this one have the operator to come.
+            keys = None if types or depth() else keys_of_python_kernel(func, args, kwargs)
+            if keys is not None and not operator.counted:
+                state, watch = self._state(), BodyWatch(args, kwargs)
+                state.bodies.append(watch)
+        except Exception as error:
+            self._failed("an operator", error)
         if keys is None:
             return False, operator.call(*args, **kwargs)
-        if operator.counted:
+        if watch is None or state is None:
             return False, run_python_kernel(func, keys, args, kwargs)
-        state, watch = self._state(), BodyWatch(args, kwargs)
-        state.bodies.append(watch)
         try:
             out = run_python_kernel(func, keys, args, kwargs, self, watch)
         finally:
-            if watch in state.bodies:
-                del state.bodies[state.bodies.index(watch) :]
-        if watch.saw_everything(func, args, kwargs, out):
-            return True, out
-        if not watch.ran:
-            return False, out
+            try:
+                if watch in state.bodies:
+                    del state.bodies[state.bodies.index(watch) :]
+            except Exception as error:
+                self._failed("an operator", error)
         try:
+            if watch.saw_everything(func, args, kwargs, out):
+                return True, out
+            if not watch.ran:
+                return False, out
             table = self._table_now(state, operator)
             if not (state.paused or (state.functions and self._stands_for(state))):
                 self._list(state, operator.name, table.module, args, kwargs, out)

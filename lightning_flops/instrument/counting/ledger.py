@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import suppress
 
 from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.counting.thread_state import ENDED, ThreadState
@@ -50,12 +52,16 @@ class Ledger:
             self.notes.append(sentence)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Says once, in the log and in the report, that the counter failed in *where*.
+        """Notes for the report that the counter failed in *where*, and says so in the log, the first time of all.
 
-        For the handlers that torch calls: whatever is raised in one of them, the user's step goes on.
+        For the handlers that torch calls: whatever is raised in one of them, the user's step goes on. So it raises
+        nothing itself, whatever a handler of the user's log does.
         """
-        if where not in self._failures:
+        with suppress(Exception):
+            if where in self._failures:
+                return
             self._failures.add(where)
             sentence = f"Counting failed in {where} ({type(error).__name__}: {error}); FLOPs may be missing."
-            logger.warning(sentence, exc_info=error)
             self.note(sentence)
+            level = logging.WARNING if len(self._failures) == 1 else logging.DEBUG
+            logger.log(level, sentence, exc_info=error)

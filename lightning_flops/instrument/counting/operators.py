@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -42,6 +42,16 @@ NO_TENSORS = frozenset((*_PLAIN_TYPES, torch.dtype, torch.device, torch.layout, 
 """Types of arguments in which the hot path looks for no tensor; operators that take lists of tensors go another way."""
 
 
+Way = Literal[0, 1, 2]
+"""How the dispatch mode runs an operator: as most, and books it; or one of the next two."""
+
+QUIET: Literal[1] = 1
+"""As it is, and books nothing: it moves no data."""
+
+OPENS: Literal[2] = 2
+"""So that what runs inside it is seen, or its kernel in Python runs as it does without a dispatch mode."""
+
+
 class Operator:
     """One overload of an operator, or a higher-order operator, as the counter's hot path needs it."""
 
@@ -57,13 +67,12 @@ class Operator:
         "keyword_reads",
         "listed",
         "name",
-        "opens",
-        "quiet",
         "reads",
         "selects",
         "special",
         "splits",
         "views",
+        "way",
     )
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
@@ -82,14 +91,12 @@ class Operator:
         self.dtype_place = entry.dtype_place
         short = entry.name.rpartition(".")[2]
         self.views = not self.higher_order and _views(function, short)
-        self.quiet = (
-            not self.higher_order
-            and not self.counted
-            and not self.listed
-            and (self.views or not function._schema.returns)
-        )
-        # What runs inside is to be seen, or a kernel in Python is to run as it does without a dispatch mode.
-        self.opens = self.splits or (not self.higher_order and _may_have_python_kernel(function, entry))
+        moves_nothing = not self.higher_order and (self.views or not function._schema.returns)
+        self.way: Way = 0
+        if moves_nothing and not self.counted and not self.listed:
+            self.way = QUIET
+        elif self.splits or (not self.higher_order and _may_have_python_kernel(function, entry)):
+            self.way = OPENS
         self.selects = short in _SELECTING
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
         # The hot path reads every tensor among the positional arguments, and none anywhere else.
