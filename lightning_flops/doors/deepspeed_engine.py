@@ -19,10 +19,10 @@ import torch
 from lightning_flops.doors.deepspeed_context import engine_device, engine_output, run_context, settle_steps
 from lightning_flops.doors.deepspeed_taps import EngineTaps
 from lightning_flops.instrument.batches import BatchMeter, tensor_shapes
-from lightning_flops.instrument.counting import dispatch_stack
 from lightning_flops.instrument.recorder import State
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of, batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private import dispatch
 from lightning_flops.session.taps import guarded
 from lightning_flops.text.printable import package_logger
 
@@ -358,7 +358,7 @@ class EngineProfiler(EngineTaps):
 
     def _iterator_is_gone(self, iterator: object) -> None:
         """A DataLoader's iterator goes with the loop over it; called wherever Python notices, and in any thread."""
-        in_handler = dispatch_stack.depth() < self._modes_in_scope  # which torch would put back after us
+        in_handler = dispatch.depth() < self._modes_in_scope  # which torch would put back after us
         if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
             self._looks_left("loader", "the DataLoader's iterator was dropped")
 
@@ -366,7 +366,7 @@ class EngineProfiler(EngineTaps):
 
     def _enter_scope(self) -> None:
         self._scope = self._enter_batch_scope()
-        self._modes_in_scope = dispatch_stack.depth()
+        self._modes_in_scope = dispatch.depth()
 
     def _take_out_taps(self) -> None:
         self._leave_scope()

@@ -15,18 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as torch_dataloader
 
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.loading import ITERATOR_CLASS
 from lightning_flops.session.run_profiler import RunProfiler
 from lightning_flops.session.taps import guarded
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-
-_ITERATOR_CLASS: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
-"""The class of every DataLoader's iterators; None where torch keeps them in another way, and no wait is seen."""
 
 
 class EngineTaps(RunProfiler):
@@ -128,8 +125,8 @@ class EngineTaps(RunProfiler):
         taps.replace(engine, "destroy", self._around_destroy)
         if callable(getattr(type(engine), "_backward_epilogue", None)):
             taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
-        if self._monitor is not None and _ITERATOR_CLASS is not None:
-            self._on_class.replace(_ITERATOR_CLASS, "__next__", self._around_monitored_fetch)
+        if self._monitor is not None and ITERATOR_CLASS is not None:
+            self._on_class.replace(ITERATOR_CLASS, "__next__", self._around_monitored_fetch)
             weakref.finalize(self, self._on_class.undo).atexit = False
 
     def _live_as_long_as_the_engine(self, taps: Patches) -> None:
@@ -145,8 +142,8 @@ class EngineTaps(RunProfiler):
 
     def _tap_loaders(self, taps: Patches) -> None:
         """See every torch DataLoader, whoever made it."""
-        if _ITERATOR_CLASS is not None:
-            taps.replace(_ITERATOR_CLASS, "__next__", self._around_fetch)
+        if ITERATOR_CLASS is not None:
+            taps.replace(ITERATOR_CLASS, "__next__", self._around_fetch)
         taps.replace(DataLoader, "__iter__", self._around_loader_start)
 
     def _tap_optimizer_work(self, taps: Patches) -> None:

@@ -26,7 +26,7 @@ from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.loader_queue import Feed
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
 from lightning_flops.instrument.timing.settling import Settling
-from lightning_flops.instrument.tracing.step_tracer import profiler_is_recording
+from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
 from lightning_flops.records import (
