@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops.instrument.patches import Patches
-from lightning_flops.instrument.torch_private.loading import ITERATOR_CLASS
+from lightning_flops.instrument.torch_private.loading import iterator_class
 from lightning_flops.session.run_profiler import RunProfiler
 from lightning_flops.session.taps import guarded
 
@@ -125,8 +125,8 @@ class EngineTaps(RunProfiler):
         taps.replace(engine, "destroy", self._around_destroy)
         if callable(getattr(type(engine), "_backward_epilogue", None)):
             taps.replace(engine, "_backward_epilogue", self._around_backward_epilogue)
-        if self._monitor is not None and ITERATOR_CLASS is not None:
-            self._on_class.replace(ITERATOR_CLASS, "__next__", self._around_monitored_fetch)
+        if self._monitor is not None and iterator_class() is not None:
+            self._on_class.replace(iterator_class(), "__next__", self._around_monitored_fetch)
             weakref.finalize(self, self._on_class.undo).atexit = False
 
     def _live_as_long_as_the_engine(self, taps: Patches) -> None:
@@ -142,8 +142,8 @@ class EngineTaps(RunProfiler):
 
     def _tap_loaders(self, taps: Patches) -> None:
         """See every torch DataLoader, whoever made it."""
-        if ITERATOR_CLASS is not None:
-            taps.replace(ITERATOR_CLASS, "__next__", self._around_fetch)
+        if iterator_class() is not None:
+            taps.replace(iterator_class(), "__next__", self._around_fetch)
         taps.replace(DataLoader, "__iter__", self._around_loader_start)
 
     def _tap_optimizer_work(self, taps: Patches) -> None:

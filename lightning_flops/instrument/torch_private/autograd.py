@@ -42,7 +42,8 @@ def _call(function: Any) -> object:
 graph_task_id: Callable[[], int] = take(
     "torch._C:_current_graph_task_id",
     _no_graph_task,
-    "does not tell whether a backward is running: backward and recompute FLOPs count as forward",
+    "does not tell whether a backward is running: backward and recompute FLOPs count as forward, and in a fit as the "
+    "optimizer's",
     works=_call,
 )
 """Number of the backward that is running on this thread; ``NO_GRAPH_TASK`` when none is."""

@@ -28,6 +28,17 @@ _STACK_LOSS = (
 class _NoDispatchMode:
     """Stands for the class of dispatch modes in a torch that has none: it cannot be put on the stack."""
 
+    def __enter__(self) -> NoReturn:
+        """Refuses.
+
+        Raises:
+            LightningFlopsError: always; says what is missing.
+        """
+        raise LightningFlopsError(TABLE[_MODE].sentence)
+
+    def __exit__(self, *exc: object) -> None:
+        """Is never called."""
+
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -112,12 +123,8 @@ class _OwnStack:
             cls.push(other)
 
 
-def _cannot_push(mode: object) -> NoReturn:
-    raise LightningFlopsError(TABLE[_MODE].sentence)
-
-
 _stack: type[_TorchsStack | _OwnStack] = _OwnStack if None in (_push, _pop, _length, _mode_at) else _TorchsStack
-push: Callable[[DispatchMode], None] = _cannot_push if TABLE[_MODE].missing else _stack.push
+push = _OwnStack.push if TABLE[_MODE].missing else _stack.push  # the first refuses to push what is no mode
 depth = _stack.depth
 is_pushed = _stack.is_pushed
 remove = _stack.remove

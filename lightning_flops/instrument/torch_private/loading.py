@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lightning_flops.instrument.torch_private.names import Attribute, take
+from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
 
 _MODULE = "torch.utils.data.dataloader"
 
-ITERATOR_CLASS: Any = take(
+iterator_class = take_later(
     f"{_MODULE}:_BaseDataLoaderIter",
     None,
     "does not show where a DataLoader hands out its batches: the time that a DeepSpeed loop waits for its data is n/a",
 )
-"""The class of every DataLoader's iterators; None in a torch that does not show it."""
+"""Answers with the class of every DataLoader's iterators; with None in a torch that does not show it."""
 
 _WITH_WORKERS: Any = take(
     f"{_MODULE}:_MultiProcessingDataLoaderIter",

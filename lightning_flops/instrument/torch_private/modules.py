@@ -31,6 +31,14 @@ def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
     return dict(module.named_children()) if children is None else children
 
 
+def holds(module: nn.Module, child: str) -> bool:
+    """Whether *module* holds a module under this name; False of one whose making was broken off.
+
+    Unlike ``children_of`` it calls nothing of the module's own.
+    """
+    return _CHILDREN.name.missing or vars(module).get("_modules", {}).get(child) is not None
+
+
 def parameters_of(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     """The parameters that *module* itself holds, by name; None under a name that holds none."""
     parameters: Mapping[str, nn.Parameter | None] | None = _PARAMETERS.get(module, None)

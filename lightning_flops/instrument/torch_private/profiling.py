@@ -7,10 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-import torch.autograd.profiler as autograd_profiler
 from torch.profiler import record_function
 
-from lightning_flops.instrument.torch_private.names import Attribute, take
+from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
 
 
 class SlowMark:
@@ -30,26 +29,31 @@ new_mark: Callable[[str], Any] = take(
     "torch._C:_profiler._RecordFunctionFast",
     SlowMark,
     "has no fast marks for traces: marks around modules make a traced step longer",
+    reported=False,
 )
 """Makes a mark of this name, to be entered and left."""
 
-new_profiler: Callable[..., Any] = take(
+new_profiler = take_later(
     "torch.profiler:_KinetoProfile",
     torch.profiler.profile,
     "has no profiler without a schedule: tracing a step counts as a step of every other profiler",
 )
-"""Makes the base of torch.profiler.profile: no schedule of its own, and no count of steps that others share."""
+"""Answers with the base of torch.profiler.profile: no schedule of its own, and no count of steps that others share."""
 
 _SET_UP_LOSS = (
     "does not show when another profiler is set up: a profiler of the user's that starts while a step is traced fails"
 )
 
-SETTING_UP = tuple(
-    name
+_SETTING_UP = {
+    name: take_later(f"torch.autograd.profiler:{name}", None, _SET_UP_LOSS)
     for name in ("_prepare_profiler", "_enable_profiler")
-    if take(f"torch.autograd.profiler:{name}", None, _SET_UP_LOSS) is not None
-)
-"""Functions in ``torch.autograd.profiler`` that torch calls to prepare and to start a profiler."""
+}
+
+
+def functions_that_set_up() -> list[str]:
+    """Functions in ``torch.autograd.profiler`` that torch calls to prepare and to start a profiler, by name."""
+    return [name for name, function in _SETTING_UP.items() if function() is not None]
+
 
 _is_on: Callable[[], bool] = take(
     "torch._C:_autograd._profiler_enabled",
@@ -57,7 +61,7 @@ _is_on: Callable[[], bool] = take(
     "does not tell whether a profiler is running: a step may be traced while the user's profiler is on, and fail",
 )
 
-_step_dict: Any = take(
+_step_dict = take_later(
     "torch.autograd.profiler:KinetoStepTracker._step_dict",
     None,
     "does not tell whether a torch.profiler.profile is set up: a step may be traced between two steps of the user's",
@@ -80,9 +84,7 @@ def profiler_is_set_up() -> bool:
 
     Between its warm-up and its first step nothing else tells of it.
     """
-    # Read anew: the table may be another than it was.
-    tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
-    return "ProfilerStep" in (getattr(tracker, "_step_dict", None) or ())
+    return "ProfilerStep" in (_step_dict() or ())
 
 
 def place_in_run(profiler: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument.torch_private.dispatch import modes_off, out_of_sight
-from lightning_flops.instrument.torch_private.names import Attribute, take
+from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
 
 _SPARSE_LOSS = (
     "does not show the parts of a sparse tensor as they are stored: elements that are stored twice count once"
@@ -19,24 +19,24 @@ def _merged(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().coalesce()
 
 
-_values: Any = take("torch:Tensor._values", lambda tensor: _merged(tensor).values(), _SPARSE_LOSS)
-_count: Any = take("torch:Tensor._nnz", lambda tensor: _merged(tensor).values().shape[0], _SPARSE_LOSS)
-_indices: Any = take("torch:Tensor._indices", lambda tensor: _merged(tensor).indices(), _SPARSE_LOSS)
+_values = take_later("torch:Tensor._values", lambda tensor: _merged(tensor).values(), _SPARSE_LOSS)
+_count = take_later("torch:Tensor._nnz", lambda tensor: _merged(tensor).values().shape[0], _SPARSE_LOSS)
+_indices = take_later("torch:Tensor._indices", lambda tensor: _merged(tensor).indices(), _SPARSE_LOSS)
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
     """The elements that a COO tensor stores."""
-    return _values(tensor)  # type: ignore[no-any-return]
+    return _values()(tensor)  # type: ignore[no-any-return]
 
 
 def stored_count(tensor: torch.Tensor) -> int:
     """How many elements a COO tensor stores."""
-    return int(_count(tensor))
+    return int(_count()(tensor))
 
 
 def stored_indices(tensor: torch.Tensor) -> torch.Tensor:
     """Where the elements stand that a COO tensor stores: a row for each sparse dimension."""
-    return _indices(tensor)  # type: ignore[no-any-return]
+    return _indices()(tensor)  # type: ignore[no-any-return]
 
 
 _nested_size: Any = take(

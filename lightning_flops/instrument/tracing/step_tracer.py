@@ -190,7 +190,7 @@ class StepTracer:
         with ExitStack() as undo:
             patches = Patches()
             undo.callback(patches.undo)
-            for name in profiling.SETTING_UP:
+            for name in profiling.functions_that_set_up():
                 patches.replace(autograd_profiler, name, self._stand_aside)
             undo.enter_context(module_hooks(marks.enter, marks.leave, lambda: None))
             self._undo = undo.pop_all()
@@ -202,7 +202,7 @@ class StepTracer:
             activities.append(ProfilerActivity.CUDA)
         elif self._device.type == "xpu":
             activities.append(ProfilerActivity.XPU)
-        self._profiler = profiling.new_profiler(activities=activities, **self._settings)
+        self._profiler = profiling.new_profiler()(activities=activities, **self._settings)
         with self._by_us(), _silent_kineto():
             self._profiler.prepare_trace()
         self._prepared = True
