@@ -34,6 +34,7 @@ from lightning_flops.doors.deepspeed_pipeline import PipelineSteps
 from lightning_flops.doors.deepspeed_steps import EngineSteps
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.modules import holds
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
@@ -123,7 +124,7 @@ def attach(
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
-    if vars(engine).get("_modules", {}).get("module") is None:
+    if not holds(engine, "module"):
         raise LightningFlopsError("attach needs an engine with a module; this one has none, or was not made to its end")
     handle = _handles.get(engine)
     attached = handle is not None and not handle._detached

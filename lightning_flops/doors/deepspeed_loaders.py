@@ -10,18 +10,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as torch_dataloader
 
-from lightning_flops.instrument.counting import dispatch_stack
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private import dispatch
+from lightning_flops.instrument.torch_private.loading import iterator_class
 
 if TYPE_CHECKING:
     from lightning_flops.session.session import Session
-
-_ITERATOR_CLASS: Any = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
-"""The class of every DataLoader's iterators; None where torch keeps them in another way, and no wait is seen."""
 
 
 class Loop(Protocol):
@@ -67,18 +64,16 @@ class LoaderTaps:
 
     def tap_run(self) -> None:
         """Tell the monitor of every wait. The class is everybody's, and must not keep the engine alive."""
-        if self._session.monitor is not None and _ITERATOR_CLASS is not None:
+        if self._session.monitor is not None and (kind := iterator_class()) is not None:
             around = self._session.taps.around_weakly(self._monitored_fetch_begins, self._monitored_fetch_ends)
-            self._on_class.replace(_ITERATOR_CLASS, "__next__", around)
+            self._on_class.replace(kind, "__next__", around)
             weakref.finalize(self, self._on_class.undo).atexit = False
 
     def tap_parts(self, taps: Patches) -> None:
         """Tell the window of every wait, and of every loader that starts."""
         make = self._session.taps
-        if _ITERATOR_CLASS is not None:
-            taps.replace(
-                _ITERATOR_CLASS, "__next__", make.around(self._fetch_begins, self._fetch_ends, fails=self._fetch_fails)
-            )
+        if (kind := iterator_class()) is not None:
+            taps.replace(kind, "__next__", make.around(self._fetch_begins, self._fetch_ends, fails=self._fetch_fails))
         taps.replace(DataLoader, "__iter__", make.around(self._loader_starts, lambda _: self._session.leave()))
 
     def take_out(self) -> None:
@@ -92,7 +87,7 @@ class LoaderTaps:
 
     def scope_is_entered(self) -> None:
         """The counted step's scope has been entered: what it put on torch's mode stack is ours."""
-        self._modes_outside = dispatch_stack.depth()
+        self._modes_outside = dispatch.depth()
 
     # ---- for the monitor: called for every batch of the run, and so short
 
@@ -150,7 +145,7 @@ class LoaderTaps:
     def _iterator_is_gone(self, iterator: object) -> None:
         """A DataLoader's iterator goes with the loop over it; called wherever Python notices, and in any thread."""
         try:
-            in_handler = dispatch_stack.depth() < self._modes_outside  # which torch would put back after us
+            in_handler = dispatch.depth() < self._modes_outside  # which torch would put back after us
             if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
                 self._loop.looks_left("loader", "the DataLoader's iterator was dropped")
         except BaseException as error:

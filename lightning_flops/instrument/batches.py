@@ -7,9 +7,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.tensors import nested_sizes
 from lightning_flops.text.json_text import is_too_long, shown
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -40,8 +41,8 @@ def _shapes_of(tensor: torch.Tensor) -> Shapes:
         return (tuple(tensor.shape),)
     except RuntimeError:
         # A nested tensor with strides. What its rows are tells it from another; how many samples they are is not known.
-        with _disable_current_modes():  # nobody counts what we ask
-            return (UNKNOWN, *(tuple(map(int, sizes)) for sizes in tensor._nested_tensor_size().tolist()))
+        with modes_off():  # nobody counts what we ask
+            return (UNKNOWN, *nested_sizes(tensor))
 
 
 def shapes_text(shapes: Shapes) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from lightning_flops.instrument.border import Failed, UndoLedger, remove_hooks
-from lightning_flops.instrument.compiler_sight import hidden
 from lightning_flops.instrument.stack_room import stack_room
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden
+from lightning_flops.instrument.torch_private.modules import is_last_global_hook
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -74,7 +74,7 @@ def put_up_hooks(
         What says, when asked, whether *on_leave* is the last of torch's hooks: whoever is called by it may then take it
         away there and then, though torch is going through them.
     """
-    compiler = _compiler_callbacks()
+    compiler = compiler_callbacks()
     room = stack_room
 
     # Every module call of a step goes through the next two. So they hold copies of StackRoom's deeper() and back(), and
@@ -124,8 +124,7 @@ def put_up_hooks(
             handles.append(register_module_forward_hook(leave if unseen else after, always_call=True))
 
     def is_last() -> bool:
-        hooks: Any = getattr(torch_module, "_global_forward_hooks", None)
-        return bool(hooks and handles) and next(reversed(hooks)) == handles[-1].id
+        return bool(handles) and is_last_global_hook(handles[-1])
 
     def compiles(reason: Any) -> None:
         try:
@@ -179,15 +178,3 @@ def _silence_hook_warning(undo: UndoLedger) -> None:
     filters: Any = warnings.filters
     filters.insert(0, own)
     warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
-def _compiler_callbacks() -> Any:
-    """Where torch tells that a compilation starts and ends; None in a torch that does not tell."""
-    try:
-        from torch._dynamo.callback import callback_handler
-    except Exception:
-        # The compiler imports much that may not fit the installation, and fail in any way; then nothing is compiled.
-        logger.debug("torch's compiler cannot be imported", exc_info=True)
-        return None
-    names = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
-    return callback_handler if all(hasattr(callback_handler, name) for name in names) else None

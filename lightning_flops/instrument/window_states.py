@@ -21,7 +21,7 @@ from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
 from lightning_flops.instrument.timing.settling import Settling
-from lightning_flops.instrument.tracing.step_tracer import profiler_is_recording
+from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import ModuleRecord, StepRecord, StepSignature, TimePhase
 

@@ -26,6 +26,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import distributed
 
+from lightning_flops.instrument.torch_private.distributed import store_getter
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -90,8 +91,7 @@ def default_store() -> KeyValueStore:
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise NoExchangeError("torch.distributed has no process group")
-    # Private, and the only way to the store that every launcher has set up.
-    getter = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    getter = store_getter()
     if getter is None:
         raise NoExchangeError(f"torch {torch.__version__} keeps its key-value store in another way")
     try:

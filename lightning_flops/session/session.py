@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.notes import Notes
@@ -114,7 +115,7 @@ class Session:
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._spare_batches = 0
-        self._ledger = ExitStack()
+        self._ledger = UndoLedger()
         # At once, so that a rank whose profiler fails later can say so, and every rank numbers its runs alike.
         self._ranks = self._join_ranks(world_size) if world_size > 1 else None
 
@@ -146,16 +147,16 @@ class Session:
         room = ExitStack()
         close_room = weakref.finalize(self, room.close)  # also where somebody lets an engine go, and us with it
         close_room.atexit = False
-        self._ledger.callback(self._door.take_out)
-        self._ledger.callback(self.taps.undo)
-        self._ledger.callback(close_room)
+        self._ledger.add(self._door.take_out)
+        self._ledger.add(self.taps.undo)
+        self._ledger.add(close_room)
         room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
         self._plan = plan = self._door.plan()
         self._device = plan.device
         self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
         self._door.tap_run(self.taps.for_run)
         self._await_window(plan.profile_step)
-        self._ledger.callback(lambda: self.window.abandon())
+        self._ledger.add(lambda: self.window.abandon())
         self.window.follow()
 
     def _await_window(self, profile_step: int | None) -> None:
@@ -528,6 +529,13 @@ class Session:
         self.border.close()
         if self._ranks is not None:
             self._ranks.leave(wait=False)
+
+    def leave_again(self) -> None:
+        """A call in which the session was taken out has ended.
+
+        Inside a backward torch puts modes back on its stack that were taken off there.
+        """
+        self.window.abandon()
 
     def _take_off(self) -> None:
         try:

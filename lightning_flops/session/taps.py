@@ -88,7 +88,11 @@ class Taps:
                     raise
                 finally:
                     try:
-                        if token is not None and not border.closed:
+                        if token is None:
+                            pass
+                        elif border.closed:
+                            self._session.leave_again()
+                        else:
                             ends(token)
                             if returns is not None and not failed:
                                 returns(token, result)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from lightning_flops.instrument.border import UndoLedger
+
 if TYPE_CHECKING:
     from lightning_flops.instrument.memory import MemoryWatch
     from lightning_flops.instrument.patches import Patches
@@ -103,7 +105,8 @@ class Window:
     def abandon(self) -> None:
         """Take everything of the window off torch and off the framework's objects."""
         self.is_open = self.marking = self.in_scope = False
-        with ExitStack() as undo:
-            undo.callback(self._taps.undo)
-            undo.callback(self._scope.close)
-            undo.callback(self.recorder.abandon)
+        undo = UndoLedger()
+        undo.add(self._scope.close)
+        undo.add(self.recorder.abandon)
+        undo.add(self._taps.undo)
+        undo.close()

@@ -11,10 +11,10 @@ from torch import nn
 
 from benchmarks.fault_lines import PACKAGE, Site, Tripwire
 from lightning_flops.config import TraceSchedule
-from lightning_flops.instrument.counting.dispatch_stack import depth
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.recorder import Recorder
+from lightning_flops.instrument.torch_private.dispatch import depth
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.instrument.small_run import CONTEXT, SHAPES, Run

@@ -14,20 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.nn.parameter import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.autograd_state import (
-    ACCUMULATES_GRADIENT,
-    NO_GRAPH_TASK,
-    current_node,
-    function_in_forward,
-    graph_task_id,
-    sequence_number,
-)
-from lightning_flops.instrument.compiler_sight import hide
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
-from lightning_flops.instrument.counting.dispatch_stack import depth, is_pushed, pushed
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import (
     ARITHMETIC,
@@ -36,7 +25,7 @@ from lightning_flops.instrument.counting.formulas.contract import (
     whole_flops,
 )
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
-from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel, run_python_kernel
+from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel
 from lightning_flops.instrument.counting.operators import (
     NO_TENSORS,
     QUIET,
@@ -45,12 +34,29 @@ from lightning_flops.instrument.counting.operators import (
     bytes_of,
     current_operators,
     elements_of,
-    hands_over,
-    is_fake,
     needs_gradient,
     operator_of,
 )
 from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Repetition, Table, ThreadState
+from lightning_flops.instrument.torch_private.autograd import (
+    ACCUMULATES_GRADIENT,
+    NO_GRAPH_TASK,
+    current_node,
+    function_in_forward,
+    graph_task_id,
+    sequence_number,
+)
+from lightning_flops.instrument.torch_private.compiler import hide
+from lightning_flops.instrument.torch_private.dispatch import (
+    DispatchMode,
+    depth,
+    hands_over,
+    is_fake,
+    is_pushed,
+    pushed,
+)
+from lightning_flops.instrument.torch_private.kernels import run_python_kernel
+from lightning_flops.instrument.torch_private.operators import call_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -59,7 +65,7 @@ _LONG_JOURNAL = 1 << 14
 """Entries of a journal from which on it is posted."""
 
 
-class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, then books what it spent where the thread's state says.
 
     Args:
@@ -272,7 +278,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _operator(self, func: Any) -> Operator:
         """What is kept about an operator that is called for the first time, or about a higher-order one."""
-        call = getattr(func, "_op", func)
+        call = call_of(func)
         operator = self._operators.get(call)
         if operator is None:
             operator = self._operators[call] = operator_of(func)

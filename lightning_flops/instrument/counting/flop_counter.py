@@ -19,22 +19,12 @@ from torch.fx import GraphModule
 from torch.jit import ScriptModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.autograd_state import (
-    NO_GRAPH_TASK,
-    current_node,
-    graph_task_id,
-    inside_function_forward,
-    running_calls,
-    runs_step_of,
-    sequence_number,
-)
 from lightning_flops.instrument.border import UndoLedger, border
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.causal_halves import HalvingMode
 from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
-from lightning_flops.instrument.counting.compiled_regions import CompiledRegions, autograd_is_compiled
+from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
 from lightning_flops.instrument.counting.counting_mode import CountingMode, flops_of
-from lightning_flops.instrument.counting.dispatch_stack import is_pushed, push, remove
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.counting.ledger import Ledger
@@ -46,6 +36,18 @@ from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall
 from lightning_flops.instrument.counting.torchscript import unseen_products
 from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
+from lightning_flops.instrument.torch_private.autograd import (
+    NO_GRAPH_TASK,
+    current_node,
+    graph_task_id,
+    has_ended,
+    inside_function_forward,
+    runs_step_of,
+    sequence_number,
+)
+from lightning_flops.instrument.torch_private.compiler import autograd_is_compiled
+from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, remove
+from lightning_flops.instrument.torch_private.modules import children_of, is_replica
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
 CausalAttention = Literal["full", "half"]
@@ -281,8 +283,7 @@ class FlopCounter:
                 yield f"Traced or compiled code ran outside of the model's modules. {made_from}"
             elif not record.module_calls:
                 yield f"No module of the model was called while code outside of it was counted. {made_from}"
-        reducers = [module for module in self._names.modules() if "_comm_hooks" in module.__dict__]
-        hooks = self._reducer_hooks.union(*map(computing_hooks, reducers))
+        hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
         if hooks:
             yield (
                 f"DistributedDataParallel's communication hook {', '.join(sorted(hooks))} may go on computing on the "
@@ -388,7 +389,7 @@ class FlopCounter:
             kind, owner = stack[depth - 1].kind, stack[depth - 1].owner
             if kind == "module":
                 calls = sum(running.owner is owner for running in stack[:depth]) + (owner is begins)
-                ended = running_calls(owner) < calls
+                ended = has_ended(owner, calls)
             else:
                 ended = kind == "optimizer" and owner is not None and not runs_step_of(owner)
             if not ended:
@@ -537,7 +538,7 @@ def _is_strays(cell: OperatorCell) -> bool:
 
 def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:
     """Name of a module that DataParallel copied: made anew for each forward, called on threads of their own."""
-    if not getattr(module, "_is_replica", False):
+    if not is_replica(module):
         return None
     name = state.replicas.get(module)
     if name is None and caller.kind == "base":
@@ -547,4 +548,4 @@ def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | Mo
 
 
 def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
-    return any(child is module and wraps(wrapper, key) for key, child in wrapper._modules.items())
+    return any(child is module and wraps(wrapper, key) for key, child in children_of(wrapper).items())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops.instrument.autograd_state import ACCUMULATES_GRADIENT, node_sequence
+from lightning_flops.instrument.torch_private.autograd import ACCUMULATES_GRADIENT, node_sequence
 
 _MOST_NODES = 1_000_000
 

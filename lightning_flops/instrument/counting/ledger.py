@@ -6,8 +6,8 @@ import logging
 import threading
 from contextlib import suppress
 
-from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.counting.thread_state import ENDED, ThreadState
+from lightning_flops.instrument.torch_private.names import LOST
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -22,11 +22,15 @@ class Ledger:
     def __init__(self) -> None:
         self.local = threading.local()
         """Holds each thread's books as ``local.state``, once ``state()`` was called on it."""
-        self.notes: list[str] = list(autograd_state.LOST)
-        """Sentences for the report."""
+        self._notes: list[str] = []
         self._lock = threading.Lock()
         self._threads: list[ThreadState] = []
         self._failures: set[str] = set()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the report, those on what this torch does not tell first."""
+        return tuple(dict.fromkeys((*LOST, *self._notes)))
 
     def state(self) -> ThreadState:
         """The books of this thread, new ones at first."""
@@ -48,8 +52,8 @@ class Ledger:
 
     def note(self, sentence: str) -> None:
         """Takes a sentence for the report; one that it has already changes nothing."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+        if sentence not in self._notes:
+            self._notes.append(sentence)
 
     def failed(self, where: str, error: Exception) -> None:
         """Notes for the report that the counter failed in *where*, and says so in the log, the first time of all.

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from lightning_flops.instrument import border, patches
-from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, checkpoint_codes, graph_task_id
-from lightning_flops.instrument.compiler_sight import hide
 from lightning_flops.instrument.counting.thread_state import Repetition, ThreadState
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, checkpoint_codes, graph_task_id
+from lightning_flops.instrument.torch_private.compiler import hide
 
 _OWN_FILES = (__file__, border.__file__, patches.__file__)
 

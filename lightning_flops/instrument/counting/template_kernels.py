@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from lightning_flops.instrument.border import Failed, UndoLedger, listening
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.compiler import generated_modules
 
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE | re.DOTALL)
 """A kernel in inductor's generated code: its name, and its source up to the closing quotes."""
@@ -114,12 +114,8 @@ def _take_out(outer: Any, stand_in: _Heard, kernel: Any) -> None:
 
 def _kernels() -> list[tuple[dict[str, Any], str]]:
     """The namespaces of inductor's generated modules, each with the name of such a kernel in it."""
-    try:
-        modules = list(sys.modules["torch._inductor.codecache"].PyCodeCache.modules)
-    except (KeyError, AttributeError, TypeError):
-        return []  # nothing was compiled by inductor, or it keeps its code elsewhere
     found: list[tuple[dict[str, Any], str]] = []
-    for module in modules:
+    for module in generated_modules():
         file = getattr(module, "__file__", None)
         if file is None:
             continue
