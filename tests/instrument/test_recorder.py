@@ -400,7 +400,7 @@ def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_be
     scope = recorder.batch_scope()
     scope.__enter__()
     loss = net(torch.ones(4, 3)).sum()
-    net.weight.register_post_accumulate_grad_hook(lambda weight: recorder.abandon())
+    loss.register_hook(lambda gradient: recorder.abandon())
     loss.backward()
     assert depth() == 1  # torch resets a thread's modes after every node
     scope.__exit__(None, None, None)
