@@ -69,12 +69,11 @@ class UndoLedger:
         """Whether there is anything to undo."""
         return bool(self._undos)
 
-    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> list[Any]:
-        """Puts up one of torch's hooks until the end; answers with its handle in a list."""
+    def hook(self, register: Callable[..., Any], hook: Callable[..., Any], **options: Any) -> None:
+        """Puts up one of torch's hooks until the end."""
         handles: list[Any] = []
         self.add(functools.partial(remove_hooks, handles))
         handles.append(register(hook, **options))
-        return handles
 
     def enter(self, manager: AbstractContextManager[object]) -> None:
         """Enters *manager*, and leaves it at the end; to be left twice must not harm it."""

@@ -35,21 +35,24 @@ _IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global ho
 def module_hooks(
     on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]
 ) -> Iterator[Callable[[], bool]]:
-    """The hooks of ``put_up_hooks`` inside; what fails in one of the three is told in the log."""
+    """The hooks of ``put_up_hooks`` inside; what fails in one of the three is said once in the log."""
     undo = UndoLedger()
+    said: list[str] = []
+
+    def say(where: str, error: Exception) -> None:
+        with suppress(Exception):
+            if not said:
+                said.append(where)
+                logger.warning("profiling failed in %s", where, exc_info=error)
+
     try:
-        yield put_up_hooks(undo, on_enter, on_leave, on_compiled, failed=_say)
+        yield put_up_hooks(undo, on_enter, on_leave, on_compiled, failed=say)
     finally:
         try:
             undo.close()
         except BaseException:
             undo.close()  # for what an interrupt kept from its end
             raise
-
-
-def _say(where: str, error: Exception) -> None:
-    with suppress(Exception):
-        logger.warning("profiling failed in %s", where, exc_info=error)
 
 
 def put_up_hooks(

@@ -80,7 +80,7 @@ def object_of_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def is_too_long(number: int) -> bool:
     """Whether *number* has more than ``MOST_DIGITS`` digits, so that no file may hold it."""
-    return abs(number) >= _TOO_LONG
+    return bool(abs(number) >= _TOO_LONG)
 
 
 def shown(value: object, *, chars: int = _SHOWN_CHARS) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
+from lightning_flops.instrument.border import listening
 from lightning_flops.instrument.counting.formulas import Work, lookup
 from lightning_flops.instrument.counting.thread_state import Cell, CountedCell, Table, ThreadState
 from lightning_flops.instrument.patches import Patches
@@ -82,17 +84,13 @@ class CompiledBackwards:
         if not compiler.is_compiled(function) or not compiler.shows_its_backward(function):
             return
 
-        def looked_at(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(context: Any, inputs: list[Any]) -> Any:
-                ends = self._begins(function, inputs)
-                try:
-                    return original(context, inputs)
-                finally:
-                    ends()
+        def begins(context: Any, inputs: list[Any]) -> Callable[[], None]:
+            return self._begins(function, inputs)
 
-            return call
-
-        self._patches.replace(function, compiler.BACKWARD_ENTRY, looked_at)
+        failed = partial(self._failed, "the beginning of a compiled backward")
+        self._patches.replace(
+            function, compiler.BACKWARD_ENTRY, lambda original: listening(original, before=begins, failed=failed)
+        )
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""

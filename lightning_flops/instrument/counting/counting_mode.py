@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.nn.parameter import Parameter
 
+from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
@@ -429,37 +430,32 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         listed[1] += elements
         listed[2] |= heavy
 
-    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step: they
-    # catch whatever there is, and tell it.
+    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step.
 
+    @border("an autograd function")
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
-        try:
-            state = self._state()
-            operator = self._operator_of(entry)
-            state.functions.append((operator, self._table_now(state, operator).phase))
-            state.replan()
-        except Exception as error:
-            self._failed("an autograd function", error)
+        state = self._state()
+        operator = self._operator_of(entry)
+        state.functions.append((operator, self._table_now(state, operator).phase))
+        state.replan()
 
+    @border("an autograd function")
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """A registered autograd function or kernel is done."""
-        try:
-            state = self._state()
-            operator = self._operator_of(entry)
-            if all(running is not operator for running, _ in state.functions):
-                return
-            while state.functions.pop()[0] is not operator:
-                pass
-            state.replan()
-            if state.paused or not ok or not is_pushed(self) or (state.functions and self._stands_for(state)):
-                return
-            table = self._table_now(state, operator)
-            self._work(state, table, operator, args, kwargs, out).calls += 1
-            if state.bodies:
-                state.bodies[-1].wrote((*args, *kwargs.values()))
-        except Exception as error:
-            self._failed("an autograd function", error)
+        state = self._state()
+        operator = self._operator_of(entry)
+        if all(running is not operator for running, _ in state.functions):
+            return
+        while state.functions.pop()[0] is not operator:
+            pass
+        state.replan()
+        if state.paused or not ok or not is_pushed(self) or (state.functions and self._stands_for(state)):
+            return
+        table = self._table_now(state, operator)
+        self._work(state, table, operator, args, kwargs, out).calls += 1
+        if state.bodies:
+            state.bodies[-1].wrote((*args, *kwargs.values()))
 
     def _stands_for(self, state: ThreadState) -> bool:
         """Whether the innermost running function's formula stands for what runs now.
@@ -482,17 +478,15 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             self._backward.switch_task(state, task)
         return self._backward.table(state, operator) if state.in_backward else state.table
 
+    @border("a compiled kernel")
     def list_kernel(self, name: str) -> None:
         """A kernel that the dispatcher does not know of runs: it is listed where it runs."""
-        try:
-            state = self._state()
-            if state.paused or not is_pushed(self):
-                return
-            table = self._table_now(state, self._kernel)
-            module = table.module if state.in_backward else self._table_of_region(state, table).module
-            self._list_as(state, name, module, 0, heavy=True)
-        except Exception as error:
-            self._failed("a compiled kernel", error)
+        state = self._state()
+        if state.paused or not is_pushed(self):
+            return
+        table = self._table_now(state, self._kernel)
+        module = table.module if state.in_backward else self._table_of_region(state, table).module
+        self._list_as(state, name, module, 0, heavy=True)
 
     def _state(self) -> ThreadState:
         try:
