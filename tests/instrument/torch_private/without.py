@@ -88,7 +88,7 @@ def torch_works() -> bool:
     for mode in (Passing(), FakeTensorMode()):  # type: ignore[no-untyped-call]
         with mode:
             model = nn.Linear(INPUTS, OUTPUTS)
-            parameters = dict(model.named_parameters())
+            parameters: dict[str, Tensor] = dict(model.named_parameters())
             torch.func.functional_call(model, parameters, torch.randn(BATCH, INPUTS)).sum().backward()
     return True
 
@@ -118,7 +118,7 @@ def remove(path: str, weights: list[float]) -> str:
         except Exception:
             pass  # torch, or Lightning, cannot do without it
         put_back()
-    names = import_module(f"{ROOM}.names")
+    names: Any = import_module(f"{ROOM}.names")
     look_up, of = names.look_up, names.Attribute.of
 
     def failing_look_up(wanted: str) -> Any:
