@@ -1,9 +1,9 @@
 """Front door for Lightning: ``FlopsProfilerCallback``, one class for both import roots.
 
-It is a ``Callback`` of each root that the program imports, whether before this module or after it, so that either's
-Trainer and CLI take it for their own; it imports neither, for the second one's import changes the first one's log.
+It is a ``Callback`` of each root that the program imports, before this module or after it, so that the Trainer and the
+CLI of either root accept it. It imports neither root: importing the second one would change the log of the first.
 
-It checks the settings and passes the Trainer's events on; a ``LightningFit`` holds what lives as long as one call of
+It checks the settings and passes the Trainer's events on. A ``LightningFit`` holds what lives as long as one call of
 ``Trainer.fit``.
 """
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 else:
 
     class _CallbackBases:
-        """Holds the place of ``Callback`` until the program has imported it from either root."""
+        """Stands for ``Callback`` until the program has imported it from either root."""
 
 
 logger = package_logger(__name__)
 
 _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-"""Hooks of a training step that this callback inherits and has no use for."""
+"""Hooks of a training step that this callback inherits and does not use."""
 
 _RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
-"""Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
+"""What is not pickled: what belongs to a running fit, and the bound methods that a Trainer sets on the callback."""
 
 C = TypeVar("C", bound="FlopsProfilerCallback")
 P = ParamSpec("P")
@@ -69,18 +69,19 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
-    counted, the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``,
-    beside the logs or, without a logger that has a folder, in ``lightning_flops_logs`` below ``default_root_dir``.
+    counted, and the steps after it are timed. The report goes to the loggers, to the console's log and to
+    ``profile.json``. That file lies beside the logs, or in ``lightning_flops_logs`` below ``default_root_dir`` if no
+    logger has a folder.
 
-    An argument that is None has not been given: under a DeepSpeedStrategy it has the value from the
-    ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and else the default. DeepSpeed's own profiler
-    stands down. A block that says ``"enabled": false`` switches this callback off, too.
+    An argument that is None has not been given. Under a DeepSpeedStrategy it has the value from the
+    ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and otherwise the default. DeepSpeed's own
+    profiler is switched off. A block that says ``"enabled": false`` switches this callback off, too.
 
-    The arguments are the settings of ``ProfilerConfig``, where each says what it does.
+    The arguments are settings of ``ProfilerConfig``, where each is described.
 
     Raises:
-        ConfigError: a setting breaks its rule, or there is none of the name. In the DeepSpeed config's block, which
-            DeepSpeed judges, the one is a warning and no profile, the other a warning.
+        ConfigError: a setting breaks its rule, or an argument is not a setting. In the block of a DeepSpeed config
+            both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
         refuse_unknown(unknown, known=arguments, owner="FlopsProfilerCallback")
-        # None means "not given": a command line passes every default explicitly.
+        # None means "not given", because a command line passes every default.
         self._set_up(given_settings(arguments))
 
     def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False) -> None:
@@ -134,7 +135,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             config: the config as a dict, or the path or URL of its JSON file. DeepSpeed need not be installed.
 
         Returns:
-            A callback that does nothing if the block is absent or not enabled, as in DeepSpeed.
+            A callback. As in DeepSpeed, it does nothing if the block is absent or not enabled.
 
         Raises:
             ConfigError: the file cannot be read, is no JSON object, or a setting breaks its rule.
@@ -146,21 +147,21 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @classmethod
     def for_any_trainer(cls) -> FlopsProfilerCallback:
-        """A callback for a Trainer whose user has not asked for one by name: it stands down where there is another.
+        """A callback that the user has not written: it does nothing if the Trainer has another one.
 
-        Where the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, it has the last word, on being enabled
-        too; a wrong one is a warning, and nothing is profiled.
+        If the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, the block decides, also whether anything is
+        profiled. A wrong block is a warning, and nothing is profiled.
         """
         callback = cls.__new__(cls)
         callback._set_up({}, for_any_trainer=True)
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and result; what belongs to a running fit stays behind."""
+        """The settings and the result, without what belongs to a running fit."""
         return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A callback that is not in a fit."""
+        """Restore a callback that is in no fit."""
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)

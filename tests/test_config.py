@@ -197,7 +197,7 @@ def test_what_a_setting_does_stands_before_what_is_raised() -> None:
     assert with_settings_described(docstring, ["top_modules", "tag_prefix"]) == (
         "Settings.\n\nArgs:\n"
         "    top_modules: How many modules the aggregated profile lists at each level. Default 1.\n"
-        "    tag_prefix: What the tags of scalars and texts begin with. Default 'flops_profiler'.\n"
+        "    tag_prefix: The prefix of the tags of scalars and texts. Default 'flops_profiler'.\n"
         "\nRaises:\n    ConfigError: always."
     )
     # What Python writes under -OO for a dataclass.

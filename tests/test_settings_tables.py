@@ -18,7 +18,7 @@ def test_a_row_has_the_name_the_default_and_the_help_of_a_setting() -> None:
     assert text.count(f"| `top_modules` | `1` | {help_of_it} |\n") == 1
     # A block that does not say so is not enabled; nothing is `null` in JSON.
     assert "| `enabled` | `false` |" in text
-    assert "| `trace_dir` | `null` |" in text and "`null` keeps none. |\n" in text
+    assert "| `trace_dir` | `null` |" in text and "`null` keeps no file. |\n" in text
 
 
 def test_a_stale_row_is_written_anew() -> None:

@@ -1,6 +1,6 @@
-"""Settings: DeepSpeed's ``"flops_profiler"`` block with its own names and defaults, and the keys this project adds.
+"""Settings: those of DeepSpeed's ``"flops_profiler"`` block, with its names and defaults, and those of this project.
 
-A setting stands once, as a field of ``ProfilerConfig``: what its values must be, what it does, and its default.
+Each setting is written once, as a field of ``ProfilerConfig``: its default, what values it may have, what it does.
 """
 
 from lightning_flops.config.settings import (

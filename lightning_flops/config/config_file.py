@@ -1,4 +1,4 @@
-"""Reads the file of a DeepSpeed config, within bounds, as DeepSpeed would."""
+"""Reads the file of a DeepSpeed config as DeepSpeed does, but within bounds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.text.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
 
 _LONGEST_CONFIG = 1 << 20
-"""Bytes; configs of DeepSpeed have some thousand."""
+"""Bytes. A DeepSpeed config has some thousand."""
 
 
 def read_config(path: str | Path) -> Mapping[str, Any]:
-    """The JSON object in the file at *path*, a path or URL."""
+    """The JSON object in the file at *path*, which is a path or URL.
+
+    Raises:
+        ConfigError: the file cannot be read, is too long, or does not hold a JSON object.
+    """
     if not isinstance(path, (str, Path)):
         raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
     place = str(path)
@@ -27,7 +31,7 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
             if "://" in place or "::" in place:
                 file_system, name = fsspec.core.url_to_fs(place)
                 file = stack.enter_context(file_system.open(name, "rb"))
-            else:  # by fsspec, which looks for the end first, no pipe can be read
+            else:  # not by fsspec, which looks for the end of a file first and so cannot read a pipe
                 file = stack.enter_context(Path(os.path.expanduser(place)).open("rb"))
             content = file.read(_LONGEST_CONFIG + 1)
         if len(content) > _LONGEST_CONFIG:
@@ -48,17 +52,17 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
 
 
 def _decoded(text: str) -> object:
-    """The JSON in *text*; or, where that is none, the object that DeepSpeed's own reader finds in it, if it is here."""
+    """The value in *text*: read as JSON, or else by hjson, which is DeepSpeed's own reader, if it is installed."""
     try:
         return read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
     except JsonSyntaxError:
         try:
-            import hjson  # comes with DeepSpeed: JSON with comments, and commas and quotes that are missing
+            import hjson  # comes with DeepSpeed: JSON with comments, in which commas and quotes may be missing
 
             value = hjson.loads(text, object_pairs_hook=object_of_keys)
         except JsonTextError:
             raise
-        except Exception:  # not here, or not even that
+        except Exception:  # hjson is not installed, or cannot read it either
             value = None
         if isinstance(value, dict):
             return value

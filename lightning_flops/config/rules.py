@@ -1,4 +1,4 @@
-"""What each setting may be, and the form in which it is kept."""
+"""Rules: which values a setting may have, and in which form they are kept."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lightning_flops.text.json_text import is_too_long
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting may be."""
+    """Which values a setting may have."""
 
     words: str
-    """For the message, after "must be"."""
+    """The rule in words, for after "must be" in a message."""
     holds: Callable[[Any], bool]
     kept: Callable[[Any], Any] = lambda value: value
-    """The form in which a value that holds is kept: Python's own numbers, and copies that nobody else changes."""
+    """The form in which an allowed value is kept: Python's own numbers, and copies that nobody else changes."""
 
 
 def _or_none(rule: Rule, *, kept_as: object = None) -> Rule:
-    """*rule*, or None, which is *kept_as* something that means the same."""
+    """*rule*, or None; *kept_as* is the value that stands for None."""
     return Rule(
         f"{rule.words}, or None",
         lambda value: value is None or rule.holds(value),
@@ -38,7 +38,7 @@ def _or_none(rule: Rule, *, kept_as: object = None) -> Rule:
 
 
 def _is_integer(value: object) -> bool:
-    # numpy's integers, which sweeps hand out, are Integral and no int.
+    # Sweeps give numpy's integers, which are Integral but not int.
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -47,7 +47,7 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(float(value))
-    except OverflowError:  # an int may be larger than any float
+    except OverflowError:  # an int that is larger than any float
         return False
 
 
@@ -90,7 +90,7 @@ COUNT_FUNCTION_OR_NONE = _or_none(
 
 
 def _floats(values: Mapping[str, Any]) -> dict[str, float]:
-    # A copy: the caller's mapping may change later.
+    # A copy, since the caller may change the mapping later.
     return {name: float(value) for name, value in values.items()}
 
 
@@ -158,7 +158,7 @@ PATH_OR_NONE = _or_none(
 
 
 def _is_tag_prefix(value: object) -> bool:
-    # MLflow, the strictest of the usual loggers, takes these characters, in a path that is written the short way.
+    # MLflow is the strictest of the usual loggers. It takes these characters, in a path that normpath leaves as it is.
     return (
         isinstance(value, str)
         and re.fullmatch(r"[A-Za-z0-9_/. -]+", value) is not None

@@ -35,22 +35,22 @@ from lightning_flops.text.json_text import MOST_DIGITS, shown
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that is said of one setting; it stands in the metadata of the setting's field."""
+    """What is known of one setting, kept in the metadata of its field."""
 
     rule: Rule
     help: str
-    """What it does, in sentences for the callback's docstring, the command line's help and the docs' table."""
+    """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
     read_by_deepspeed: Callable[[Any], Any] | None = None
-    """Of DeepSpeed's own settings: what DeepSpeed makes of a value where it uses it.
+    """How DeepSpeed reads a value; None for a setting that is not DeepSpeed's.
 
-    DeepSpeed checks no value of its block; others fail there, or do nothing. Of 0.16 to 0.19: it compares the step,
-    counts up to the depth and the number of modules, asks for the truth of ``detailed`` and ``output_file``, and
-    multiplies by the factor.
+    DeepSpeed does not check the values of its block. From 0.16 to 0.19 it compares the step, counts up to the depth and
+    to the number of modules, asks whether ``detailed`` and ``output_file`` are true, and multiplies by the factor. A
+    value that does not allow this fails there or has no effect.
     """
     of_the_trace: bool = False
-    """It says something of the traced step alone; its default asks for nothing."""
+    """It concerns the traced step only. Its default asks for nothing."""
     in_a_block_only: bool = False
-    """The callback has no such argument."""
+    """It is a key of a DeepSpeed block, and no argument of the callback."""
 
 
 _T = TypeVar("_T")
@@ -65,7 +65,7 @@ def _setting(
     of_the_trace: bool = False,
     in_a_block_only: bool = False,
 ) -> _T:
-    """The field of a setting; typed like ``dataclasses.field``, as what the field holds by default."""
+    """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
     said = Setting(rule, help, read_by_deepspeed, of_the_trace, in_a_block_only)
     return field(default=default, metadata={"setting": said})
 
@@ -75,7 +75,7 @@ def _integer_in_deepspeed(value: Any) -> Any:
 
 
 def _enabled_in_deepspeed(value: Any) -> Any:
-    # DeepSpeed writes `wall_clock_breakdown | enabled`, and refuses what this refuses, before anybody is profiled.
+    # DeepSpeed computes `wall_clock_breakdown | enabled`. A value that fails here fails there, before any profiling.
     return bool(False | value)
 
 
@@ -89,7 +89,7 @@ def _factor_in_deepspeed(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerConfig:
-    """Settings of one profiler; the first seven are DeepSpeed's, with DeepSpeed's defaults except ``enabled``.
+    """Settings of one profiler. The first seven are DeepSpeed's and have its defaults, except ``enabled``.
 
     Raises:
         ConfigError: a setting breaks its rule; the message names the setting, the rule and the value.
@@ -98,15 +98,15 @@ class ProfilerConfig:
     enabled: bool = _setting(
         True,
         BOOLEAN,
-        "Profile at all. A DeepSpeed block that does not say so is not enabled.",
+        "Whether to profile at all. A DeepSpeed block without this key is not enabled.",
         read_by_deepspeed=_enabled_in_deepspeed,
-        in_a_block_only=True,  # it is said by adding the callback
+        in_a_block_only=True,  # adding the callback says it
     )
     profile_step: int | tuple[int, ...] = _setting(
         1,
         STEP_OR_STEPS,
-        "Count the step that begins after so many steps of this run. A list does so at each of its steps; those that "
-        "fall into the window of another are left out, and the log names them.",
+        "The step to profile, given as the number of steps of this run before it. A list profiles each of its steps; "
+        "one that falls into the window of another is left out, and the log names it.",
         read_by_deepspeed=_integer_in_deepspeed,
     )
     module_depth: int = _setting(
@@ -133,7 +133,7 @@ class ProfilerConfig:
     recompute_fwd_factor: float = _setting(
         0.0,
         NUMBER_FROM_ZERO,
-        "How many forward passes the backward repeats. It changes the estimated backward only; what is measured needs "
+        "How many forward passes the backward repeats. It changes only the estimated backward; the measured one needs "
         "no hint.",
         read_by_deepspeed=_factor_in_deepspeed,
     )
@@ -146,8 +146,8 @@ class ProfilerConfig:
     trace_dir: str | None = _setting(
         None,
         PATH_OR_NONE,
-        "A folder, as a path or URL, where the trace file of that step is kept, with ``all_ranks`` that of each rank. "
-        "None keeps none.",
+        "A folder, as a path or URL, for the trace file of that step; with ``all_ranks``, for the files of all ranks. "
+        "None keeps no file.",
         of_the_trace=True,
     )
     record_shapes: bool = _setting(
@@ -163,7 +163,7 @@ class ProfilerConfig:
         of_the_trace=True,
     )
     monitor: bool = _setting(
-        True, BOOLEAN, "Log throughput and MFU for as long as training runs, and sum them up at the end."
+        True, BOOLEAN, "Log throughput and MFU as long as training runs, and a summary at the end."
     )
     batch_size: int | Callable[[Any], int] | None = _setting(
         None,
@@ -174,13 +174,13 @@ class ProfilerConfig:
     tokens_per_sample: int | Callable[[Any], int] | None = _setting(
         None,
         COUNT_FUNCTION_OR_NONE,
-        "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None: there are "
-        "no tokens/s.",
+        "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None means "
+        "that tokens/s are not reported.",
     )
     causal_attention: Literal["full", "half"] = _setting(
         "full",
         FULL_OR_HALF,
-        'How much of the score matrix counts where attention is flagged causal: ``"full"`` all of it, ``"half"`` half.',
+        'How attention with the causal flag counts: ``"full"`` is the whole score matrix, ``"half"`` is half of it.',
     )
     peak_flops_per_sec: float | Mapping[str, float] | None = _setting(
         None,
@@ -191,17 +191,17 @@ class ProfilerConfig:
     advice_thresholds: Mapping[str, float] | None = _setting(
         None,
         THRESHOLDS_OR_NONE,
-        "From where on something is worth a word of advice: a mapping from names of ``AdviceThresholds`` in "
-        '``lightning_flops.config``, such as ``{"data_wait": 0.1}``. None: its defaults.',
+        "The limits from which on advice is given: a mapping from names of ``AdviceThresholds`` in "
+        '``lightning_flops.config`` to numbers, such as ``{"data_wait": 0.1}``. None means the defaults there.',
     )
     every: int | None = _setting(
         None,
         INTERVAL_OR_NONE,
-        "Profile again each time so many steps have gone by since the last step that ``profile_step`` names. None: "
-        "only at those.",
+        "After the last step of ``profile_step``, profile again each time this many steps have passed. None does not "
+        "profile again.",
     )
     timer_only: bool = _setting(
-        False, BOOLEAN, "Only the monitor runs: no step is counted, timed in its parts, or traced."
+        False, BOOLEAN, "Run the monitor only: no step is counted, timed in its parts, or traced."
     )
     trace_schedule: TraceSchedule = _setting(
         TraceSchedule(),
@@ -213,24 +213,24 @@ class ProfilerConfig:
     ranks_timeout_sec: float = _setting(
         30.0,
         NUMBER_FROM_ZERO,
-        "How many seconds rank 0's report waits for the measurements of the other ranks. Training goes on meanwhile.",
+        "How many seconds the report of rank 0 waits for the measurements of other ranks. Training goes on meanwhile.",
     )
     all_ranks: bool = _setting(
         False,
         BOOLEAN,
-        "Every rank writes files of its own profile, too: profile.rank3.json beside rank 0's profile.json.",
+        "Let every rank write files of its own profile, such as profile.rank3.json beside the profile.json of rank 0.",
     )
     tensorboard_dir: str | None = _setting(
         None,
         PATH_OR_NONE,
-        "A folder for TensorBoard's files, for a DeepSpeed engine whose own monitors are off. Under Lightning the "
-        "loggers have their own.",
+        "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
+        "folders of their own.",
         in_a_block_only=True,
     )
-    tag_prefix: str = _setting(BLOCK, TAG_PREFIX, "What the tags of scalars and texts begin with.")
+    tag_prefix: str = _setting(BLOCK, TAG_PREFIX, "The prefix of the tags of scalars and texts.")
 
     def __post_init__(self) -> None:
-        """Check every setting against its rule, and keep it in the rule's form."""
+        """Check every setting against its rule, and keep it in the form that the rule gives it."""
         for name, setting in SETTINGS.items():
             value = getattr(self, name)
             if not setting.rule.holds(value):
@@ -252,10 +252,13 @@ class ProfilerConfig:
         return AdviceThresholds(**(self.advice_thresholds or {}))
 
     def next_profile_step(self, *, steps_done: int) -> int | None:
-        """The next step to profile, by the number of steps of the fit before it, when so many are done.
+        """The next step to profile, given as the number of steps of the run before it.
+
+        Args:
+            steps_done: how many steps of the run are done.
 
         Returns:
-            None if no window opens any more.
+            None if no further step will be profiled.
         """
         if self.timer_only:
             return None
@@ -266,19 +269,19 @@ class ProfilerConfig:
         return steps[-1] + -(-(steps_done - steps[-1]) // self.every) * self.every  # rounded up
 
     def listed_between(self, first: int, last: int) -> tuple[int, ...]:
-        """The listed steps to profile that lie between two steps, neither included."""
+        """The steps listed in ``profile_step`` that lie between *first* and *last*, both excluded."""
         steps = () if isinstance(self.profile_step, int) else self.profile_step
         return tuple(step for step in steps if first < step < last)
 
     @classmethod
     def from_block(cls, block: object) -> ProfilerConfig:
-        """Settings from a ``"flops_profiler"`` block as DeepSpeed reads it: not enabled unless it says so.
+        """Settings from a ``"flops_profiler"`` block. As in DeepSpeed, it is not enabled unless it says so.
 
         Args:
-            block: the block's JSON object as a mapping. Besides DeepSpeed's keys it may hold ours.
+            block: the block's JSON object as a mapping. It may hold DeepSpeed's keys and ours.
 
         Raises:
-            ConfigError: not an object, an unknown key, or a setting that breaks its rule.
+            ConfigError: the block is not an object, has an unknown key, or a setting breaks its rule.
         """
         if not isinstance(block, Mapping):
             raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
@@ -293,10 +296,10 @@ class ProfilerConfig:
             config: the config as a mapping, or the path or URL (anything fsspec opens) of its JSON file.
 
         Returns:
-            The block's settings; not enabled where the config has no such block.
+            The settings of the block. They are not enabled if the config has no such block.
 
         Raises:
-            ConfigError: the file cannot be read or is no JSON object, or the block is wrong as in ``from_block``.
+            ConfigError: the file cannot be read or is not a JSON object, or the block is wrong (see ``from_block``).
         """
         if not isinstance(config, Mapping):
             config = read_config(config)
@@ -304,16 +307,16 @@ class ProfilerConfig:
 
     @classmethod
     def taken_over(cls, block: object, *, given: Mapping[str, Any] | None = None, enabled: bool = False) -> TakenBlock:
-        """What a ``"flops_profiler"`` block asks for that was written for DeepSpeed, and which DeepSpeed judges.
+        """Settings from a ``"flops_profiler"`` block that was written for DeepSpeed. Nothing is raised.
 
-        What DeepSpeed takes ends no training here: an unknown key is passed over, a value that breaks its rule means
-        that nothing is profiled, and both are words for a warning. Values that DeepSpeed takes for a number or a truth
-        are taken for it here. Nothing is raised.
+        A block that DeepSpeed accepts must not end the training here. An unknown key is ignored. A value that breaks
+        its rule means that nothing is profiled. The caller warns of both. A value that DeepSpeed reads as a number or
+        as true or false is read so here.
 
         Args:
-            block: whatever the config has under the name.
-            given: settings from elsewhere, checked already, which win over the block's.
-            enabled: what a block means that does not say whether it is enabled.
+            block: the value that the config has under this name.
+            given: settings from elsewhere, which have been checked. They win over the block's.
+            enabled: whether a block without the key ``enabled`` is enabled.
         """
         builtin_on = False
         unknown: list[str] = []
@@ -331,21 +334,21 @@ class ProfilerConfig:
                 else:
                     settings[name] = _read_as_deepspeed(name, value)
             taken = cls(**{**settings, **given})
-        except Exception as error:  # a repr, a comparison or a conversion of somebody's object may raise anything
+        except Exception as error:  # comparing, converting or showing a user's object may raise anything
             wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             taken = cls(**{**given, "enabled": False})
         return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), builtin_on)
 
 
 class TakenBlock(NamedTuple):
-    """What a block that was written for DeepSpeed asks of this profiler."""
+    """The outcome of reading a block that was written for DeepSpeed."""
 
     settings: ProfilerConfig
-    """Not enabled where a value is wrong."""
+    """They are not enabled if a value is wrong."""
     unknown: tuple[str, ...]
-    """Of each key that was passed over: that there is no such setting, and which is the nearest."""
+    """One message for each ignored key. It names the nearest setting."""
     wrong: str | None
-    """Why nothing is profiled by this block: the setting, its rule and the value; None if nothing is wrong."""
+    """Why this block profiles nothing: the setting, its rule and the value. None if nothing is wrong."""
     builtin_on: bool
     """Whether the block turns on DeepSpeed's own profiler."""
 
@@ -355,16 +358,16 @@ SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in 
 
 
 def _read_as_deepspeed(name: str, value: Any) -> Any:
-    """*value* as DeepSpeed takes it; as it is where DeepSpeed refuses it or does not know the setting."""
+    """*value* as DeepSpeed reads it; unchanged if DeepSpeed fails with it or does not know the setting."""
     read = SETTINGS[name].read_by_deepspeed
     try:
         return value if read is None else read(value)
-    except Exception:  # whatever an operator of the value raises: the rule says what is wrong with it
+    except Exception:  # an operator of the value may raise anything; the rule will say what is wrong
         return value
 
 
 def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a callback's *arguments* give: None gives nothing, and a ``Path`` is given as text."""
+    """The settings among a callback's *arguments*: those that are not None. A ``Path`` becomes text."""
     return {
         name: str(value) if SETTINGS[name].rule is PATH_OR_NONE and isinstance(value, Path) else value
         for name, value in arguments.items()
@@ -373,9 +376,9 @@ def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_settings_described(docstring: str | None, names: Iterable[str]) -> str | None:
-    """*docstring* with a section that says of each setting in *names* what it does, before it says what is raised.
+    """*docstring* with a section ``Args``, before ``Raises``, that describes the settings in *names*.
 
-    None, which every docstring is under ``python -OO``, stays None.
+    None stays None: under ``python -OO`` there are no docstrings.
     """
     if docstring is None:
         return None
@@ -383,14 +386,14 @@ def with_settings_described(docstring: str | None, names: Iterable[str]) -> str 
     section = ["Args:"]
     for name in names:
         default = defaults[name]
-        # The help itself says what None means, and what a schedule is.
+        # What None means, and what the default schedule is, stands in the help.
         told = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
         section += _ARGUMENT.wrap(f"{name}: {SETTINGS[name].help}{told}")
     before, raises, after = inspect.cleandoc(docstring).partition("Raises:\n")
     return "\n".join([before.rstrip(), "", *section, "", raises + after]).rstrip()
 
 
-# A line that ends within a word would put a space into it on the command line.
+# jsonargparse joins the lines with spaces, so no line may end inside a word.
 _ARGUMENT = textwrap.TextWrapper(
     110, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
 )

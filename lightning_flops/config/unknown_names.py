@@ -1,4 +1,4 @@
-"""Names of settings that there are not, with the nearest that there is."""
+"""Names that are not settings, and the setting that each is most like."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.text.json_text import shown
 
 _LONGEST = 300
-"""Characters of a warning about a block: a value may be as long as a file."""
+"""Characters of a warning about a block. A value in it may be as long as a file."""
 
 
 def clipped(text: str) -> str:
@@ -20,16 +20,16 @@ def clipped(text: str) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The one of *known* that looks most like *name*, the first of several."""
+    """The one of *known* that is most like *name*; the first one if several are."""
     text = clipped(name if isinstance(name, str) else shown(name))
     return max(known, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio())
 
 
 def refuse_unknown(names: Iterable[object], *, known: Iterable[str], owner: str = "") -> None:
-    """Do nothing if all *names* are *known* settings.
+    """Raise an error if one of *names* is not in *known*.
 
     Raises:
-        ConfigError: one is not; the message has the nearest, and *owner* where that knows only some of the settings.
+        ConfigError: one is not. The message names the nearest setting, and *owner*, which knows only some settings.
     """
     known = list(known)
     for name in names:

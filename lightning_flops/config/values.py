@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BLOCK = "flops_profiler"
-"""Name of the block in a DeepSpeed config, and of the settings in every message."""
+"""Name of the block in a DeepSpeed config; every message about a setting begins with it."""
 
 DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
-"""Names by which ``peak_flops_per_sec`` may be given for each dtype."""
+"""The names that ``peak_flops_per_sec`` may have as keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceThresholds:
-    """From where on something is worth a word of advice; ``advice_thresholds`` may set each.
+    """The limits from which on advice is given; the setting ``advice_thresholds`` changes them.
 
-    Shares are of the step, 1 being all of it. The values are those of the sources that ``analysis.advice`` names, or
-    this project's own.
+    A share is a share of the step; 1 is the whole step. The values come from the sources that ``analysis.advice``
+    names, or are this project's own.
     """
 
     data_wait: float = 0.05
@@ -26,7 +26,7 @@ class AdviceThresholds:
     overlap: float = 0.50
     """Less than this share of the communication hidden."""
     gpu_utilization: float = 0.50
-    """Kernels running less than this share."""
+    """Kernels run for less than this share."""
     blocks_per_sm: float = 1.0
     """Kernels with fewer blocks per SM ..."""
     blocks_per_sm_share: float = 0.10
@@ -48,7 +48,7 @@ class AdviceThresholds:
     optimizer: float = 0.15
     """Optimizer that updates tensor by tensor above this share."""
     idle: float = 0.20
-    """Idle device above this share, most of it for want of launches."""
+    """Idle device above this share, mostly because nothing was launched."""
     short_kernels: float = 0.50
     """Kernels under 10 us above this share of all kernels ..."""
     short_kernels_idle: float = 0.10
@@ -67,13 +67,13 @@ class AdviceThresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSchedule:
-    """Which steps after the timed ones are traced, in the terms of ``torch.profiler.schedule``."""
+    """Which steps after the timed ones are traced; the names are those of ``torch.profiler.schedule``."""
 
     wait: int = 0
-    """Steps left alone before each cycle."""
+    """Steps before each cycle that run without the profiler."""
     warmup: int = 1
-    """Steps that run under the profiler and are thrown away."""
+    """Steps that run under the profiler and are not kept."""
     active: int = 1
     """Steps that are kept."""
     repeat: int = 1
-    """Cycles of the three."""
+    """How many cycles of the three."""

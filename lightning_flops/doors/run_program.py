@@ -41,8 +41,9 @@ class ProgramNotFoundError(LightningFlopsError):
 def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> None:
     """Run *target* as ``python target ARGUMENTS`` would.
 
-    Its exceptions come out of here, ``SystemExit`` among them, for Python to end with; what Python then prints does not
-    show our frames. Call it last: ``__main__``, ``sys.argv`` and ``sys.path`` stay the program's.
+    The program's exceptions leave this function, ``SystemExit`` too, so that Python ends as it would have ended. The
+    traceback that Python prints does not show our frames. Call it last: afterwards ``__main__``, ``sys.argv`` and
+    ``sys.path`` are still the program's.
 
     Args:
         target: path of a script, or of a directory or zip file with a ``__main__.py``; or a module's name.
@@ -50,7 +51,7 @@ def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> No
         as_module: *target* is the name of a module or package, as after ``python -m``.
 
     Raises:
-        ProgramNotFoundError: there is nothing to run under that name.
+        ProgramNotFoundError: there is no such program.
     """
     sys.argv = [target, *arguments]
     try:
@@ -68,7 +69,7 @@ def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> No
 
 
 def _file_to_run(path: str) -> tuple[ModuleType, CodeType]:
-    """The program in the file, directory or zip file at *path*."""
+    """The main module and the code of the file, directory or zip file at *path*."""
     if pkgutil.get_importer(path) is not None:
         spec = importlib.machinery.PathFinder.find_spec(_MAIN, [os.path.abspath(path)])
         if spec is None:
@@ -89,7 +90,7 @@ def _file_to_run(path: str) -> tuple[ModuleType, CodeType]:
 
 
 def _module_to_run(name: str) -> tuple[ModuleType, CodeType]:
-    """The program that the module or package *name* is."""
+    """The main module and the code of the module or package *name*."""
     _set_first_path(os.getcwd())
     spec = _find_spec(name)
     if spec.submodule_search_locations is not None:
@@ -107,7 +108,7 @@ def _find_spec(name: str) -> ModuleSpec:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package above it misses something of its own
+            raise  # a package above it could not import something itself
         raise ProgramNotFoundError(f"No module named {name} ({error})") from error
     if spec is None:
         raise ProgramNotFoundError(f"No module named {name}")
@@ -123,7 +124,7 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 
 def _main_module(spec: ModuleSpec | None) -> ModuleType:
-    """A fresh ``__main__`` with the attributes that Python gives one: of *spec*, or of a script, which has none."""
+    """A new ``__main__`` with the attributes that Python gives it; *spec* is None for a script."""
     main = types.ModuleType(_MAIN)
     ours = vars(sys.modules[_MAIN])
     vars(main).update({name: ours[name] for name in ("__builtins__", "__annotations__") if name in ours})
@@ -134,7 +135,7 @@ def _main_module(spec: ModuleSpec | None) -> ModuleType:
 
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
-    """Put *folder* where Python puts the program's own, in place of the one it put there for us."""
+    """Put *folder* first in ``sys.path``, in place of the folder that Python put there for us."""
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path: Python 3.11
         sys.path[0] = folder
     elif always:
@@ -145,7 +146,7 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Let what prints the exception that is about to leave this process see the program's frames alone."""
+    """Have the exception that is about to end this process printed with the program's own frames only."""
     program_hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -158,13 +159,13 @@ def _hide_our_frames() -> None:
 
 
 def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """*traceback* without what lies above the program, and without the frames of ``when_imported`` below it."""
+    """*traceback* without our frames: those above the program, and those of ``when_imported`` below it."""
     frames: list[TracebackType] = []
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
         if name in _OUR_FILES:
-            # Above the program everything is ours. Below it only the call that waits for an import is, and the import
-            # machinery's calls that led there, which Python trims where nothing stands between them.
+            # Above the program every frame is ours. Below it only the frame that waits for an import is ours. The
+            # frames of the import machinery that led there go, too: Python itself hides them in a plain import.
             above = traceback.tb_frame.f_code is run.__code__
             while frames and (above or frames[-1].tb_frame.f_code.co_filename.startswith("<frozen importlib")):
                 frames.pop()

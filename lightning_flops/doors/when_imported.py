@@ -1,4 +1,4 @@
-"""Says when the program has imported a module, without importing it."""
+"""Tells when the program has imported a module, without importing it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ logger = package_logger(__name__)
 def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
     """Call *tell* with the module *name*: now if the program has imported it, else as soon as it has.
 
-    What *tell* raises is logged, and the import goes on. A module that is only asked for, or whose import fails, is
-    waited for further on.
+    If *tell* raises, this is logged and the import goes on. Looking for the module (``find_spec``) is not importing it,
+    and after an import that failed the next one is waited for.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -30,14 +30,14 @@ def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
 def _tell(tell: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         tell(module)
-    except Exception:  # the program imports a package: whatever is wrong with us, it must get it
+    except Exception:  # the program must get its module whatever is wrong with us
         logger.warning(
             "the FLOPs profiler could not be installed for %s; the program goes on", module.__name__, exc_info=True
         )
 
 
 class _ImportWatch(MetaPathFinder):
-    """A finder that finds one module as the others do, until that module has been imported."""
+    """A finder that finds one module by the other finders, until that module has been imported."""
 
     def __init__(self, name: str, tell: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -46,10 +46,10 @@ class _ImportWatch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders say of our module; its loader then tells."""
+        """What the other finders find, with a loader that tells; None for every other module."""
         if fullname != self._name:
             return None
-        # Asking does not mean importing: transformers, for one, asks whether there is a deepspeed.
+        # Finding is not importing yet: transformers, for example, only asks whether there is a deepspeed.
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
@@ -66,14 +66,14 @@ class _ImportWatch(MetaPathFinder):
 
 
 class _TellingLoader(Loader):
-    """Loads a module by its own loader, puts that back in its place, and tells when the module is there."""
+    """Puts a module's own loader back, loads the module by it, and then tells."""
 
     def __init__(self, loader: Loader, tell: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._tell = tell
 
     def __getattr__(self, name: str) -> Any:
-        """What else somebody asks a loader."""
+        """Everything else that a loader has."""
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
