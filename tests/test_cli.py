@@ -128,8 +128,8 @@ def test_traces_that_do_not_say_their_ranks_go_by_their_files_and_are_not_held_a
     assert main(["trace", *files]) == 0
     out = capsys.readouterr().out
     assert (
-        "The traces do not say which ranks they are of, and show no collectives by which ranks wait for each other: "
-        "they are not held against each other."
+        "The traces do not say their ranks, and they show no collectives by which ranks wait for each other: "
+        "they are not compared."
     ) in " ".join(out.split())
     assert re.findall(r"^(computes longest|straggler): +(.*)$", out, re.MULTILINE) == [
         ("computes longest", "n/a"),

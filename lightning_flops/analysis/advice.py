@@ -20,8 +20,8 @@ def advise(
     Args:
         evidence: what was measured.
         thresholds: what it is held against.
-        known: what earlier evidence, of one rank, led to; it stands where *evidence* says nothing of its rule.
-        rank: whose step all this is of.
+        known: advice from earlier evidence, of one rank. It stays where *evidence* says nothing about its rule.
+        rank: the rank whose step this is about.
     """
     found = {advice.rule: advice for advice in seen_alone(evidence, thresholds)}
     is_another = rank is None or evidence.straggler is None or evidence.straggler.rank != rank
@@ -44,5 +44,5 @@ def advise(
 
 
 def in_order(found: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The most at stake first, and last that of which nobody can say."""
+    """The most at stake first; advice whose stake is not known comes last."""
     return tuple(sorted(found, key=lambda advice: (advice.stake is None, -(advice.stake or 0.0))))

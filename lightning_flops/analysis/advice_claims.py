@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from lightning_flops.schema.advice import Advice
 
 _STEP = frozenset(("data wait", "transfer", "waiting", "copies", "kernels", "idle"))
-"""The parts of a step: none of its moments is in two of them. Transfer and waiting are what is exposed of each."""
+"""The parts of a step; no moment is in two of them. Of transfer and waiting, only what no computation hides."""
 
 STRAGGLER = "straggler"
 
 _PARTS: Mapping[str, frozenset[str]] = {
-    # In this order: what is to be done for one reason is told with it.
-    STRAGGLER: _STEP,  # whatever takes it longer; in the steps of the others it is waiting
+    # In this order: who comes first claims first.
+    STRAGGLER: _STEP,  # any part may take it longer; in the steps of the others this is waiting
     "data_wait": frozenset(("data wait",)),
     "waiting": frozenset(("waiting",)),
     "backend": frozenset(("transfer",)),
@@ -28,7 +28,7 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "short_kernels": frozenset(("idle",)),
     "gpu_utilization": frozenset(("idle",)),
 }
-"""Where in the step lies what each rule with something at stake claims."""
+"""The parts of the step that each rule with something at stake claims."""
 
 _PLACE = {rule: place for place, rule in enumerate(_PARTS)}
 _LEAST_STAKE = 1e-9
@@ -36,7 +36,7 @@ _LEAST_STAKE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A piece of advice and the parts of a step that what it has at stake lies in."""
+    """A piece of advice, and the parts of a step in which its stake lies."""
 
     advice: Advice
     parts: frozenset[str]
@@ -45,7 +45,7 @@ class Claim:
     whose: str = ""
     """Whose step the parts are of, by any name."""
     is_apart: bool = False
-    """From the others of whose this is said, and whose step is the same."""
+    """It was set apart before from the others of the same step that are marked so."""
 
 
 def claim(advice: Advice, *, whose: str = "", knows_waiting: bool) -> Claim:
@@ -53,8 +53,8 @@ def claim(advice: Advice, *, whose: str = "", knows_waiting: bool) -> Claim:
 
     Args:
         advice: one piece.
-        whose: see ``Claim``; of a straggler the straggler.
-        knows_waiting: exposed communication is transfer alone, what it waits for other ranks is told apart.
+        whose: see ``Claim``; for a straggler's advice, the straggler.
+        knows_waiting: waiting for other ranks is known apart, so exposed communication is transfer alone.
     """
     parts = _PARTS.get(advice.rule, frozenset())
     if "transfer" in parts and not knows_waiting:
@@ -64,10 +64,10 @@ def claim(advice: Advice, *, whose: str = "", knows_waiting: bool) -> Claim:
 
 
 def set_apart(claims: Iterable[Claim]) -> list[Advice]:
-    """Every piece of advice with what is at stake there alone, so that no moment of the step is claimed twice.
+    """Every piece of advice with only the stake that no other claims, so that no moment of the step counts twice.
 
-    Who comes first keeps what it claims. Of what comes later so much is left as lies outside for certain: what is in
-    the same parts may be the same moments. All together claim no more than the step.
+    The first to claim a part keeps it. A later one keeps what lies outside for certain: in the same parts, it may be
+    the same moments. All together claim no more than the step.
     """
     settled: list[Advice] = []
     before: list[tuple[Claim, float]] = []

@@ -24,14 +24,14 @@ LOW_MFU = "mfu"
 """The rule that points at the others."""
 
 RULES_ON_COMMUNICATION = ("exposed_communication", "overlap")
-"""Rules that say something else where the other ranks tell how much of a rank's communication was waiting for them."""
+"""Rules whose answer changes once the other ranks tell how much of the communication was waiting for them."""
 
 
 _Check = Callable[[Evidence, AdviceThresholds], Advice | None]
 
 
 def seen_alone(evidence: Evidence, thresholds: AdviceThresholds) -> tuple[Advice, ...]:
-    """What each rule says, with all that it sees at stake: pieces may claim the same moments, see ``set_apart``."""
+    """What each rule says by itself. Several may claim the same moments of the step: see ``set_apart``."""
     return tuple(advice for check in _RULES if (advice := check(evidence, thresholds)) is not None)
 
 
@@ -119,7 +119,7 @@ def _blocks_per_sm(evidence: Evidence, thresholds: AdviceThresholds) -> Advice |
         return None
     return Advice(
         rule="blocks_per_sm",
-        evidence=f"Kernels too small for the device hold {percent(share)} of the kernels' time.",
+        evidence=f"Kernels that are too small for the device take {percent(share)} of the kernel time.",
         threshold=(
             f"fewer than {plain(thresholds.blocks_per_sm)} blocks per SM, in more than "
             f"{percent(thresholds.blocks_per_sm_share)} of the time"
@@ -140,7 +140,7 @@ def _occupancy(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
         threshold=f"less than {percent(thresholds.occupancy)}",
         action=(
             "Use kernels with more warps in flight: larger tiles or batches, fused operators. Above "
-            f"{percent(_OCCUPANCY_ENOUGH)}, more gains nothing for certain."
+            f"{percent(_OCCUPANCY_ENOUGH)}, more occupancy may gain nothing."
         ),
         source=_TORCH_PROFILER,
         stake=None,
@@ -156,7 +156,7 @@ def _tensor_cores(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | 
         return None
     return Advice(
         rule="tensor_core_eligible",
-        evidence=f"No kernel runs on tensor cores, though {percent(eligible)} of the kernels' time could.",
+        evidence=f"No kernel runs on tensor cores, but {percent(eligible)} of the kernel time could.",
         threshold=f"none, where more than {percent(thresholds.tensor_core_eligible)} could",
         action="Train in bfloat16 or with automatic mixed precision."
         if "bfloat16" in dtypes
@@ -173,16 +173,18 @@ def _memory(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     if peak > thresholds.memory_high:
         return Advice(
             rule="memory_high",
-            evidence=f"Memory peaks at {percent(peak)} of the device's.",
+            evidence=f"Peak memory is {percent(peak)} of the device's memory.",
             threshold=f"more than {percent(thresholds.memory_high)}",
-            action="Checkpoint activations, or train with mixed precision, before a longer batch fails.",
+            action="Checkpoint activations, or train with mixed precision, before a larger batch runs out of memory.",
             source=_TORCH_PROFILER,
             stake=None,
         )
     if used is not None and peak < thresholds.memory_low and used < thresholds.memory_low_utilization:
         return Advice(
             rule="memory_low",
-            evidence=f"Memory peaks at {percent(peak)} of the device's, and kernels run {percent(used)} of the time.",
+            evidence=(
+                f"Peak memory is {percent(peak)} of the device's memory, and kernels run {percent(used)} of the time."
+            ),
             threshold=(
                 f"less than {percent(thresholds.memory_low)} with less than "
                 f"{percent(thresholds.memory_low_utilization)} utilization"
@@ -217,7 +219,7 @@ def _misaligned(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | No
     return Advice(
         rule="misaligned",
         evidence=(
-            f"{percent(share)} of the FLOPs are 16-bit products with a dimension that is no multiple of "
+            f"{percent(share)} of the FLOPs are 16-bit products with a dimension that is not a multiple of "
             f"{ALIGNMENT_16_BITS}: {shown}" + (f" and {more} more." if more > 0 else ".")
         ),
         threshold=f"more than {percent(thresholds.misaligned)}",
@@ -233,7 +235,7 @@ def _optimizer(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
         return None
     return Advice(
         rule="optimizer",
-        evidence=f"{' and '.join(single)} updates tensor by tensor and takes {percent(share)} of the step.",
+        evidence=f"{' and '.join(single)} updates one tensor at a time and takes {percent(share)} of the step.",
         threshold=f"single-tensor updates, and more than {percent(thresholds.optimizer)}",
         action=f"Construct it with {', or with '.join(ways)}.",
         source=f"{_PATTERN_MATCHER}; the share is of {_OWN}",
@@ -250,8 +252,8 @@ def _host_idle(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
     return Advice(
         rule="idle",
         evidence=(
-            f"The device is idle for {percent(idle)} of the step besides waiting for data: {percent(host)} until the "
-            f"host launches work, {percent(gaps)} between kernels."
+            f"The device is idle for {percent(idle)} of the step, not counting the wait for data: {percent(host)} "
+            f"until the host launches work, {percent(gaps)} between kernels."
         ),
         threshold=f"more than {percent(thresholds.idle)}, most of it the host's",
         action=f"{use}ake .item(), print and other synchronizations out of the step.",
@@ -267,7 +269,9 @@ def _short_kernels(evidence: Evidence, thresholds: AdviceThresholds) -> Advice |
     compiled = "torch.compile, " if evidence.device.compiles else ""
     return Advice(
         rule="short_kernels",
-        evidence=f"{percent(short)} of the kernels take under 10 us, and for {percent(idle)} of the step none runs.",
+        evidence=(
+            f"{percent(short)} of the kernels take under 10 us, and no kernel runs for {percent(idle)} of the step."
+        ),
         threshold=f"more than {percent(thresholds.short_kernels)}, and {percent(thresholds.short_kernels_idle)} idle",
         action=f"Fuse operators: {compiled}fused layers, a foreach or fused optimizer.",
         source=_OWN,
@@ -354,9 +358,9 @@ def low_mfu(evidence: Evidence, thresholds: AdviceThresholds, *, largest: Advice
     if mfu is None or mfu >= thresholds.mfu:
         return None
     if largest is None:
-        action = "No loss that was measured is above its threshold: look for the modules with the lowest FLOP/s."
+        action = "Nothing else that was measured is over its threshold: look for the modules with the lowest FLOP/s."
     else:
-        action = f"Begin with the first of the above, {largest.rule}."
+        action = f"Begin with the first one above, {largest.rule}."
     return Advice(
         rule=LOW_MFU,
         evidence=f"MFU is {percent(mfu)}.",

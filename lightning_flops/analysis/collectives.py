@@ -2,7 +2,7 @@
 
 The i-th call of a collective in a process group and step on one rank belongs to the i-th on the others; ranks' clocks
 are never compared. Of the calls that belong together the shortest is the transfer: the rank that came last waited for
-nobody. What the others took longer, they waited. Needs the standard library alone, so that the rank that reports can
+nobody. What the others took longer was waiting. Needs the standard library alone, so that the rank that reports can
 match what the others sent it without reading a trace.
 """
 
@@ -30,15 +30,15 @@ _COUNTS_NAMED = 4
 
 
 class RanksError(LightningFlopsError, ValueError):
-    """Traces that cannot be of one run; the message names them and what contradicts."""
+    """Traces that cannot be of one run; the message names them and the contradiction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRank:
-    """What the trace of one rank says that bears on the others."""
+    """What the trace of one rank says for a comparison with the others."""
 
     rank: int | None
-    """None where the trace does not say, as none of those beside it does."""
+    """None where no trace says its rank."""
     source: str
     """Where the trace came from."""
     steps: int
@@ -49,7 +49,7 @@ class TracedRank:
 def compare(traced: Sequence[TracedRank]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run.
 
-    Where a group's ranks made unequally many calls in a step, those are left unmatched, and the notes say so.
+    Where the ranks of a group made different numbers of calls in a step, these stay unmatched; the notes say so.
 
     Raises:
         RanksError: two are of the same rank, or there is none.
@@ -61,7 +61,8 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     middle = median(per_step)
     if len({one.steps for one in listed}) > 1:
         notes = (
-            f"The traces hold different numbers of steps ({_steps_in_words(listed)}): only what is per step compares.",
+            f"The traces hold different numbers of steps ({_steps_in_words(listed)}): only figures per step can be "
+            "compared.",
             *notes,
         )
     rows = tuple(
@@ -127,7 +128,7 @@ _Key = tuple[str, str, int | None]
 
 
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
-    """For each rank its collectives by name, and in sentences what could not be matched."""
+    """The collectives of each rank by name, and sentences on what could not be matched."""
     sums: list[defaultdict[str, _Sums]] = [defaultdict(_Sums) for _ in ranks]
     together: defaultdict[_Key, list[_TakingPart]] = defaultdict(list)
     unmatched, partial, groupless = _Counts(int), _Counts(int), _Counts(int)
@@ -147,11 +148,12 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
     if len(ranks) < 2:
         return tables, ()
     return tables, (
-        *_notes("Calls of {} without a counterpart in the other traces, whose waiting is not known: {}.", unmatched),
+        *_notes("Calls of {} without a counterpart in the other traces, so their waiting is not known: {}.", unmatched),
         *_notes(
-            "Calls of {} in groups whose traces are not all here, where waiting may count as transfer: {}.", partial
+            "Calls of {} in groups that have ranks without a trace here, so waiting may be counted as transfer: {}.",
+            partial,
         ),
-        *_notes("Calls of {} that do not say which ranks take part, whose waiting is not known: {}.", groupless),
+        *_notes("Calls of {} that do not say which ranks take part, so their waiting is not known: {}.", groupless),
     )
 
 
@@ -187,7 +189,7 @@ def _match_one(
     expected = first.group_size if first.channel is None else 2
     if len(taking_part) < (expected or 0):
         partial[first.name] += first.calls
-    # Of what was left out on one rank nobody knows the transfer.
+    # The transfer of calls that one rank left out is not known.
     known = min(len(one.calls.latency_ns) for one in taking_part)
     transfer_ns = _sum_of_least([one.calls.latency_ns for one in taking_part], known)
     for place, calls in taking_part:
@@ -199,12 +201,12 @@ def _match_one(
 
 
 def _sum_of_least(rows: Sequence[Integers], length: int) -> int:
-    """Of each of the first *length* columns of *rows* the least number, added up."""
+    """The least number of each of the first *length* columns of *rows*, summed."""
     if not length:
         return 0
     try:
         import numpy as np
-    except ImportError:  # the others had it, or they could not have read their traces; here it saves seconds at most
+    except ImportError:  # the ranks that read traces had it; here it saves seconds at most
         return sum(map(min, zip(*rows, strict=False)))
     least = np.array(rows[0][:length], dtype=np.int64)
     for row in rows:

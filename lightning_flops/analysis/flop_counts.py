@@ -16,7 +16,7 @@ _Value = TypeVar("_Value")
 class FlopCounts:
     """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two.
 
-    Reads the record anew at each question, so over a running counter the answers are those of the moment.
+    The record is read anew for each question: over a running counter, answers are of the moment.
 
     Args:
         record: the record, or a function that returns the record of the moment.
@@ -84,7 +84,7 @@ class FlopCounts:
     def causal_skipped(self) -> int:
         """FLOPs, among the four phases', that fused causal attention does not execute.
 
-        With ``causal_attention="half"`` it is below zero where more is executed than the half that is counted.
+        With ``causal_attention="half"`` it is negative where more is executed than the half that is counted.
         """
         return sum(cell.causal_skipped for cell in self.record.cells)
 
@@ -127,7 +127,7 @@ class FlopCounts:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether an operator that may have spent FLOPs could not be counted, so that every sum is at least that."""
+        """Whether an operator that may have spent FLOPs could not be counted, so that every sum is a lower bound."""
         return any(operator.heavy for operator in self.record.uncounted.values())
 
     @property

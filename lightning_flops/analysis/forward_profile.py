@@ -26,7 +26,7 @@ def build_forward_profile(
     Args:
         records: every module of the model.
         measurement: what was counted and timed.
-        ignored: names of modules that get nothing of their own: their work is that of the module around them. The
+        ignored: names of modules that get nothing of their own: their work counts for the module around them. The
             root cannot be ignored.
         engine: the run around the model, if an engine drives it.
     """
@@ -34,7 +34,7 @@ def build_forward_profile(
     notes = list(flops.notes)
     own_sec = measurement.own_sec
     if own_sec is None:
-        notes.append("Latencies are n/a: no clock of ours reads this device, or these devices together.")
+        notes.append("Latencies are n/a: this package has no clock for this device, or for these devices together.")
     elif measurement.counted_calls != measurement.timed_calls:
         own_sec = None
         notes.append(
@@ -43,7 +43,7 @@ def build_forward_profile(
         )
     elif measurement.timed_while_counted:
         notes.append(
-            "Latencies were taken while counting, which takes time itself: they are upper bounds, and FLOPS are lower "
+            "Latencies were taken while counting, and counting takes time: they are upper bounds, and FLOPS are lower "
             "bounds. get_model_profile() times a forward of its own; in a loop, start_profile(count=False) times the "
             "forwards up to stop_profile() and keeps the counts."
         )

@@ -1,4 +1,4 @@
-"""Rates of a whole job: what all ranks did over what their devices could have done, or over the time they took."""
+"""Rates of a whole job: what all ranks did / what their devices could have done, or / the time they took."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ranks_of_one_copy(context: RunContext) -> int:
 def of_different_data(summaries: Sequence[RankSummary], amount: _Figure) -> float | None:
     """Sum of *amount* over the ranks that see different data; None if one does not know it.
 
-    Every stage of a pipeline sees the same data: the one of which most ranks answered tells.
+    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used.
     """
     by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
     for one in summaries:
@@ -71,7 +71,7 @@ def device_groups(summaries: Iterable[RankSummary], model: Mapping[str, float]) 
 def build_job_rates(
     summaries: Sequence[RankSummary], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
-    """Every ratio of the job, and for those that are None why.
+    """Every ratio of the job, and the reason for each one that is None.
 
     Args:
         summaries: of the ranks that answered.
@@ -120,7 +120,7 @@ def _iter_sec(summary: RankSummary) -> float | None:
 
 
 def _utilization(summaries: Iterable[RankSummary], flops: Mapping[str, float]) -> float | None:
-    """*flops* of all ranks / what their devices could have done meanwhile."""
+    """*flops* of all ranks / what their devices could have done in that time."""
     possible = sum_if_all_known(
         None if (seconds := global_step_sec(one)) is None or (peak := _peak(one, flops)) is None else peak * seconds
         for one in summaries

@@ -192,7 +192,7 @@ def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:
 
 
 def _what_shows(module: ModuleProfile) -> object:
-    """What makes *module* look like another one to a reader; bytes and times differ between equal layers."""
+    """What a reader sees of *module*; bytes and times may differ between equal layers."""
     return (
         module.type_name,
         module.extra_repr,

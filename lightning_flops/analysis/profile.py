@@ -22,6 +22,7 @@ from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, PhaseFl
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
 from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
+from lightning_flops.units import plural
 
 
 def build_profile(
@@ -130,7 +131,7 @@ def _root(modules: Sequence[ModuleRecord]) -> ModuleRecord | None:
 
 
 def _device_peak_bytes(memory: MemoryRecord | None) -> int | None:
-    """Most that tensors took of the device; what the allocator holds in reserve it gives back when memory is short."""
+    """Peak memory of tensors on the device. What the allocator holds in reserve does not count: it can give it back."""
     return memory.run_peak_bytes if memory is not None and memory.kind == "allocated" else None
 
 
@@ -143,14 +144,14 @@ def _mean_amount(amounts: Sequence[int | None]) -> float | None:
 def _notes(window: WindowRecord, *, timed: int, rates: Rates) -> tuple[str, ...]:
     notes = [*window.notes, *window.flops.notes]
     if not window.counted_steps:
-        notes.append("No step was counted to its end: the FLOPs are those of whatever ran while the counter was on.")
+        notes.append("No step was counted to its end: the FLOPs are of everything that ran while the counter was on.")
     wrong = sum(step.seconds is not None for step in window.timed_steps) - timed
     if wrong:
-        notes.append(f"{wrong} timed steps were left out: their clock showed times that cannot be right.")
+        notes.append(f"Left out: {wrong} timed {plural('step', wrong)} with times that cannot be right.")
     for name, value in (("MFU", rates.mfu), ("HFU", rates.hfu)):
         if value is not None and value > 1:
             notes.append(
-                f"{name} is above 100%, which cannot be: the peak it is divided by is too low, or the clock did not "
+                f"{name} is above 100%, which is not possible: the peak is too low, or the clock did not "
                 "wait for the device."
             )
     return tuple(dict.fromkeys(notes))

@@ -1,4 +1,4 @@
-"""Communication in the traced step of every rank: what of it was hidden, what was transfer and what was waiting."""
+"""Communication in the traced step of every rank: what was hidden, what was transfer and what was waiting."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from lightning_flops.analysis.collectives import TracedRank, compare
-from lightning_flops.analysis.rank_spread import spread_over
 from lightning_flops.analysis.rates import sum_if_all_known
+from lightning_flops.analysis.spreads import spread_over
 from lightning_flops.schema.communication import RankCollectiveRow, RankRow
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RanksCollective, RanksCommunication, RankSpread
@@ -16,7 +16,7 @@ _US_PER_SEC = 1e6
 
 
 def compare_communication(records: Iterable[RankRecord]) -> RanksCommunication | None:
-    """Communication of the ranks that *records* are of; None if fewer than two have traces that show any."""
+    """Communication of the ranks of *records*; None if fewer than two have traces that show any."""
     traced = [
         TracedRank(
             rank=record.rank,

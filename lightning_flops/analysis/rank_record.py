@@ -1,4 +1,4 @@
-"""What one rank tells the rank that reports: its profile in few numbers, small enough for a key-value store.
+"""What one rank sends to the rank that reports: its profile in few numbers, small enough for a key-value store.
 
 ``make_rank_record`` draws a record from a profile, ``pack`` turns it into bytes and ``unpack`` back. Packed, it is
 
@@ -106,7 +106,7 @@ _BUDGETS = (
     (100, 250),
     (0, 0),
 )
-"""Most modules and most collective calls of a packed record; the first pair with which it fits is taken."""
+"""Most modules and most collective calls of a packed record. The first pair with which the record fits is used."""
 
 _OPEN_TEXTS = ("host",)
 """Fields whose texts most ranks do not have in common."""
@@ -115,7 +115,8 @@ _OPEN_TEXTS = ("host",)
 def pack(answer: RankRecord | RankAbsence) -> bytes:
     """*answer* as at most ``RECORD_LIMIT_BYTES`` bytes.
 
-    If need be, the modules that take least time and the last calls of each collective are left out, and that is said.
+    If it would be larger, the modules that take least time and the last calls of each collective are left out; the
+    record says so.
 
     Raises:
         RankRecordError: it is too large without any of them, or a number in it is not finite.
@@ -133,7 +134,7 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of.
 
-    No more of it is inflated than ``FORM_LIMIT_BYTES``, whatever it says.
+    At most ``FORM_LIMIT_BYTES`` of it are inflated, whatever it says.
 
     Raises:
         RankRecordError: *data* is damaged, of another version, larger than any record, or something else.
@@ -189,7 +190,7 @@ def _with_calls(record: RankRecord, most: int) -> RankRecord:
 
 def _packed(record: RankRecord) -> tuple[bytes, int]:
     """*record* as bytes, and how many its form has when it is inflated."""
-    # Once through JSON, so that an int that stands for a float has become one.
+    # Through JSON once, so that an int in the place of a float becomes a float.
     typed = dataclass_json.load_part(RankRecord, _json(record))
     template = Template(typed, open_texts=_OPEN_TEXTS)
     numbers = template.split(typed)

@@ -1,7 +1,7 @@
 """The whole job in one profile: what every rank measured, merged, and which ranks did not answer.
 
-``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums, spreads and rates are those of the ranks that
-answered, never stretched to those that did not; only what stands for one copy of the model is an average.
+``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums, spreads and rates are of the ranks that
+answered; nothing is guessed for the others. Only figures of one copy of the model are averages.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lightning_flops.analysis.job_rates import (
 )
 from lightning_flops.analysis.rank_communication import compare_communication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_spread import spread_over
 from lightning_flops.analysis.rates import ratio, sum_if_all_known
+from lightning_flops.analysis.spreads import spread_over
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
@@ -48,12 +48,12 @@ def with_ranks(
 
     Args:
         profile: of the rank that reports.
-        answers: of all ranks, in any order; a rank that is not among them is taken for one that sent nothing.
+        answers: of all ranks, in any order; a rank that is not among them counts as one that sent nothing.
         waited_sec: how long the caller waited for them.
-        thresholds: from where on something is worth a word of advice; None for the defaults.
+        thresholds: of the advice; None for the defaults.
 
     Returns:
-        *profile* as it is if not even its own rank is among *answers*.
+        *profile* unchanged if *answers* has no record, not even of its own rank.
     """
     records, absences = _sorted_out(profile, answers)
     if not records:
@@ -67,7 +67,7 @@ def with_ranks(
 
 
 def _evidence(ranks: RanksProfile) -> Evidence:
-    """What the ranks together tell; of communication that is the median rank's."""
+    """Evidence of all ranks together; for communication, the median rank's."""
     evidence = Evidence(
         straggler=ranks.stragglers[0] if ranks.stragglers else None,
         mfu=None if ranks.lower_bound else ranks.rates.mfu,

@@ -12,7 +12,7 @@ _Number = TypeVar("_Number", int, float)
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
     """Rate of *amount* over *seconds*.
 
-    None when either is not known, negative or not finite, or when *seconds* is zero: a rate nobody measured.
+    None when either is not known, negative or not finite, or when *seconds* is zero.
     """
     if amount is None or seconds is None or not _is_measured(amount) or not _is_measured(seconds) or seconds == 0:
         return None

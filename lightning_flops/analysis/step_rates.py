@@ -1,4 +1,4 @@
-"""Every ratio of a profile, and why those that are not known are not."""
+"""Every ratio of a profile, and the reason for each one that is not known."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build_rates(
     tokens: float | None,
     context: RunContext,
 ) -> tuple[Rates, dict[str, str]]:
-    """Every ratio, and for those that are None why.
+    """Every ratio, and the reason for each one that is None.
 
     Args:
         flops: FLOPs of all counted steps together.

@@ -117,7 +117,7 @@ def _latest_first(straggler: Straggler) -> tuple[float, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """What is looked at of one rank, drawn from its record once: a job may have thousands."""
+    """What is compared of one rank, taken from its record once: a job may have thousands of ranks."""
 
     rank: int
     record: RankRecord | None = None
@@ -227,7 +227,7 @@ def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
 def _worth_naming(
     timed: _Delay | None, traced: _Delay | None, limit_sec: float
 ) -> tuple[_Delay | None, Literal["timed steps", "traced step"]]:
-    """The delay that many steps show, unless one step shows so much more that this alone were worth naming."""
+    """The delay that the timed steps show, or the traced step's if it is longer by more than the limit."""
     seen = [
         one if one is not None and one.total_sec > max(limit_sec, one.chance_sec) else None for one in (timed, traced)
     ]
@@ -287,7 +287,7 @@ def _traced_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
         sums = [sum(values) for values in zip(*own.values(), strict=True)]
         whole = [mine - of_others for mine, of_others in zip(sums, _medians_of_others(sums), strict=True)]
         room = _rooms(traced)
-        # By what the traced step was longer than the others' fastest step came with this one step alone.
+        # What made the traced step longer than the others' fastest step may belong to this one step alone.
         longer = _medians_of_others([_longer_than_fastest(one) for one in traced])
         apart = _medians_of_others([0.0 if one.step is None else one.step.deviation_sec for one in traced])
         usual_sec = _usual_extreme(whole)
@@ -340,7 +340,7 @@ def _usual_sec(part: PartTiming, steps: int) -> float:
 
 
 def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, float | None]:
-    """Whoever has most of *total_sec*, and how much; None if that is less than half."""
+    """The name with most of *total_sec*, and how much; None if that is less than half."""
     name = max(delays, key=delays.__getitem__, default=None)
     if name is None or delays[name] < _MAIN_SHARE * total_sec:
         return None, None
@@ -390,10 +390,10 @@ def _names(mappings: Iterable[Mapping[str, object]]) -> dict[str, None]:
 
 
 def _usual_extreme(delays: Sequence[float]) -> float:
-    """How late the latest of so many ranks is by chance, if most of them are none but chance's: normally distributed.
+    """How late the latest of so many ranks is by chance, if the delays of most are normally distributed.
 
-    Outliers hardly move the median of the deviations. Of a few ranks it tells nothing, and there it is rare that in
-    every step somebody is late.
+    Outliers hardly move the median of the deviations. It says nothing about a few ranks; among few, it is rare that
+    in every step one of them is late.
     """
     if len(delays) < _MANY_RANKS:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a whole run's batches come to: the cost of reading and of the batch, and the rate, in Paddle's terms."""
+"""Throughput of a whole run, in the terms of Paddle's profiler: reader cost, batch cost, items per second."""
 
 from __future__ import annotations
 

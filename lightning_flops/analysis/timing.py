@@ -1,4 +1,4 @@
-"""What the timed steps come to: the mean of every part of a step, and how far the steps lie apart."""
+"""The timing of a step: the mean of each part over the timed steps, and their spread."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lightning_flops.schema.step import PartTiming, TimingProfile
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
 _LONGEST_SEC = 1e9
-"""Thirty years: whatever shows more is no time of a step."""
+"""Thirty years: no step takes longer."""
 
 assert tuple(field.name for field in fields(PhaseSeconds)) == _PHASES, "a step has one time for every phase"
 
 
 def is_timed(step: StepRecord) -> bool:
-    """Whether *step* has a time that a clock can have shown: no part negative or absurd, together more than zero."""
+    """Whether the times of *step* are possible: no part negative or absurd, their sum above zero."""
     if step.seconds is None:
         return False
     return all(_is_duration(getattr(step.seconds, phase)) for phase in _PHASES) and step.seconds.total > 0
@@ -74,7 +74,7 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         forward_backward_sec=seconds_of("forward", "backward"),
         iter_sec=seconds_of("forward", "backward", "optimizer"),
         global_step_sec=global_step_sec,
-        # A wait that was not seen apart was not seen by the host either.
+        # If the wait was not timed apart, the host did not see it either.
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
     )

@@ -1,4 +1,4 @@
-"""The advice that traces support by themselves: what each rank's trace shows, and who holds the others up."""
+"""Advice from traces alone: what each rank's trace shows, and whom the others wait for."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def advise_on_traces(
         )
         for advice in seen_alone(waited_for, limits):
             found[advice.rule] = claim(advice, whose=names[place], knows_waiting=True)
-        found.pop("waiting", None)  # which is for the straggler
+        found.pop("waiting", None)  # the others wait for the straggler
     return in_order(set_apart(found.values()))
 
 

@@ -1,4 +1,4 @@
-"""The traced step of a window: the tables of its trace, and what they come to for each module of the model."""
+"""The traced step of a window: the tables of its trace, and the times of each module in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'
 
 
 def can_read_traces() -> bool:
-    """Whether what the arithmetic on traces needs is installed."""
+    """Whether numpy, which reading a trace needs, is installed."""
     return importlib.util.find_spec("numpy") is not None
 
 
@@ -116,7 +116,7 @@ def module_times(
     Args:
         traced: the traced step.
         counts: what was counted, for the rates.
-        counted_steps: over so many steps.
+        counted_steps: how many steps *counts* are of.
         peak_of: dense peak in FLOP/s for a dtype's name, None where it is not known.
     """
     table = None if traced.tables is None else traced.tables.modules
@@ -147,7 +147,7 @@ def module_times(
 
 
 def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
-    """What one of several modules that are alike took on average; None if one of them has no times."""
+    """Mean times of several modules that are alike; None if one of them has no times."""
     known = [one for one in times if one is not None]
     if not known or len(known) < len(times):
         return None
@@ -161,7 +161,7 @@ def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
     def over_all(
         rate: Callable[[ModuleTimes], float | None], seconds: Callable[[ModuleTimes], float | None]
     ) -> float | None:
-        """A rate of all of them: rates are not averaged, what was done is added up and divided by all the time."""
+        """A rate of all of them: the sum of what was done / the sum of the time. Rates are not averaged."""
         done = total = 0.0
         for one in known:
             value, spent = rate(one), seconds(one)

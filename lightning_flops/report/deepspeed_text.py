@@ -1,7 +1,6 @@
 """The profile of a model's forwards in the layout of DeepSpeed's Flops Profiler: labels, order, widths and units.
 
-Where DeepSpeed's profiler prints nothing, lines of ours come after its own: the measured backward, what could not be
-counted, notes.
+What DeepSpeed's profiler does not print follows its own lines: the measured backward, what could not be counted, notes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _STEP = "  "
 _MODULES_NAMED = 3
 
 _NOTATIONS = (
-    # No label with a colon behind it: who searches the report for "data parallel size:" finds the line of its value.
+    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
     "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size),",
     "params (number of parameters), MACs (multiply-adds of matmul-like operators),",
     "flops (floating-point operations, two a MAC), FLOPS (floating-point operations per second),",

@@ -1,4 +1,4 @@
-"""The text report as Markdown, for viewers that would otherwise wrap and align it anew."""
+"""The text report as Markdown, for viewers that would wrap plain text."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from lightning_flops.units import duration, percent, plural, si
 
 _STEP = "  "
 _NOT_DESCRIBED = "(not described)"
-"""Stands for the class of a module that did work and was not among the model's."""
+"""Stands for the class of a module that did work but that the model does not list."""
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -256,6 +256,6 @@ def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, ind
 
 
 def _wrapped(text: str, *, indent: str) -> list[str]:
-    # Deep in a tree half the width is kept for the text, even if the line then leaves the page.
+    # Deep in a tree, half the width is kept for the text, even if the line gets too long.
     width = max(WIDTH, len(indent) + WIDTH // 2)
     return wrapped(text, width=width, first=indent, rest=indent)

@@ -46,7 +46,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
             "mfu": job.mfu,
             "hfu": job.hfu,
             "params": profile.params if profile.ranks is None else profile.ranks.params,
-            # There is this tag only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
+            # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
             "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,
         },
     )

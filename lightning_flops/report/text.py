@@ -121,7 +121,7 @@ def _summary_lines(profile: Profile) -> list[str]:
 
 
 class _OfModel(NamedTuple):
-    """What the report says of the whole model, or, where the others' figures are not at hand, of a pipeline's stage."""
+    """What the report says of the whole model, or of a pipeline's stage where the other stages are not known."""
 
     words: str
     mark: str
@@ -230,5 +230,5 @@ def _samples_per_sec(profile: Profile) -> str:
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Indexes with runs drawn together: 3, 4, 5, 9 is "3-5, 9"."""
+    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
     return ", ".join(map(run_text, runs_of(steps)))

@@ -70,7 +70,7 @@ def _trace(report: TraceReport, top_rows: int | None, children: bool, *, file: s
 def _steps(report: TraceReport) -> str:
     times = report.step_times
     if not times.marked:
-        return "no profiler steps: the whole trace stands as one step"
+        return "no profiler steps: the whole trace is taken as one step"
     return f"{len(times.steps)} step{'s' if len(times.steps) > 1 else ''}"
 
 
@@ -86,8 +86,8 @@ def _step_times(report: TraceReport) -> list[str]:
     shares = [_share(times.mean, attribute) for _, attribute in STEP_PARTS]
     rows.append(["ratio", percent(1.0) if times.mean.wall_us else NOT_AVAILABLE, *shares])
     explanation = (
-        "Every moment of a step under one name, the first from the left that ran in it; the parts add up to the wall "
-        "time. A step lasts to the end of the last kernel that was launched in it."
+        "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
+        "wall time. A step lasts to the end of the last kernel that was launched in it."
     )
     return [*_section("Step time", explanation), *layout.table(head, rows, least_width=8)]
 
@@ -106,7 +106,7 @@ def _share(step: StepTime, attribute: str) -> str:
 
 
 def _device(report: TraceReport) -> list[str]:
-    lines = _section("Devices", "Within the steps; from the elapsed time on, over the whole trace.")
+    lines = _section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.')
     metrics = report.device_metrics
     for device in metrics or ():
         name = f"device {device.device}"
@@ -130,7 +130,7 @@ def _device(report: TraceReport) -> list[str]:
 
 def _overview(report: TraceReport) -> list[str]:
     rows = [[row.kind, row.side, plain(row.calls), _us(row.time_us), percent(row.ratio)] for row in report.overview]
-    explanation = "Events of one kind merged, so that moments they share count once; kinds overlap one another."
+    explanation = "Events of one kind are merged: a moment that they share counts once. Kinds overlap."
     table = layout.table(["kind", "side", "calls", "time", "of steps"], rows, left=(0, 1))
     return [*_section("Overview", explanation), *table]
 
@@ -154,8 +154,8 @@ def _model_summary(report: TraceReport) -> list[str]:
     host.append(["others", "", _us(others.host_us), "", "", "", percent(others.host_ratio)])
     device.append(["others", "", _us(others.device_us), "", "", "", percent(others.device_ratio)])
     explanation = (
-        "Phases on the host's clock, and the device work launched in them. * has no scope of its own in the trace and "
-        "is told by its operators; n/a cannot be told, and is in others."
+        "Phases on the host's clock, and the device work launched in them. A phase with * has no scope in the trace "
+        "and is found by its operators. A phase that is n/a cannot be found; its time is in others."
     )
     lines = _section("Model summary", explanation)
     lines += layout.table(["host", "calls", *_STATISTICS], host)
@@ -171,8 +171,8 @@ def _modules(report: TraceReport, top_rows: int | None) -> list[str]:
     where = "on the device" if modules.clock == "device" else "on the host"
     lines = _section(
         "Modules",
-        f"Time {where}, all steps together; self: without the modules inside. The backward has what it repeats of the "
-        "forward; gradient accumulation, which is the whole model's, has a line of its own.",
+        f"Time {where}, all steps together; self: without the modules inside. The backward includes what it repeats of "
+        "the forward. Gradient accumulation is of the whole model and has its own line.",
     )
     for label, time_us in (
         ("forward", modules.forward_us),
@@ -204,7 +204,7 @@ def _communication(report: TraceReport) -> list[str]:
     share = report.overlap
     if share is None:
         return []
-    explanation = "Overlapping events merged; computation is every kernel that does not communicate."
+    explanation = "Overlapping events are merged. Computation is every kernel that does not communicate."
     lines = _section("Communication", explanation)
     for label, time_us in (
         ("computation without communication", share.computation_us - share.overlap_us),

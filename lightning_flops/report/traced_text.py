@@ -1,4 +1,4 @@
-"""The traced step as text: where one step's time went, in short; the command line prints its tables whole."""
+"""The traced step as text: a short version of where its time went; the command line prints its whole tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def traced_lines(profile: Profile) -> list[str]:
     lines = [title("Traced step")]
     if tables is None:
         about = (
-            f"No profiler could run. In step {traced.index} a clock was read at the borders between modules, so "
+            f"No profiler could run. In step {traced.index}, a clock was read at each module's borders, so "
             "latencies are of the fwd alone."
         )
     else:

@@ -20,5 +20,5 @@ class Advice:
     source: str
     """Where the rule comes from."""
     stake: float | None
-    """Share of the step that is at stake here and in no other piece; None where nobody can say, and where other pieces
-    have all of it."""
+    """Share of the step that is at stake here and in no other advice; None if it is not known, or if other advice has
+    all of it."""

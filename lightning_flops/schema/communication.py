@@ -11,7 +11,7 @@ from lightning_flops.schema.trace_steps import Durations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """The steps' wall time by computation and communication, overlapping events merged.
+    """Wall time of the steps, split by computation and communication; overlapping events are merged.
 
     ``computation_us - overlap_us``, ``overlap_us``, ``communication_us - overlap_us`` and ``other_us`` add up to it.
     """
@@ -23,9 +23,9 @@ class Overlap:
     communication_us: float
     """Collectives and what goes from one rank to another."""
     overlap_us: float
-    """In which both went on."""
+    """Both at once."""
     other_us: float
-    """In which neither did."""
+    """Neither."""
     overlap_ratio: float | None
     """Overlap ÷ communication; None without communication."""
 
@@ -57,7 +57,7 @@ class CollectiveCalls:
     name: str
     """Of the collective."""
     group: str | None
-    """The same text on every rank of the group and on no other group's; None where it is not known."""
+    """A text that all ranks of the group share and no other group has; None if it is not known."""
     group_size: int | None
     """Ranks that take part; None where the trace does not say."""
     channel: str | None = None
@@ -69,9 +69,9 @@ class CollectiveCalls:
     bytes: int | None
     """Of the larger side of each call, all calls together; None where the trace does not say."""
     total_ns: int
-    """Latency of all calls together: the rank adds up its own, so that nobody adds up those of thousands."""
+    """Latency of all calls together. Each rank adds up its own, so that no rank adds up those of thousands."""
     latency_ns: Integers
-    """From start to end of each call, typecode ``q``; of the first ones only, if they are fewer than *calls*."""
+    """From start to end of each call, typecode ``q``; if there are fewer than *calls*, of the first calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class RankCollectiveRow:
     transfer_us: float | None
     """For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched."""
     wait_us: float | None
-    """The rest of the matched calls: waiting for the other ranks to come."""
+    """The rest of the matched calls: waiting for the other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +109,9 @@ class RankRow:
     transfer_us: float | None
     """Of its matched calls, time in which data can have moved; None without matched calls."""
     wait_us: float | None
-    """Of its matched calls, waiting for other ranks to come; None without matched calls."""
+    """Of its matched calls, waiting for other ranks; None without matched calls."""
     compute_over_median: float | None
-    """Its computation per step ÷ the median of the ranks'; above 1, others wait for it."""
+    """Its computation per step ÷ the median of the ranks'. Whom the others wait for is for the advice to say."""
     collectives: tuple[RankCollectiveRow, ...]
     """Each collective that it called."""
 
@@ -123,9 +123,9 @@ class RankComparison:
     ranks: tuple[RankRow, ...]
     """By number."""
     computes_longest_source: str | None
-    """Where the trace came from of the rank that computes longest per step."""
+    """Source of the trace of the rank that computes longest per step."""
     computes_longest: int | None
-    """The rank that computes longest per step, overlap included; None for one rank, or if several tie. Whether it holds
-    the others up is for the advice to say. None, too, if its trace names no rank."""
+    """The rank that computes longest per step, overlap included. None for one rank, if several tie, or if its trace
+    names no rank. Whom the others wait for is for the advice to say."""
     notes: tuple[str, ...]
     """What could not be compared, in sentences."""

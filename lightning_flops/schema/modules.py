@@ -10,17 +10,17 @@ from lightning_flops.records import PhaseBytes, PhaseFlops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTimes:
-    """Seconds of one module in one step, those of the modules below it included unless named *own*."""
+    """Seconds of one module in one step, with the modules below it, unless the name says *own*."""
 
     clock: Literal["host", "device", "borders"]
-    """``device``: time in which work launched in the module ran on the device. ``host``: where there is none.
-    ``borders``: a clock stamped at module borders, on the stream of a device, or on the host without one."""
+    """``device``: time that work launched in the module ran on the device. ``host``: on the host, without a device.
+    ``borders``: a clock read at the module's borders, on the device's stream, or on the host without a device."""
     forward_sec: float
     """All of its forward calls together."""
     own_forward_sec: float
     """Without the modules below it."""
     backward_sec: float | None
-    """With what the backward repeats of the forward; without gradient accumulation. None without a trace."""
+    """With what the backward repeats of the forward, without gradient accumulation. None without a trace."""
     own_backward_sec: float | None
     """Without the modules below it; None without a trace."""
     forward_kernels: float | None
@@ -44,7 +44,7 @@ class ModuleProfile:
     name: str
     """Qualified name; the root is ``""``."""
     type_name: str
-    """Class of the module; ``""`` if it did work and was not among the model's modules."""
+    """Class of the module; ``""`` if it did work but the model does not list it."""
     extra_repr: str
     """What the module says of itself, such as ``in_features=8, out_features=4``."""
     depth: int
@@ -66,7 +66,7 @@ class ModuleProfile:
     alias_of: str | None = None
     """Name under which the same module object stands earlier in the tree."""
     times: ModuleTimes | None = None
-    """What it took in the traced step; None if none was traced, or it was not called there."""
+    """Its times in the traced step; None if no step was traced, or it was not called there."""
 
     @property
     def short_name(self) -> str:

@@ -58,7 +58,7 @@ class Profile:
     timed_steps: tuple[int, ...]
     """Index of each timed step."""
     variable: bool
-    """Signatures kept changing: counted and timed steps are different samples of the same run."""
+    """Whether signatures kept changing: counted and timed steps are then different samples of the same run."""
     params: int | None
     """Unique logical parameters of the whole model; None if no model was described."""
     trainable_params: int | None
@@ -72,7 +72,7 @@ class Profile:
     tokens: float | None
     """Tokens of this rank in one step, likewise."""
     flops: StepFlops
-    """Of one step; of several counted steps the mean, to the nearest whole FLOP."""
+    """Of one step; if several were counted, their mean, rounded to whole FLOPs."""
     flops_total: StepFlops
     """Of all counted steps together, exact."""
     flops_spread: FlopSpread | None
@@ -94,7 +94,7 @@ class Profile:
     unavailable: Mapping[str, str]
     """Why a rate (by its field's name) is None, in a few words."""
     lower_bound: bool
-    """Work that may be matmul-like could not be counted: FLOPs, and every rate of FLOPs, are at least what they say."""
+    """Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted."""
     modules: tuple[ModuleProfile, ...]
     """In tree order, the root first; sums over all counted steps."""
     outside: PhaseFlops
@@ -104,7 +104,7 @@ class Profile:
     uncounted: Mapping[str, UncountedOperator]
     """Operators that ran and are in no sum, over all counted steps."""
     memory: MemoryRecord | None
-    """Of this rank in the counted step; None if nobody looked."""
+    """Of this rank in the counted step; None if it was not looked at."""
     traced: TracedStep | None
     """One more step, which ran under torch.profiler; None if there is none."""
     ranks: RanksProfile | None

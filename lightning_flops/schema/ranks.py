@@ -11,7 +11,7 @@ from lightning_flops.schema.step import StepFlops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpread:
-    """One figure over ranks: the least, the median and the greatest; of ranks that tie, the lowest is named."""
+    """One figure over ranks: the least, the median and the greatest. If ranks tie, the lowest number is named."""
 
     ranks: int
     """Ranks that have the figure."""
@@ -86,9 +86,9 @@ class RankFigures:
     global_step_sec: float | None
     """Mean wall time of its steps; None if none was timed."""
     peak_memory_bytes: int | None
-    """Most that tensors took of its device, or its process of the host; None if nobody looked."""
+    """Peak memory of tensors on its device, or of its process on the host; None if it was not looked at."""
     traced: bool
-    """Its traced step tells its own work from waiting for other ranks."""
+    """Whether its traced step tells its own work from waiting for other ranks."""
     notes: int
     """How many notes its own report has."""
 
@@ -118,9 +118,9 @@ class Straggler:
     rank: int
     """Its number."""
     late_sec: float
-    """How much longer its own work takes than that of the median of the other ranks: what they wait for it."""
+    """How much longer its own work takes than the median of the other ranks': so long they wait for it."""
     share: float
-    """Of the other ranks' median step."""
+    """``late_sec`` ÷ the other ranks' median step."""
     shown_by: Literal["timed steps", "traced step"]
     """What the finding rests on: many steps, or one."""
     part: str | None
@@ -134,7 +134,7 @@ class Straggler:
     exposed_sec: float | None
     """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
     others_exposed_sec: float | None
-    """The median of the other ranks': the longer, the longer they wait."""
+    """The same on the other ranks, their median: the longer it is, the longer they wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,9 @@ class RanksCollective:
     bytes: int | None
     """None where a trace does not say."""
     transfer_sec: RankSpread | None
-    """In which data can have moved: for each matched call the shortest of the ranks. None without matched calls."""
+    """Time in which data can have moved: for each matched call the shortest of the ranks. None without such calls."""
     wait_sec: RankSpread | None
-    """The rest: waiting for other ranks to come."""
+    """The rest: waiting for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,17 +166,17 @@ class RanksCommunication:
     wall_sec: RankSpread
     """Of the traced step."""
     computation_sec: RankSpread
-    """In which something computed."""
+    """Time in which something computed."""
     communication_sec: RankSpread
-    """In which something communicated, hidden or not."""
+    """Time in which something communicated, hidden or not."""
     exposed_sec: RankSpread
-    """Of it what no computation hides."""
+    """Communication that no computation hides."""
     overlap_ratio: RankSpread | None
     """Hidden ÷ all communication; None if no rank communicated at all."""
     transfer_sec: RankSpread | None
     """Of all matched calls; they may overlap, with each other and with computation. None without matched calls."""
     wait_sec: RankSpread | None
-    """The rest of the matched calls: waiting for other ranks to come."""
+    """The rest of the matched calls: waiting for other ranks."""
     collectives: tuple[RanksCollective, ...]
     """Those that the ranks spent most time in first."""
     notes: tuple[str, ...]
@@ -185,12 +185,12 @@ class RanksCommunication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAbsence:
-    """A rank that the merged report knows nothing of."""
+    """A rank whose measurements are missing in the merged report."""
 
     rank: int
     """Its number."""
     reason: str
-    """Why, in words that end a sentence."""
+    """Why, as the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +208,10 @@ class RanksProfile:
     flops: StepFlops
     """Of all ranks, added up."""
     flops_of_model: StepFlops | None
-    """Of one copy of the model: the ranks that see the same data, averaged over those that see different data, each
-    figure to the nearest whole FLOP. None if no rank of some stage of the pipeline answered."""
+    """Of one copy of the model: summed over the ranks that see the same data, averaged over those that see different
+    data, rounded to whole FLOPs. None if no rank of some stage of the pipeline answered."""
     lower_bound: bool
-    """The FLOPs of a rank are lower bounds, and so are these."""
+    """Whether these FLOPs are lower bounds, because those of some rank are."""
     params: int | None
     """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
     trainable_params: int | None
@@ -229,7 +229,7 @@ class RanksProfile:
     local_params: RankSpread | None
     """Parameters that each rank holds in memory."""
     peak_memory_bytes: RankSpread | None
-    """Most that tensors took of each device, or each process of the host."""
+    """Peak memory of tensors on each device, or of each process on the host."""
     devices: tuple[DeviceGroup, ...]
     """Most ranks first."""
     peak_flops_per_sec: float | None

@@ -13,9 +13,9 @@ class StepFlops:
     """FLOPs of one global step on this rank; a multiply-add is two."""
 
     forward: int
-    """Products of the forward, with every forward that runs inside a step."""
+    """Every forward that runs inside a step."""
     backward: int
-    """What autograd ran, less what it repeated of the forward."""
+    """What autograd ran, without what it repeated of the forward."""
     recompute: int
     """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
     optimizer: int
@@ -34,7 +34,7 @@ class StepFlops:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopSpread:
-    """How far apart several counted steps lie, each phase for itself."""
+    """How much several counted steps differ, phase by phase."""
 
     minimum: PhaseFlops
     """The least of each phase."""
@@ -131,7 +131,7 @@ class TimingProfile:
     reader_sec: float | None
     """Host seconds a step inside the data loader, hidden behind device work or not."""
     excluded_sec: Mapping[str, float]
-    """Wall time between the timed steps' borders that is not theirs, added up over all of them, by cause."""
+    """Wall time between the timed steps that belongs to none of them, summed, by cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class StepTimes:
     """Every step's breakdown, and their mean."""
 
     marked: bool
-    """False when the trace has no profiler steps: the whole trace then stands as one step."""
+    """False when the trace has no profiler steps; the whole trace is then one step."""
     steps: tuple[StepTime, ...]
     """In the order of the trace."""
     mean: StepTime

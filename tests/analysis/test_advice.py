@@ -176,7 +176,7 @@ def test_low_mfu_points_at_the_largest_loss() -> None:
         rule="mfu",
         evidence="MFU is 10.00%.",
         threshold="less than 30.00%",
-        action="Begin with the first of the above, data_wait.",
+        action="Begin with the first one above, data_wait.",
         source="this project",
         stake=None,
     )
@@ -224,12 +224,11 @@ def test_advice_reads_evidence_then_stake_then_what_to_do() -> None:
         "Raise the DataLoader's num_workers (now",
         "   0), and set pin_memory and persistent_workers.",
         "   (Rule data_wait: more than 5.00%; PyTorch Profiler's recommendations.)",
-        "2. MFU is 10.00%. Begin with the first of the above, data_wait.",
+        "2. MFU is 10.00%. Begin with the first one above, data_wait.",
         "   (Rule mfu: less than 30.00%; this project.)",
     ]
     assert render_advice_markdown(advice).splitlines()[1] == (
-        "2. MFU is 10.00%. **Begin with the first of the above, data_wait.** "
-        "*(Rule mfu: less than 30.00%; this project.)*"
+        "2. MFU is 10.00%. **Begin with the first one above, data_wait.** *(Rule mfu: less than 30.00%; this project.)*"
     )
 
 

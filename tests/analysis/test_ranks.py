@@ -316,7 +316,7 @@ def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> No
     assert whole.advice[0].stake == pytest.approx(8 / 24, rel=1e-12)
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].evidence
     assert whole.advice[1].evidence == "MFU is 8.33%."  # 4 x 1.4 G over 4 x 700 GFLOP/s x 24 ms: the job's
-    assert whole.advice[1].action == "Begin with the first of the above, straggler."
+    assert whole.advice[1].action == "Begin with the first one above, straggler."
 
 
 def test_what_ranks_wait_for_a_straggler_is_at_stake_there_and_not_in_communication() -> None:

@@ -158,4 +158,4 @@ def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
     traced = TracedStep(index=0, like_counted=True, files=(), tables=tables, own_forward_sec=None)
     # Two micro-steps.
     assert memory_lines(record, traced)[-1].endswith("  2 KB (of the traced step)")
-    assert memory_lines(record, None)[-1].endswith("  n/a (set profile_memory, which tells)")
+    assert memory_lines(record, None)[-1].endswith("  n/a (set profile_memory to know it)")

@@ -1,4 +1,4 @@
-"""Statistics of groups of events: how many, how long together, on average, at most and at least."""
+"""Statistics of groups of events: how many, and their total, mean, longest and shortest time."""
 
 from __future__ import annotations
 

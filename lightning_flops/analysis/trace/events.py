@@ -76,7 +76,7 @@ class TraceBuilder:
             ) from error
 
     def _keep(self, text_bytes: int) -> None:
-        """So many bytes more stay in memory beside the columns."""
+        """Count so many more bytes that stay in memory beside the columns."""
         self.texts_bytes += text_bytes
         if self.texts_bytes > TEXTS_LIMIT_BYTES:
             raise TraceFormatError(
@@ -178,7 +178,7 @@ class TraceBuilder:
         )
 
     def _once(self, text: str) -> str:
-        """The one copy of *text*: thousands of calls name the same group, and that may be thousands of ranks long."""
+        """The one copy of *text*: thousands of calls name the same group, and the name may list thousands of ranks."""
         if text not in self.groups:
             self._keep(_bytes_of_text(text))
         return self.groups.setdefault(text, text)
@@ -269,14 +269,14 @@ def _cut(text: str, *, chars: int = 80) -> str:
 
 
 def _shown_event(event: Any) -> str:
-    """The beginning of *event*, which may be anything, and nested as deep as a decoder lets it be."""
+    """The beginning of *event*, which may be anything, however deeply nested."""
     shown = reprlib.Repr()
     shown.maxdict, shown.maxlevel, shown.maxstring = 12, 3, 60
     return _cut(shown.repr(event), chars=120)
 
 
 def _integer(value: Any) -> int:
-    """An argument that an event need not have, and that may read "N/A"; -1 for none, and for one beyond 64 bits."""
+    """An integer argument; -1 if the event does not have it, if it reads "N/A", or if it needs more than 64 bits."""
     if value is None:
         return -1
     if type(value) is not int:
@@ -289,7 +289,7 @@ def _integer(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    """As ``_integer``; NaN for none, and for what is not finite."""
+    """A float argument; NaN if the event does not have it, or if it is not finite."""
     if value is None:
         return np.nan
     try:

@@ -21,7 +21,7 @@ def place_in_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     own: Mapping[str, Any] = found if isinstance(found, dict) else _NOTHING
     backend, world_size = distributed.get("backend"), whole(distributed.get("world_size"))
     if world_size is not None and not 0 < world_size <= _MOST_RANKS:
-        world_size = None  # no job has as many: who takes part in it is listed
+        world_size = None  # no job has as many, and its ranks are listed
     return {
         "rank": whole(distributed.get("rank", own.get("rank"))),
         "world_size": world_size,

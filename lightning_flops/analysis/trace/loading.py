@@ -62,7 +62,7 @@ def load_trace(path: str | PathLike[str], *, decoder: Callable[[str], Any] | Non
     except Exception as error:
         if "://" not in source:
             raise
-        # What a remote file system raises is its own affair; that it was this file is ours.
+        # A remote file system may raise anything; we add which file it was.
         raise TraceFormatError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
     return columns.trace(metadata)
 
@@ -87,7 +87,7 @@ def _open(source: str, stack: ExitStack) -> IO[bytes]:
 
 
 class _Begun:
-    """A stream of which *head* has been read, from its beginning: a pipe cannot be wound back."""
+    """A stream from its beginning, of which *head* was already read: a pipe cannot be rewound."""
 
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
         self._unread = head

@@ -78,7 +78,7 @@ def self_host_ns(trace: Trace) -> Ints:
     own = trace.duration_ns.copy()
     called = links.operators[links.parent[links.operators] >= 0]
     callers = links.parent[called]
-    # A callee that seems to end after its caller, by rounding or across threads, takes only what the caller has.
+    # A callee may seem to end after its caller, by rounding or across threads: it takes only what the caller has.
     inside = np.minimum(trace.end_ns[called], trace.end_ns[callers]) - trace.start_ns[called]
     np.subtract.at(own, callers, inside)
     return np.maximum(own, 0)
@@ -94,7 +94,7 @@ def device_ns_of_operators(trace: Trace) -> Ints:
 
 
 def with_callees(trace: Trace, own: Ints) -> Ints:
-    """For each row of an operator, *own* plus that of all it called, directly or not."""
+    """For each row of an operator, its *own* and that of all it called, directly or not."""
     links = trace.links
     total = own.copy()
     depth = links.depth[links.operators]

@@ -1,4 +1,4 @@
-"""Events that the profiler left in memory as columns, into a trace: no event is looked at by itself."""
+"""The trace of events that the profiler left in memory as columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_flops.records import TraceColumns
 def trace_from_columns(
     columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None, source: str = "(profiler)"
 ) -> Trace:
-    """The trace of host events that are already in memory as columns: no event is looked at by itself.
+    """The trace of host events that are already in memory as columns. No event is handled by itself.
 
     Args:
         columns: the events.

@@ -62,12 +62,12 @@ def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | No
 
     Args:
         traces: each of another rank.
-        thresholds: from where on something is worth a word of advice; None for the defaults.
+        thresholds: of the advice; None for the defaults.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    rank_numbers(traces)  # before the work: whether they can be told apart
+    rank_numbers(traces)  # refuse traces of the same rank before the work
     ordered = sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank)
     reports = tuple(map(analyze_trace, ordered))
     comparison = compare_ranks(traces) if len(traces) > 1 else None
@@ -89,7 +89,7 @@ def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | No
 
 
 def _abilities(trace: Trace) -> DeviceAbilities:
-    """Of the device that the trace's kernels ran on; a trace describes all of its machine."""
+    """What the device that ran the kernels can do; a trace lists all devices of its machine."""
     if not trace.has_device:
         return UNKNOWN_DEVICE
     used = set(trace.device[trace.on_device].tolist())

@@ -61,7 +61,7 @@ def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
 
 
 def overview(trace: Trace) -> tuple[OverviewRow, ...]:
-    """Each kind of event inside the steps: how many, and the time that they cover together."""
+    """Each kind of event inside the steps: how many there are, and the time they cover together."""
     kind, links, phases = trace.kind, trace.links, find_phases(trace)
     annotation, operator = kind == Kind.ANNOTATION, kind == Kind.OPERATOR
     found: list[OverviewRow | None] = [

@@ -1,4 +1,4 @@
-"""One figure over the ranks of a job: how far they lie apart, and who lies where."""
+"""One figure over the ranks of a job: how much they differ, and which rank has the least and the greatest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_flops.schema.ranks import RankSpread
 
 
 def spread_over(values: Mapping[int, float]) -> RankSpread | None:
-    """How far *values*, by rank, lie apart; None without any."""
+    """Least, median and greatest of *values* by rank; None without any."""
     if not values:
         return None
     ranks = sorted(values)
