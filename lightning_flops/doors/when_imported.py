@@ -82,7 +82,8 @@ class _TellingLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """As the module's own loader does; then tells."""
-        assert module.__spec__ is not None
-        module.__loader__ = module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._tell(module)

@@ -160,7 +160,10 @@ def test_an_error_of_the_function_that_is_listened_to_is_its_callers() -> None:
         raise ValueError("the user's")
 
     call = listening(
-        fails, before=lambda: lambda: heard.append("ends"), after=lambda: heard.append("after"), failed=heard.append
+        fails,
+        before=lambda: lambda: heard.append("ends"),
+        after=lambda: heard.append("after"),
+        failed=lambda error: heard.append(str(error)),
     )
     with pytest.raises(ValueError, match="the user's"):
         call()

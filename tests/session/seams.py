@@ -21,7 +21,7 @@ SESSION = tuple(
 )
 """The modules of the session but its border, which is what must hold, and what needs other ranks."""
 
-NOT_SEAMS = ("Border", "RankReports", "guarded", "package_logger", "untapped", "_NoOutput", "RankOutput")
+NOT_SEAMS = ("Border", "UndoLedger", "RankReports", "guarded", "package_logger", "untapped", "_NoOutput", "RankOutput")
 """The border itself, what needs other ranks, and what is called after a failure."""
 
 AFTER_A_FAILURE = (

@@ -14,7 +14,7 @@ from lightning_flops.report.text import render_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
 from lightning_flops.sinks.console import StandardOutputSink
-from lightning_flops.sinks.memory import MemorySink
+from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
