@@ -67,11 +67,13 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # DeepSpeed's own tests are no part of this project: a folder that holds deepspeedai/DeepSpeed at the tag of the version
-# that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes.
+# that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes, and is ended after them
+# unless TIMEOUT=seconds says otherwise. With KEEP=folder it goes on where it was ended.
 test-deepspeed-suite: $(VENV)/.installed-dev
 	@test -n "$(DEEPSPEED_SOURCE)" || { echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder: a folder that holds the \
 	repository deepspeedai/DeepSpeed at the tag of the installed version" >&2; exit 2; }
-	$(RUN) -m benchmarks.deepspeed_suite "$(DEEPSPEED_SOURCE)"
+	$(RUN) -m benchmarks.deepspeed_suite "$(DEEPSPEED_SOURCE)" $(if $(KEEP),--keep "$(KEEP)") \
+		$(if $(TIMEOUT),--timeout $(TIMEOUT))
 
 # Another program that reads the same traces, in an environment of its own: nothing here depends on it.
 HTA_VENV := .venv-hta
@@ -93,13 +95,14 @@ docs-profile: $(VENV)/.installed-dev
 # Lightning's own tests, without and with the profiler in every Trainer, in an environment of their own. They are no part
 # of this project: LIGHTNING_SOURCE is a folder that holds Lightning-AI/pytorch-lightning at the installed version's tag.
 # Takes an hour or two; begun again it goes on where it ended, unless LIGHTNING_WORK is another folder, or gone.
+# PARTS="loops tuner" takes some of them.
 LIGHTNING_VENV := .venv-lightning
 LIGHTNING_WORK ?= $(LIGHTNING_VENV)/suite
 JOBS ?= 2
 
 test-lightning: lightning-source $(LIGHTNING_VENV)/.installed
 	$(LIGHTNING_VENV)/bin/python -m benchmarks.lightning_suite "$(LIGHTNING_SOURCE)" --work "$(LIGHTNING_WORK)" \
-		--jobs $(JOBS) --output benchmarks/results/lightning_suite.md
+		--jobs $(JOBS) $(if $(PARTS),--parts $(PARTS)) --output benchmarks/results/lightning_suite.md
 
 lightning-source:
 	@test -f "$(LIGHTNING_SOURCE)/tests/tests_pytorch/conftest.py" || { \
