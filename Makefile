@@ -143,10 +143,12 @@ bench-accuracy: $(BENCH_VENV)/.installed-bench
 bench-counting: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
 
-# About ten minutes on two cores. ONLY=llama takes some of them, and prints their table.
+# About ten minutes on two cores that do nothing else; LIMIT=600 gives each architecture as many seconds where they do.
+# ONLY=llama takes some of them, and prints their table. RECORDS=file keeps all figures.
 bench-zoo: export OMP_NUM_THREADS ?= 1
 bench-zoo: $(BENCH_VENV)/.installed-zoo
-	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)')
+	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(LIMIT),--seconds $(LIMIT)) \
+		$(if $(RECORDS),--records '$(RECORDS)')
 
 bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
