@@ -82,7 +82,8 @@ def test_figures_that_agree_are_wrong_if_they_are_called_lower_bounds() -> None:
 def test_what_may_cost_and_has_no_formula_is_in_the_figures_result() -> None:
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.mm(x, x) + torch.ops.zoo_test.unknown(x.detach())
+            unknown: torch.Tensor = torch.ops.zoo_test.unknown(x.detach())
+            return torch.mm(x, x) + unknown
 
     with torch.library._scoped_library("zoo_test", "DEF") as library:
         library.define("unknown(Tensor x) -> Tensor")
