@@ -157,7 +157,15 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
         "out = func(*args, **kwargs)",
         "return function.redispatch(keys, *args, **kwargs)",
     ),
-    "instrument/patches.py": ("return (self.inner or original)(*args, **kwargs)",),
+    "instrument/patches.py": (
+        "return (self.inner or original)(*args, **kwargs)",
+        "return tap.run(*args, **kwargs)",
+    ),
+    "session/taps.py": (
+        "return (result := original(*args, **kwargs))",
+        "return original(*args, **kwargs)",
+        "return call(*args, **kwargs)",
+    ),
 }
 """Lines on which a function of ours does nothing but call the user's, by file: what is raised there is the user's.
 
@@ -499,7 +507,7 @@ class Lines:
         if not seen["fired"]:
             return []  # that time of the line did not come: what ran before it differed
         found = []
-        if left := sorted(set(seen["left"])):
+        if left := sorted(set(seen["left"]) - set(self.plain["left"])):
             found.append(("something stayed behind", ", ".join(left)))
         if error == "KeyboardInterrupt":
             # The user's: it ends the training, as the first or, where Lightning makes an exit of it, as its cause.

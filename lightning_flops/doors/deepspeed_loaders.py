@@ -16,8 +16,10 @@ from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private import dispatch
 from lightning_flops.instrument.torch_private.loading import iterator_class
+from lightning_flops.session.border import guarded
 
 if TYPE_CHECKING:
+    from lightning_flops.session.border import Border
     from lightning_flops.session.session import Session
 
 
@@ -61,6 +63,11 @@ class LoaderTaps:
         self._iterator_is_used_up = False
         self._modes_outside = 0
         self._on_class = Patches()
+
+    @property
+    def border(self) -> Border:
+        """Where what fails on our side ends."""
+        return self._session.border
 
     def tap_run(self) -> None:
         """Tell the monitor of every wait. The class is everybody's, and must not keep the engine alive."""
@@ -142,11 +149,9 @@ class LoaderTaps:
         self._session.enter("epoch restart")
         return True
 
+    @guarded
     def _iterator_is_gone(self, iterator: object) -> None:
         """A DataLoader's iterator goes with the loop over it; called wherever Python notices, and in any thread."""
-        try:
-            in_handler = dispatch.depth() < self._modes_outside  # which torch would put back after us
-            if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
-                self._loop.looks_left("loader", "the DataLoader's iterator was dropped")
-        except BaseException as error:
-            self._session.border.broke(error)
+        in_handler = dispatch.depth() < self._modes_outside  # which torch would put back after us
+        if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
+            self._loop.looks_left("loader", "the DataLoader's iterator was dropped")

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import PropertyMock, patch
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import torch
 from lightning_flops import FlopsProfilerCallback
 from tests.lightning.footprint import footprint
 from tests.lightning.nets import ROOTS, loader, new_gan, new_net, new_trainer
-from tests.session.seams import is_property, seams
+from tests.session.seams import broken_at, seams
 
 MAKES: dict[str, Callable[[str], Any]] = {"automatic": new_net, "manual": new_gan}
 WORDS = "broken on purpose"
@@ -51,13 +50,7 @@ def test_a_failure_at_a_seam_is_one_warning_and_the_training_goes_on_untouched(
     seam: str, plain: dict[str, Outcome], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind = "manual" if "_raw_" in seam or "_without_" in seam else "automatic"
-    error = RuntimeError(WORDS)
-    broken = (
-        patch(seam, new_callable=PropertyMock, side_effect=error)
-        if is_property(seam)
-        else patch(seam, side_effect=error, autospec=False)
-    )
-    with broken as mock:
+    with broken_at(seam, RuntimeError(WORDS)) as broken:
         failed = Outcome(kind, tmp_path, FlopsProfilerCallback(timing_steps=2, profile_step=1))
     assert failed.training == plain[kind].training
     assert failed.footprint() == plain[kind].footprint()
@@ -66,4 +59,4 @@ def test_a_failure_at_a_seam_is_one_warning_and_the_training_goes_on_untouched(
         for record in caplog.records
         if record.levelno >= logging.WARNING and WORDS in record.getMessage()
     ]
-    assert len(warnings) == int(mock.called), warnings
+    assert len(warnings) == int(broken.called), warnings

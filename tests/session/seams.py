@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest.mock import PropertyMock, patch
 
 import lightning_flops.session
 
@@ -73,8 +75,14 @@ def _names_called(module: ModuleType) -> set[str]:
     return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
-def is_property(seam: str) -> bool:
-    """Whether the seam is a property."""
+def broken_at(seam: str, error: Exception) -> Any:
+    """A context in which the seam raises *error*; what is entered knows whether it was called."""
+    if _is_property(seam):
+        return patch(seam, new_callable=PropertyMock, side_effect=error)
+    return patch(seam, side_effect=error)
+
+
+def _is_property(seam: str) -> bool:
     path, _, name = seam.rpartition(".")
     owner, _, kind = path.rpartition(".")
     try:
