@@ -20,7 +20,7 @@ help:
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
-	@echo "make docs-profile  write docs/profile.md and docs/profile.schema.json anew"
+	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json and the tables of settings in docs/deepspeed.md anew"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
@@ -67,11 +67,13 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 # DeepSpeed's own tests are no part of this project: a folder that holds deepspeedai/DeepSpeed at the tag of the version
-# that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes.
+# that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes, and is ended after them
+# unless TIMEOUT=seconds says otherwise. With KEEP=folder it goes on where it was ended.
 test-deepspeed-suite: $(VENV)/.installed-dev
 	@test -n "$(DEEPSPEED_SOURCE)" || { echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder: a folder that holds the \
 	repository deepspeedai/DeepSpeed at the tag of the installed version" >&2; exit 2; }
-	$(RUN) -m benchmarks.deepspeed_suite "$(DEEPSPEED_SOURCE)"
+	$(RUN) -m benchmarks.deepspeed_suite "$(DEEPSPEED_SOURCE)" $(if $(KEEP),--keep "$(KEEP)") \
+		$(if $(TIMEOUT),--timeout $(TIMEOUT))
 
 # Another program that reads the same traces, in an environment of its own: nothing here depends on it.
 HTA_VENV := .venv-hta
@@ -85,20 +87,22 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
 
-# Writes docs/profile.md and docs/profile.schema.json anew, from the dataclasses.
+# Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses.
 docs-profile: $(VENV)/.installed-dev
 	$(RUN) -m docs.write_profile_pages
+	$(RUN) -m docs.write_settings_tables
 
 # Lightning's own tests, without and with the profiler in every Trainer, in an environment of their own. They are no part
 # of this project: LIGHTNING_SOURCE is a folder that holds Lightning-AI/pytorch-lightning at the installed version's tag.
 # Takes an hour or two; begun again it goes on where it ended, unless LIGHTNING_WORK is another folder, or gone.
+# PARTS="loops tuner" takes some of them.
 LIGHTNING_VENV := .venv-lightning
 LIGHTNING_WORK ?= $(LIGHTNING_VENV)/suite
 JOBS ?= 2
 
 test-lightning: lightning-source $(LIGHTNING_VENV)/.installed
 	$(LIGHTNING_VENV)/bin/python -m benchmarks.lightning_suite "$(LIGHTNING_SOURCE)" --work "$(LIGHTNING_WORK)" \
-		--jobs $(JOBS) --output benchmarks/results/lightning_suite.md
+		--jobs $(JOBS) $(if $(PARTS),--parts $(PARTS)) --output benchmarks/results/lightning_suite.md
 
 lightning-source:
 	@test -f "$(LIGHTNING_SOURCE)/tests/tests_pytorch/conftest.py" || { \
@@ -139,10 +143,12 @@ bench-accuracy: $(BENCH_VENV)/.installed-bench
 bench-counting: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.counting_speed
 
-# About ten minutes on two cores. ONLY=llama takes some of them, and prints their table.
+# About ten minutes on two cores that do nothing else; LIMIT=600 gives each architecture as many seconds where they do.
+# ONLY=llama takes some of them, and prints their table. RECORDS=file keeps all figures.
 bench-zoo: export OMP_NUM_THREADS ?= 1
 bench-zoo: $(BENCH_VENV)/.installed-zoo
-	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)')
+	$(BENCH_VENV)/bin/python -m benchmarks.zoo $(if $(ONLY),--only '$(ONLY)') $(if $(LIMIT),--seconds $(LIMIT)) \
+		$(if $(RECORDS),--records '$(RECORDS)')
 
 bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.phase_times

@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, ProfilerConfig
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rank_record import RankRecordError, make_rank_record, pack, unpack
 from lightning_flops.cli import main as command
 from lightning_flops.errors import ConfigError, ProfileFormatError
+from lightning_flops.schema.profile import Profile
 
 from .fault_campaign import REPOSITORY, Answer, Fault, answer_of
 

@@ -7,6 +7,10 @@ The same training without the profiler says what is right.
 
 from __future__ import annotations
 
+import argparse
+import ast
+import dis
+import functools
 import logging
 import os
 import pkgutil
@@ -15,8 +19,9 @@ import socket
 import sys
 import tempfile
 import threading
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -28,7 +33,8 @@ import torch
 from torch import nn
 
 import lightning_flops
-from tests.left_on_torch import torch_state
+from tests.left_on_objects import left_on_object
+from tests.left_on_torch import torch_state_and_warnings
 
 from .fault_campaign import Answer, Fault, answer_of
 
@@ -77,6 +83,102 @@ def _names_of(code: CodeType, line: int, outer: str = "") -> Iterator[str]:
             yield from _names_of(inner, line, name)
 
 
+@functools.cache
+def lines_that_cannot_fail(file: str) -> frozenset[int]:
+    """Lines of a file of ours on which nothing is done that could raise, nor does Python look for signals there.
+
+    ``try:``, ``pass``, giving a name to a name or a constant, returning one of them, and asking whether one is true.
+    """
+    tree = ast.parse(Path(file).read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Try, ast.Pass)) or (
+            isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.If)) and _only_names(node)
+        ):
+            found.add(node.lineno)
+    return frozenset(found)
+
+
+def can_fail(place: str) -> bool:
+    """Whether something of ours can go wrong on the line ``file:number``."""
+    file, _, line = place.rpartition(":")
+    return int(line) not in lines_that_cannot_fail(str(PACKAGE / file))
+
+
+def _only_names(node: ast.Assign | ast.AnnAssign | ast.Return | ast.If) -> bool:
+    if isinstance(node, ast.If):
+        return _is_name(node.test)
+    if isinstance(node, ast.Assign) and not all(isinstance(target, ast.Name) for target in node.targets):
+        return False
+    return (not isinstance(node, ast.AnnAssign) or isinstance(node.target, ast.Name)) and _is_name(node.value)
+
+
+def _is_name(node: ast.expr | None) -> bool:
+    """Whether it is a name or a constant, or asks whether a name is one of them."""
+    if isinstance(node, ast.Compare):
+        return all(isinstance(operator, (ast.Is, ast.IsNot)) for operator in node.ops) and all(
+            map(_is_name, (node.left, *node.comparators))
+        )
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _is_name(node.operand)
+    return node is None or isinstance(node, (ast.Name, ast.Constant))
+
+
+@functools.cache
+def entries_of_with(code: CodeType) -> dict[int, int]:
+    """Where ``with`` blocks of *code* are entered: the instruction, by line.
+
+    They are left on the same line. An error raised there by a tracing function keeps the manager from being left, which
+    nothing else can do: no code of ours is run but the manager's own, and Python looks for no signals.
+    """
+    lines = {start: line for start, _, line in code.co_lines() if line is not None}
+    found: dict[int, int] = {}
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = lines.get(instruction.offset, line)
+        if instruction.opname in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL"):
+            found.setdefault(line, instruction.offset)
+    return found
+
+
+_CALLS = "call(*args, **kwargs) if kwargs else call(*args)"
+
+HANDS_OVER: dict[str, tuple[str, ...]] = {
+    "instrument/border.py": ("result = original(*args, **kwargs)",),
+    "instrument/counting/counting_mode.py": (
+        f"return {_CALLS}",
+        f"out = {_CALLS}",
+        "booked, out = self._open(operator, func, types, args, kwargs or {})",
+        "return False, operator.call(*args, **kwargs)",
+        "return False, run_python_kernel(func, keys, args, kwargs)",
+        "out = run_python_kernel(func, keys, args, kwargs, self, watch)",
+    ),
+    "instrument/counting/opaque_bodies.py": (
+        "out = func(*args, **kwargs)",
+        "return function.redispatch(keys, *args, **kwargs)",
+    ),
+    "instrument/patches.py": (
+        "return (self.inner or original)(*args, **kwargs)",
+        "return tap.run(*args, **kwargs)",
+    ),
+    "session/taps.py": (
+        "return (result := original(*args, **kwargs))",
+        "return original(*args, **kwargs)",
+        "return call(*args, **kwargs)",
+    ),
+}
+"""Lines on which a function of ours does nothing but call the user's, by file: what is raised there is the user's.
+
+An error of ours could not be told from one of the user's there. A Ctrl-C that arrives there is judged as everywhere.
+"""
+
+
+def hands_over(place: str) -> bool:
+    """Whether the line ``file:number`` is one of them."""
+    file, _, line = place.rpartition(":")
+    return (PACKAGE / file).read_text().splitlines()[int(line) - 1].strip() in HANDS_OVER.get(file, ())
+
+
 class Tripwire:
     """Counts the lines of ours that run and raises at one of them; a tracing function.
 
@@ -112,10 +214,12 @@ class Tripwire:
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
             place = (frame.f_code.co_filename, frame.f_lineno)
-            self.hits[place] += 1
-            if place == self._at and self.hits[place] == self._hit and not self.fired:
-                self.fired = True
-                raise self._error(WORDS)
+            if self._at is None or place == self._at:
+                entry = entries_of_with(frame.f_code).get(frame.f_lineno, frame.f_lasti)
+                self.hits[place] += frame.f_lasti <= entry
+                if place == self._at and self.hits[place] == self._hit and not self.fired:
+                    self.fired = True
+                    raise self._error(WORDS)
         return self._line
 
 
@@ -156,7 +260,7 @@ def outcome(train: Train, profiled: bool, site: Site | None, error: type[BaseExc
     wire = Tripwire(site, error)
     with tempfile.TemporaryDirectory() as folder, Heard() as heard:
         os.chdir(folder)
-        before = torch_state()
+        before = torch_state_and_warnings()
         try:
             train(profiled, wire, seen)
         except BaseException as raised:
@@ -165,7 +269,9 @@ def outcome(train: Train, profiled: bool, site: Site | None, error: type[BaseExc
                 chain.append(link)
                 link = link.__cause__ or link.__context__  # type: ignore[assignment]
             seen["raised"] = [f"{type(each).__name__}: {each}"[:300] for each in chain]
-        seen["left"] += [f"torch: {name}" for name, value in torch_state().items() if value != before[name]]
+        seen["left"] += [
+            f"torch: {name}" for name, value in torch_state_and_warnings().items() if value != before[name]
+        ]
         os.chdir("/")
     hits = {f"{Path(file).relative_to(PACKAGE)}:{line}": count for (file, line), count in wire.hits.items()}
     random_state = torch.get_rng_state().numpy().tobytes().hex()
@@ -246,9 +352,11 @@ def train_plainly(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
     teacher = nn.Linear(4, 3)
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.Adam(model[2].parameters())]
     losses: list[float] = []
+    seen["refused"] = True  # until the block begins an error may say that there will be no counts
     with wire:
         counting = count_flops(model) if profiled else nullcontext()
         with counting as counts:
+            seen["refused"] = False
             for _ in range(2):
                 x = torch.randn(6, 4)
                 with torch.no_grad():
@@ -261,9 +369,51 @@ def train_plainly(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
                     optimizer.zero_grad()
                 losses.append(loss.item())
         seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        seen["left"] += left_on(model, teacher, *optimizers)
         if counts is not None:
             with suppress(RuntimeError):  # a question, which may be answered by an error
                 seen["counts"] = [counts.forward, counts.backward]
+
+
+def train_under_deepspeeds_name(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Two steps of a loop with the profiler of DeepSpeed's name around each forward, once to count and once to time."""
+    from contextlib import suppress
+
+    from lightning_flops import FlopsProfiler
+    from lightning_flops.errors import LightningFlopsError
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses: list[float] = []
+    seen["refused"] = True  # until the training begins an error may say that there is no profiler
+    with wire:
+        profiler = FlopsProfiler(model) if profiled else None
+        seen["refused"] = False
+        try:
+            for step in range(2):
+                if profiler is not None:
+                    profiler.start_profile([nn.ReLU], count=step == 0)
+                loss = model(torch.randn(6, 4)).square().mean()
+                if profiler is not None:
+                    profiler.stop_profile()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        finally:  # a Ctrl-C between start and stop: nobody but the user can know that there will be no stop
+            if profiler is not None:
+                profiler.end_profile()
+        seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        seen["left"] += left_on(model, optimizer)
+        if profiler is not None:
+            with suppress(RuntimeError, LightningFlopsError):  # questions, which may be answered by an error
+                seen["counts"] = [profiler.get_total_flops(), profiler.get_total_macs(as_string=True)]
+
+
+def left_on(model: nn.Module, *others: object) -> list[str]:
+    """What is ours on the modules of *model* and on *others*."""
+    return [name for thing in (*model.modules(), *others) for name in left_on_object(thing)]
 
 
 RUNS: dict[str, Train] = {
@@ -271,22 +421,33 @@ RUNS: dict[str, Train] = {
     "lightning-manual": partial(train_lightning, manual=True),
     "deepspeed": train_deepspeed,
     "count_flops": train_plainly,
+    "FlopsProfiler": train_under_deepspeeds_name,
 }
 
 
 # ---- trials
 
 
-def import_everything() -> None:
-    """Load the package and what its trainings need, so that a trial's process finds it there."""
+_OF_TORCH = ("torch._dynamo", "torch.profiler", "torch.utils.checkpoint")
+
+_OF_LOOPS = (
+    "torch.utils.tensorboard",
+    "tests.lightning.nets",
+    "tests.lightning.footprint",
+    "tests.deepspeed.engines",
+    "deepspeed.comm",
+    "benchmarks.lightning_suite_door",
+)
+
+
+def import_for(run: str) -> None:
+    """Load what a training and its trials need, so that a trial's process finds it there."""
+    loop = run not in ("count_flops", "FlopsProfiler")
     for module in pkgutil.walk_packages([str(PACKAGE)], "lightning_flops."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)
-    for name in ("torch._dynamo", "torch.profiler", "torch.utils.tensorboard", "torch.utils.checkpoint"):
+    for name in (*_OF_TORCH, *(_OF_LOOPS if loop else ())):
         import_module(name)
-    for name in ("tests.lightning.nets", "tests.lightning.footprint", "tests.deepspeed.engines", "deepspeed.comm"):
-        import_module(name)
-    import_module("benchmarks.lightning_suite_door")
     for optimizer in (torch.optim.SGD, torch.optim.Adam):  # torch wraps a class's step when it makes the first of it
         optimizer([nn.Parameter(torch.zeros(1))], lr=0.1)
 
@@ -303,7 +464,9 @@ class Lines:
                 raise RuntimeError(f"{run} does not train at all: {answer.failed or answer.value['raised']}")
         self.plain: dict[str, Any] = plain.value
         self.expected_words = len(profiled.value["said"])
-        self.sites: dict[str, int] = dict(sorted(profiled.value["hits"].items()))
+        self.sites: dict[str, int] = {
+            place: hits for place, hits in sorted(profiled.value["hits"].items()) if hits and can_fail(place)
+        }
 
     def _outcome(
         self, *, profiled: bool, site: Site | None = None, error: type[BaseException] = RuntimeError
@@ -319,28 +482,39 @@ class Lines:
         error = generator.choice(list(ERRORS))
         return self.faults_at(Site(file=file, line=int(line), hit=hit), error)
 
+    def sweep(self, generator: random.Random, lines: int | None) -> Iterator[Fault]:
+        """Raise at each line that runs, or at so many that are drawn, in its first time and any other; both errors."""
+        places = list(self.sites)
+        for place in places if lines is None else generator.sample(places, min(lines, len(places))):
+            file, _, line = place.rpartition(":")
+            for error in ERRORS:
+                for hit in {1, generator.randint(1, self.sites[place])}:
+                    yield from self.faults_at(Site(file=file, line=int(line), hit=hit), error)
+
     def faults_at(self, site: Site, error: str) -> list[Fault]:
         """What a failure at *site* does that it must not do."""
         answer = self._outcome(profiled=True, site=site, error=ERRORS[error])
         again = f"--run {self.run} --error {error} --at {site}"
         return [
             Fault(kind=f"{error}: {kind}", where=site.function, again=again, words=words)
-            for kind, words in self._judge(answer, error)
+            for kind, words in self._judge(answer, site, error)
         ]
 
-    def _judge(self, answer: Answer, error: str) -> list[tuple[str, str]]:
+    def _judge(self, answer: Answer, site: Site, error: str) -> list[tuple[str, str]]:
         if answer.failed:
             return [("the training hung or died", answer.failed)]
         seen = answer.value
         if not seen["fired"]:
             return []  # that time of the line did not come: what ran before it differed
         found = []
-        if left := sorted(set(seen["left"])):
+        if left := sorted(set(seen["left"]) - set(self.plain["left"])):
             found.append(("something stayed behind", ", ".join(left)))
         if error == "KeyboardInterrupt":
             # The user's: it ends the training, as the first or, where Lightning makes an exit of it, as its cause.
             if not any(f"KeyboardInterrupt: {WORDS}" in words for words in seen["raised"] or ()):
                 found.append(("the user's interrupt was lost", str(seen["raised"] or "nothing was raised")))
+            return found
+        if seen["raised"] and (seen.get("refused") or hands_over(f"{site.file}:{site.line}")):
             return found
         if seen["raised"]:
             found.append(("it was raised into the training", seen["raised"][0]))
@@ -358,3 +532,27 @@ class Lines:
 def _first_difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
     name = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
     return f"{name}: {found.get(name)} in place of {expected.get(name)}"[:300]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Raise at every line of one training, or at a sample, and print each fault; 1 where there is one."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fault_lines", description=main.__doc__)
+    parser.add_argument("run", choices=RUNS)
+    parser.add_argument("--lines", type=int, help="so many lines, drawn (default: every line)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    import_for(options.run)
+    lines, found = Lines(options.run), 0
+    print(f"{len(lines.sites)} lines of ours run; seed {options.seed}", flush=True)
+    for fault in lines.sweep(random.Random(options.seed), options.lines):
+        found += 1
+        print(f"{fault.where}: {fault.kind}: {fault.words} (python -m benchmarks.faults {fault.again})", flush=True)
+    print(f"{found} faults")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

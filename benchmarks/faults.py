@@ -28,7 +28,9 @@ CAMPAIGNS = {
     "lines-lightning": f"a failure at a line of ours in a Lightning fit: {_UNNOTICED}",
     "lines-lightning-manual": f"the same with manual optimization: {_UNNOTICED}",
     "lines-deepspeed": f"a failure at a line of ours in a DeepSpeed engine's run: {_UNNOTICED}",
-    "lines-count_flops": f"a failure at a line of ours in steps under `count_flops`: {_UNNOTICED}",
+    "lines-count_flops": f"a failure at a line of ours in steps under `count_flops`: {_UNNOTICED}; "
+    "before the block begins it may be raised, and then nothing has run",
+    "lines-FlopsProfiler": f"the same between start and stop of the profiler by DeepSpeed's name: {_UNNOTICED}",
     "settings": "random settings by every door: taken, or a ConfigError that names setting, rule and value",
     "traces": "mutated files for `lightning-flops trace`: a report, or a line naming the file; bounded time and memory",
     "records": "mutated records of ranks: read, or a RankRecordError; bounded time and memory",
@@ -71,7 +73,7 @@ def _trial_of(campaign: str) -> Trial:
     if kind == "lines":
         from . import fault_lines
 
-        fault_lines.import_everything()
+        fault_lines.import_for(run)
         return fault_lines.Lines(run).trial
     from . import fault_inputs
 
@@ -89,7 +91,7 @@ def _once(options: argparse.Namespace) -> int:
     """Raise at the one line that was asked for, and say what came of it."""
     from . import fault_lines
 
-    fault_lines.import_everything()
+    fault_lines.import_for(options.run)
     for fault in fault_lines.Lines(options.run).faults_at(fault_lines.Site.parse(options.at), options.error):
         print(f"{fault.kind}: {fault.where}: {fault.words}")
     return 0
@@ -103,7 +105,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this trial alone")
     parser.add_argument("--output", type=Path, help="the page is written here, too")
     parser.add_argument(
-        "--run", default="lightning", help="with --at: lightning, lightning-manual, deepspeed, count_flops"
+        "--run",
+        default="lightning",
+        help="with --at: lightning, lightning-manual, deepspeed, count_flops, FlopsProfiler",
     )
     parser.add_argument("--error", default="RuntimeError", help="with --at: RuntimeError or KeyboardInterrupt")
     parser.add_argument("--at", metavar="FILE:LINE:HIT", help="raise there, once, and say what came of it")

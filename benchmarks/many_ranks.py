@@ -23,16 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_flops.analysis.collectives import CollectiveCalls
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.rank_record import (
-    RECORD_LIMIT_BYTES,
-    RankAbsence,
-    RankRecord,
-    make_rank_record,
-    pack,
-    unpack,
-)
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.analysis.rank_record import RECORD_LIMIT_BYTES, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
@@ -47,7 +39,11 @@ from lightning_flops.records import (
     WindowRecord,
 )
 from lightning_flops.report.ranks_text import ranks_lines
-from lightning_flops.schema.trace import Overlap, TracedPart
+from lightning_flops.schema.communication import CollectiveCalls, Overlap
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.trace import TracedPart
 
 from .time_report import write_section
 
@@ -90,7 +86,6 @@ def synthetic_profile(ranks: int) -> Profile:
     seconds = PhaseSeconds(data_wait=0.01, transfer=0.002, forward=0.12, backward=0.24, optimizer=0.02, other=0.008)
     window = WindowRecord(
         profile_step=1,
-        report_step=TRACED_STEP + 1,
         context=RunContext(
             framework="lightning.pytorch",
             framework_version="2.6.6",
@@ -123,7 +118,7 @@ def synthetic_profile(ranks: int) -> Profile:
         ),
         timing_steps=TIMED_STEPS,
     )
-    return build_profile(window, config=ProfilerConfig(detailed=False))
+    return build_profile(window, config=ProfilerConfig(detailed=False), report_step=TRACED_STEP + 1)
 
 
 def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterator[RankRecord]:

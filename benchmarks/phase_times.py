@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.records import WindowRecord
-from lightning_flops.session import run_profiler, window_profile
+from lightning_flops.session import results as session_results
+from lightning_flops.session import session as session_module
 
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, median_with_interval
@@ -171,21 +172,23 @@ class RandomlyMarked(Recorder):
     @property
     def marking(self) -> bool:
         """Whether the running step is marked."""
-        if self.state is State.TIMING:
+        if self.timer is not None:
             return self.planned[min(self.watched, len(self.planned) - 1)]
         return super().marking
 
-    def _end_timed_step(self, step: Any) -> None:
-        super()._end_timed_step(step)
-        self.watched += 1
+    def end_batch(self, *, ends_step: bool, **batch: Any) -> None:
+        """A batch went through the loop."""
+        timed = self.timer is not None
+        super().end_batch(ends_step=ends_step, **batch)
+        self.watched += timed and ends_step
 
 
 @contextmanager
 def recorders(planned: Sequence[bool], now: Callable[[], float]) -> Iterator[list[WindowRecord]]:
     """Inside, windows are marked by plan and by this clock; they are kept."""
     windows: list[WindowRecord] = []
-    replaced: Any = run_profiler
-    closing: Any = window_profile
+    replaced: Any = session_module
+    closing: Any = session_results
     build_profile = closing.build_profile
 
     def keep(window: WindowRecord, **kwargs: Any) -> Any:

@@ -116,11 +116,18 @@ def _held(
         },
         by_call={f"{name} {part}": flops for (name, part), flops in oracle.by_call.items() if flops},
         uncounted=tuple(sorted(counts.uncounted)),
+        said_at_least=_said_at_least(counts),
     )
 
 
 def _figures(counts: FlopCounts) -> tuple[int, int, int]:
     return counts.forward, counts.backward, counts.recompute
+
+
+def _said_at_least(counts: FlopCounts) -> tuple[str, ...]:
+    """The operators because of which the counter calls its figures lower bounds; none if it does not."""
+    heavy = sorted(name for name, operator in counts.uncounted.items() if operator.heavy)
+    return tuple(heavy or ["no operator by name"]) if counts.is_lower_bound else ()
 
 
 def _checkpointed(source: Any, model: nn.Module, batch: Mapping[str, Any]) -> Result:
@@ -144,6 +151,7 @@ def _offline(model: nn.Module, batch: Mapping[str, Any], eager: Result) -> Resul
             name: (flops.forward, flops.backward, flops.recompute) for name, flops in counts.by_operator().items()
         },
         uncounted=tuple(sorted(counts.uncounted)),
+        said_at_least=_said_at_least(counts),
     )
 
 

@@ -61,6 +61,8 @@ class Result:
     """The oracle's."""
     uncounted: tuple[str, ...] = ()
     """What the counter says it could not count."""
+    said_at_least: tuple[str, ...] = ()
+    """Of that, what made the counter call its figures lower bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,9 @@ class Row:
         if result.counted is None or result.expected is None:
             return "not run", why_not(result.not_run)
         if tuple(result.counted) == tuple(result.expected):
+            if result.said_at_least:
+                operators = ", ".join(result.said_at_least)
+                return "wrong", f"the figures are exact, and called lower bounds because of {operators}"
             return "exact", ""
         beside = {
             name: reason
@@ -158,7 +163,8 @@ Written by `{command}) on {date.today().isoformat()}: {installed}; {code}; {mach
 
 {len(ran)} architectures ran ({those}; {len(rows) - len(ran)} more did not, and say why below): {compared:,} counts,
 **{counts["exact"]:,} exact, {counts["explained"]:,} explained, {counts["wrong"]:,} wrong**. Exact means that forward,
-backward and recompute FLOPs are each the oracle's to the last FLOP.
+backward and recompute FLOPs are each the oracle's to the last FLOP, and that the counter does not call them lower
+bounds.
 
 Every architecture is a tiny model of random weights, in training without dropout, on a batch of two. It is counted
 with eager attention, with torch's fused attention (sdpa), with activation checkpointing, and under autocast (bfloat16),

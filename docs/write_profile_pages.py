@@ -22,11 +22,11 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import IsInstanceSchema
 
-from lightning_flops.analysis.profile import SCHEMA_VERSION as PROFILE_VERSION
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.throughput import SCHEMA_VERSION as THROUGHPUT_VERSION
-from lightning_flops.analysis.throughput import ThroughputSummary
-from lightning_flops.analysis.trace.report import SCHEMA_VERSION as TRACES_VERSION
+from lightning_flops.schema.profile import SCHEMA_VERSION as PROFILE_VERSION
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import SCHEMA_VERSION as THROUGHPUT_VERSION
+from lightning_flops.schema.throughput import ThroughputSummary
+from lightning_flops.schema.trace import SCHEMA_VERSION as TRACES_VERSION
 from lightning_flops.schema.trace import TracesReport
 
 FOLDER = Path(__file__).parent

@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile as Profile
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_flops.report.deepspeed_units import number_to_string as number_to_string
     from lightning_flops.report.deepspeed_units import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
+    from lightning_flops.schema.profile import Profile as Profile
 
 __version__ = "0.1.0"
 
@@ -34,7 +34,7 @@ _MODULES = {
     "FlopsProfiler": "pytorch",
     "FlopsProfilerCallback": "lightning",
     "LightningFlopsError": "errors",
-    "Profile": "analysis.profile",
+    "Profile": "schema.profile",
     "ProfilerConfig": "config",
     "bytes_to_string": "report.deepspeed_units",
     "count_flops": "pytorch",

@@ -9,10 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.text.json_text import MOST_DIGITS, shown
 from lightning_flops.text.printable import printable
 
 PROGRAM = "lightning-flops"
@@ -22,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
     0: done. 1: a file cannot be read, files do not belong together, or there is no such module to run; standard error
-    says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises comes out of here.
+    says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised here.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # DeepSpeed's launcher, and torch's old one, put this before everything they pass on: it is the program's.
+    # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
     launcher = list(itertools.takewhile(re.compile(r"--local[-_]rank=\d+").fullmatch, arguments))
     if arguments[len(launcher) : len(launcher) + 1] == ["run"]:
         options = _parser().parse_args(arguments[len(launcher) :])
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with arguments in printable text, whatever they hold."""
+    """Says in printable text what is wrong with arguments."""
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
@@ -51,9 +53,9 @@ def _parser() -> argparse.ArgumentParser:
         help="run a training program unchanged, profiled",
         usage="%(prog)s [-h] [-m] PROGRAM [ARGUMENT ...]",
         description=(
-            'Run a Python program unchanged. Where it trains by DeepSpeed, the config\'s "flops_profiler" block is '
-            "taken over; where it trains by Lightning, every Trainer gets a FlopsProfilerCallback unless it has one "
-            "(environment variable LIGHTNING_FLOPS=1, which LIGHTNING_FLOPS=0 withstands)."
+            'Run a Python program unchanged. If it trains with DeepSpeed, the "flops_profiler" block of the config is '
+            "taken over. If it trains with Lightning, every Trainer that has no FlopsProfilerCallback gets one; the "
+            "environment variable LIGHTNING_FLOPS=0 prevents this."
         ),
         allow_abbrev=False,
     )
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="from where on something is worth a word of advice, as in advice_thresholds: straggler=1.05",
+        help="a limit from which on advice is given, named as in advice_thresholds: straggler=1.05",
     )
     return parser
 
@@ -106,20 +108,36 @@ def _threshold(text: str) -> tuple[str, float]:
 
 
 def _rows(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
+    if not text.isdecimal() or len(text) > MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {shown(text)}")
     return int(text)
 
 
 def _run(as_module: bool, program: Sequence[str]) -> int:
     from lightning_flops.doors.run_program import ProgramNotFoundError, run
 
+    _open_doors()
     try:
         run(program[0], program[1:], as_module=as_module)
     except ProgramNotFoundError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return error.exit_status
     return 0
+
+
+def _open_doors() -> None:
+    """Have the program's training profiled. No framework is loaded before the program loads it."""
+    from lightning_flops.doors.when_imported import when_imported
+    from lightning_flops.entry_points import SWITCH
+
+    os.environ.setdefault(SWITCH, "1")  # a value that is there is the user's
+    when_imported("deepspeed", _install)
+
+
+def _install(deepspeed: ModuleType) -> None:
+    from lightning_flops.deepspeed import install
+
+    install()
 
 
 def _print_trace(options: argparse.Namespace) -> int:
@@ -132,7 +150,7 @@ def _print_trace(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return 1
     except BrokenPipeError:
-        # The reader has seen enough (`| head`); at exit Python would flush into the closed pipe and complain again.
+        # The reader has closed the pipe (`| head`). At exit Python would flush into it and report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -156,7 +174,7 @@ def _trace(options: argparse.Namespace) -> str:
 
 
 def _refuse_repeated(files: Sequence[str]) -> None:
-    """A file that is given twice would stand for two ranks."""
+    """Refuse a file that is given twice: it would stand for two ranks."""
     seen: set[str] = set()
     for file in files:
         whole = file if "://" in file or "::" in file else os.path.realpath(file)

@@ -29,10 +29,12 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_flops.config import BLOCK, ProfilerConfig, TakenBlock
-from lightning_flops.doors.deepspeed_engine import EngineProfiler
-from lightning_flops.doors.deepspeed_pipeline import PipelineProfiler
+from lightning_flops.doors.deepspeed_engine import EngineDoor
+from lightning_flops.doors.deepspeed_pipeline import PipelineSteps
+from lightning_flops.doors.deepspeed_steps import EngineSteps
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.modules import holds
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
@@ -51,16 +53,16 @@ class Handle(ProfiledRun):
         self._config = config
         self._start_anew()
         self._detached = False
-        # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the profiler.
-        self._profiler: Callable[[], EngineProfiler | None] = lambda: None
+        # Weak, because the table of handles must not keep an engine alive: the engine's taps hold the door.
+        self._door: Callable[[], EngineDoor | None] = lambda: None
 
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
         self._detached = True
-        profiler = self._profiler()
-        if profiler is not None and not profiler.out:
-            profiler.end()
-            self._throughput = profiler.throughput
+        door = self._door()
+        if door is not None and not door.session.out:
+            door.end()
+            self._throughput = door.session.throughput
 
 
 # By identity: an engine and what DeepSpeed reads are others' objects, which may be equal to others or have no hash.
@@ -122,7 +124,7 @@ def attach(
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise LightningFlopsError(f"attach needs what deepspeed.initialize returns first, got {type(engine).__name__}")
-    if vars(engine).get("_modules", {}).get("module") is None:
+    if not holds(engine, "module"):
         raise LightningFlopsError("attach needs an engine with a module; this one has none, or was not made to its end")
     handle = _handles.get(engine)
     attached = handle is not None and not handle._detached
@@ -150,11 +152,23 @@ def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
         atexit.register(_end_all)
         _at_exit_is_known.append(True)
     for other in list(_handles.values()):
-        if (running := other._profiler()) is not None:
+        if (running := other._door()) is not None:
             running.end_if_left()
-    kind = PipelineProfiler if isinstance(engine, PipelineEngine) else EngineProfiler
-    profiler = kind.start(engine, config=handle.config, publish=handle._profiles.append, keep_builtin=keep_builtin)
-    handle._profiler = weakref.ref(profiler)
+    staged = isinstance(engine, PipelineEngine)
+    try:
+        door = EngineDoor(
+            engine,
+            config=handle.config,
+            publish=handle._profiles.append,
+            steps=PipelineSteps if staged else EngineSteps,
+            whole_steps=staged,  # a stage's micro-batches overlap, and are looked at together
+            keep_builtin=keep_builtin,
+        )
+    except Exception as error:  # training goes on without us
+        logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
+        return
+    handle._door = weakref.ref(door)
+    door.session.begin()
 
 
 _at_exit_is_known: list[bool] = []
@@ -173,8 +187,8 @@ def _is_destroyed(engine: Any) -> bool:
 
 
 def _is_running(handle: Handle) -> bool:
-    profiler = handle._profiler()
-    return profiler is not None and not profiler.out
+    door = handle._door()
+    return door is not None and not door.session.out
 
 
 def _settings(engine: Any, config: ProfilerConfig | Mapping[str, Any] | str | Path | None) -> ProfilerConfig:

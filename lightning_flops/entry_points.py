@@ -1,4 +1,4 @@
-"""What Lightning calls while it makes any Trainer, of anybody: must cost nothing, load nothing and never raise."""
+"""What Lightning calls whenever a Trainer is made: it must cost nothing, load nothing and never raise."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SWITCH = "LIGHTNING_FLOPS"
 def callbacks_factory() -> list[FlopsProfilerCallback]:
     """Callbacks for the Trainer that is being made: one of ours if ``LIGHTNING_FLOPS=1``, none otherwise.
 
-    The callback profiles with the values of the DeepSpeed config's block where the Trainer's strategy has one, and with
-    the defaults where it has none; it stands down where the Trainer has a ``FlopsProfilerCallback`` of the user's own.
+    The callback takes its settings from the DeepSpeed config's block if the Trainer's strategy has one, and the
+    defaults if not. It does nothing if the user has given the Trainer a ``FlopsProfilerCallback``.
     """
     value = os.environ.get(SWITCH, "")
     if value != "1":
@@ -31,6 +31,6 @@ def callbacks_factory() -> list[FlopsProfilerCallback]:
         from lightning_flops.lightning import FlopsProfilerCallback
 
         return [FlopsProfilerCallback.for_any_trainer()]
-    except Exception:  # Lightning would not make the Trainer
+    except Exception:  # otherwise Lightning could not make the Trainer
         logger.warning("the FLOPs profiler could not be loaded; training goes on without it", exc_info=True)
         return []

@@ -1,4 +1,4 @@
-"""What this package raises, at construction only: nothing of it reaches a training loop."""
+"""What this package raises. It raises at construction only, never in a training loop."""
 
 from lightning_flops.text.printable import printable
 
@@ -7,7 +7,7 @@ class LightningFlopsError(Exception):
     """Base of every error this package raises."""
 
     def __str__(self) -> str:
-        """The message on one line, what it quotes of files and names printable in it; ``args`` has it as it is."""
+        """The message on one line, with unprintable characters escaped; ``args`` has it unchanged."""
         return printable(super().__str__())
 
 

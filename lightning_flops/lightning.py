@@ -1,98 +1,87 @@
 """Front door for Lightning: ``FlopsProfilerCallback``, one class for both import roots.
 
-It is a ``Callback`` of each root that the program imports, whether before this module or after it, so that either's
-Trainer and CLI take it for their own; it imports neither, for the second one's import changes the first one's log.
+It is a ``Callback`` of each root that the program imports, before this module or after it, so that the Trainer and the
+CLI of either root accept it. It imports neither root: importing the second one would change the log of the first.
 
-It checks the settings and passes the Trainer's events on; a ``FitProfiler`` holds what lives as long as one call of
+It checks the settings and passes the Trainer's events on. A ``LightningFit`` holds what lives as long as one call of
 ``Trainer.fit``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
-from lightning_flops.config import ProfilerConfig, refuse_unknown
+from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
 from lightning_flops.doors.lightning_context import IMPORT_ROOTS
 from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
-from lightning_flops.doors.lightning_fit import FitProfiler
+from lightning_flops.doors.lightning_fit import LightningFit
 from lightning_flops.doors.lightning_launch import origin_of, send_home
 from lightning_flops.doors.when_imported import when_imported
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.doors.lightning_types import Callback, LightningModule, Trainer
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
 
     _CallbackBases = Callback
 else:
 
     class _CallbackBases:
-        """Holds the place of ``Callback`` until the program has imported it from either root."""
+        """Stands for ``Callback`` until the program has imported it from either root."""
 
 
 logger = package_logger(__name__)
 
 _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-"""Hooks of a training step that this callback inherits and has no use for."""
+"""Hooks of a training step that this callback inherits and does not use."""
 
 _RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
-"""Not part of the pickled callback: what belongs to a running fit, and the bound methods a Trainer puts on it."""
+"""What is not pickled: what belongs to a running fit, and the bound methods that a Trainer sets on the callback."""
+
+C = TypeVar("C", bound="FlopsProfilerCallback")
+P = ParamSpec("P")
+
+
+def _event(hook: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[C, P], None]:
+    """*hook* as a Trainer calls it: what fails on our side ends our part of the fit, and never the fit."""
+
+    @functools.wraps(hook)
+    def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except BaseException as error:
+            self._broke(error)
+
+    return run
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
-    counted, the steps after it are timed, and the report goes to the loggers, the console's log and ``profile.json``,
-    beside the logs or, without a logger that has a folder, in ``lightning_flops_logs`` below ``default_root_dir``.
+    counted, and the steps after it are timed. The report goes to the loggers, to the console's log and to
+    ``profile.json``. That file lies beside the logs, or in ``lightning_flops_logs`` below ``default_root_dir`` if no
+    logger has a folder.
 
-    An argument that is None has not been given: under a DeepSpeedStrategy it has the value from the
-    ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and else the default. DeepSpeed's own profiler
-    stands down. A block that says ``"enabled": false`` switches this callback off, too.
+    An argument that is None has not been given. Under a DeepSpeedStrategy it has the value from the
+    ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and otherwise the default. DeepSpeed's own
+    profiler is switched off. A block that says ``"enabled": false`` switches this callback off, too.
 
-    Args:
-        profile_step: the step to count, by the number of steps of this fit before it. Default 1. A list profiles again
-            at each of its steps; one that falls into the window of another is passed over.
-        module_depth: deepest module level in the report; -1 for all. Default -1.
-        top_modules: modules listed at each level of the aggregated profile. Default 1.
-        detailed: print every module in a tree. Default True.
-        output_file: path or URL for the text report too. Default None.
-        recompute_fwd_factor: forward passes repeated in the backward, for the *estimated* backward only. Default 0.0.
-        timing_steps: how many steps to time. Default 20.
-        trace: run one more step under torch.profiler, for the time of each module, operator and kernel. Default True.
-        trace_dir: folder, a path or URL, where the trace of that step is kept for Perfetto; with ``all_ranks``
-            that of each rank. Default None.
-        record_shapes: record the shapes of operators' inputs in that step. Default False.
-        profile_memory: record allocations and frees in that step. Default False.
-        with_stack: record the Python calls of that step. Default False.
-        every: profile again each time so many steps have gone by since the last step that ``profile_step`` names.
-        timer_only: only monitor: nothing is counted, timed in its parts, or traced. Default False.
-        trace_schedule: which steps are traced after the timed ones, as ``torch.profiler.schedule`` has it: a mapping
-            from ``wait``, ``warmup``, ``active`` and ``repeat``. Default one step after one of warm-up.
-        monitor: log throughput for as long as training runs, and a summary of it at the end. Default True.
-        batch_size: samples in a batch, or a function of the batch; None reads it from the tensors' first dimension.
-        tokens_per_sample: tokens in a sample, or a function from a batch to its number of tokens; None: no tokens/s.
-        causal_attention: ``"full"`` counts the whole score matrix, ``"half"`` half of it in calls flagged causal.
-            Default ``"full"``.
-        peak_flops_per_sec: dense peak of one device in FLOP/s, or a mapping from dtype name; None looks the device up.
-        advice_thresholds: from where on something is worth a word of advice: a mapping from the names of
-            ``config.AdviceThresholds``, such as ``{"data_wait": 0.1}``. Default: their own defaults.
-        ranks_timeout_sec: how long rank 0's report waits for the measurements of the other ranks, while training goes
-            on. Default 30.
-        all_ranks: have every rank write files of its own profile, too, as profile.rank3.json. Default False.
-        tag_prefix: prefix of the scalars' and texts' tags. Default ``"flops_profiler"``.
+    The arguments are settings of ``ProfilerConfig``, where each is described.
 
     Raises:
-        ConfigError: a setting breaks its rule, or there is none of the name. In the DeepSpeed config's block, which
-            DeepSpeed judges, the one is a warning and no profile, the other a warning.
+        ConfigError: a setting breaks its rule, or an argument is not a setting. In the block of a DeepSpeed config
+            both are warnings only: a value that breaks its rule means no profile, an unknown key is ignored.
     """
 
     def __init__(
@@ -124,35 +113,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         tag_prefix: str | None = None,
         **unknown: NoReturn,
     ) -> None:
-        arguments = {
-            "profile_step": profile_step,
-            "module_depth": module_depth,
-            "top_modules": top_modules,
-            "detailed": detailed,
-            "output_file": str(output_file) if isinstance(output_file, Path) else output_file,
-            "recompute_fwd_factor": recompute_fwd_factor,
-            "timing_steps": timing_steps,
-            "every": every,
-            "timer_only": timer_only,
-            "trace_schedule": trace_schedule,
-            "trace": trace,
-            "trace_dir": str(trace_dir) if isinstance(trace_dir, Path) else trace_dir,
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "monitor": monitor,
-            "batch_size": batch_size,
-            "tokens_per_sample": tokens_per_sample,
-            "causal_attention": causal_attention,
-            "peak_flops_per_sec": peak_flops_per_sec,
-            "advice_thresholds": advice_thresholds,
-            "ranks_timeout_sec": ranks_timeout_sec,
-            "all_ranks": all_ranks,
-            "tag_prefix": tag_prefix,
-        }
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
         refuse_unknown(unknown, known=arguments, owner="FlopsProfilerCallback")
-        # None means "not given": a command line passes every default explicitly.
-        self._set_up({name: value for name, value in arguments.items() if value is not None})
+        # None means "not given", because a command line passes every default.
+        self._set_up(given_settings(arguments))
 
     def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False) -> None:
         self._given = dict(given)
@@ -160,7 +124,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._config = ProfilerConfig(**self._given)
         self._origin = origin_of(self)
         self._start_anew()
-        self._fit: FitProfiler | None = None
+        self._fit: LightningFit | None = None
         self._builtin = BuiltinProfiler()
 
     @classmethod
@@ -171,7 +135,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             config: the config as a dict, or the path or URL of its JSON file. DeepSpeed need not be installed.
 
         Returns:
-            A callback that does nothing if the block is absent or not enabled, as in DeepSpeed.
+            A callback. As in DeepSpeed, it does nothing if the block is absent or not enabled.
 
         Raises:
             ConfigError: the file cannot be read, is no JSON object, or a setting breaks its rule.
@@ -183,21 +147,21 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     @classmethod
     def for_any_trainer(cls) -> FlopsProfilerCallback:
-        """A callback for a Trainer whose user has not asked for one by name: it stands down where there is another.
+        """A callback that the user has not written: it does nothing if the Trainer has another one.
 
-        Where the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, it has the last word, on being enabled
-        too; a wrong one is a warning, and nothing is profiled.
+        If the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, the block decides, also whether anything is
+        profiled. A wrong block is a warning, and nothing is profiled.
         """
         callback = cls.__new__(cls)
         callback._set_up({}, for_any_trainer=True)
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings and result; what belongs to a running fit stays behind."""
+        """The settings and the result, without what belongs to a running fit."""
         return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A callback that is not in a fit."""
+        """Restore a callback that is in no fit."""
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
@@ -206,15 +170,11 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     # ---- the training loop's events
 
+    @_event
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
-        if stage != "fit":
-            return
-        try:
+        if stage == "fit":
             self._config = self._settings_in(trainer)
-        except Exception as error:
-            self._config = replace(self._config, enabled=False)
-            logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
         """The settings for a fit of *trainer*, and words about where they come from."""
@@ -245,17 +205,19 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             log_choice(block, given=self._given)
         return config
 
+    @_event
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The strategy has made its engine."""
         self._builtin.put_back()
 
+    @_event
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A fit begins: open a new window."""
         self._end_fit()
         if not self._config.enabled:
             return
         self._start_anew()
-        self._fit = FitProfiler.start(
+        self._fit = LightningFit(
             trainer,
             pl_module,
             config=self._config,
@@ -263,34 +225,40 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             hear_starts=self._hear_starts,
             asked_for=not self._for_any_trainer or block_of(trainer) is not None,
         )
+        self._fit.session.begin()
         self._drop_idle_hooks()
 
+    @_event
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
         if self._fit is not None:
             self._fit.batch_starts(batch)
 
+    @_event
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch is done, and with it perhaps a step."""
         if self._fit is not None:
             self._fit.batch_ends(batch)
-            if self._fit.out:
+            if self._fit.session.out:
                 self._fit = None
 
+    @_event
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The fit is over: report what there is."""
         if self._fit is not None:
-            self._fit.finish()
+            self._fit.session.finish()
         self._end_fit()
 
+    @_event
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The fit was interrupted: report what there is, and leave nothing behind."""
         if self._fit is not None:
-            self._fit.finish(interrupted_by=exception)
+            self._fit.session.finish(interrupted_by=exception)
         self._end_fit()
 
+    @_event
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer is done with us."""
         self._end_fit()
@@ -307,8 +275,22 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         for name in (*_IDLE_HOOKS, "on_train_batch_start"):
             self.__dict__.pop(name, None)
         if fit is not None:
-            self._throughput = fit.throughput
-            fit.take_out()
+            self._throughput = fit.session.throughput
+            fit.session.take_out()
+
+    def _broke(self, error: BaseException) -> None:
+        """A hook of ours raised *error*: the fit goes on without us, unless it is the user's Ctrl-C."""
+        fit = self._fit
+        try:
+            if fit is not None:
+                fit.session.border.broke(error)
+            elif isinstance(error, Exception):
+                logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
+                self._config = replace(self._config, enabled=False)
+        finally:
+            self._end_fit()
+            if not isinstance(error, Exception):
+                raise error
 
     def _drop_idle_hooks(self) -> None:
         """Let the Trainer pass over hooks that do nothing: it takes some microseconds to call each, at every step."""
@@ -322,6 +304,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             self.__dict__.pop("on_train_batch_start", None)
         elif type(self).on_train_batch_start is FlopsProfilerCallback.on_train_batch_start:
             self.__dict__["on_train_batch_start"] = None
+
+
+FlopsProfilerCallback.__doc__ = with_settings_described(
+    FlopsProfilerCallback.__doc__,
+    [name for name in inspect.signature(FlopsProfilerCallback).parameters if name in SETTINGS],
+)
 
 
 def _be_a_callback_of(root: ModuleType) -> None:

@@ -41,16 +41,26 @@ def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "h
 
     Raises:
         TypeError: *model* is neither a module nor None.
+        Exception: counting could not begin, by a fault of this package's: then nothing inside has run, and nothing of
+            ours is on torch. Once the block has begun no error of ours is raised in it or at its end: where something
+            was not counted a note says so, and a record that could not be made is an error to who asks for the counts.
     """
     if model is not None:
         require_module(model)
     counter = FlopCounter(model, causal_attention=causal_attention)
     counts = FlopCounts(counter.record)
     try:
-        with counter:
-            yield counts
+        counter.__enter__()
+        yield counts
     finally:
-        counts.settle()  # so that they do not keep the model
+        try:
+            counter.__exit__()
+            counts.settle()  # so that they do not keep the model
+        except BaseException as error:
+            counter.__exit__()  # nothing happens where it came to its end before
+            counts.settle()
+            if not isinstance(error, Exception):
+                raise
 
 
 def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["full", "half"] = "full") -> FlopCounts:

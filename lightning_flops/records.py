@@ -385,8 +385,6 @@ class WindowRecord:
 
     profile_step: int
     """N: the counted step is the one that began after N steps of this fit."""
-    report_step: int
-    """The run's own x-axis value when the report came out."""
     context: RunContext
     modules: tuple[ModuleRecord, ...]
     flops: FlopRecord

@@ -23,6 +23,12 @@ def global_hooks() -> dict[str, dict[int, Any]]:
     }
 
 
+def compiler_callbacks() -> list[Any]:
+    """What torch calls when a compilation begins and when it ends, once the compiler was imported."""
+    handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    return [] if handler is None else [*handler.start_callbacks, None, *handler.end_callbacks]
+
+
 def torch_state() -> dict[str, Any]:
     """Everything of torch and Python that this package touches while it measures; the same again if nothing is left."""
     return {
@@ -40,7 +46,12 @@ def torch_state() -> dict[str, Any]:
             torch.utils.checkpoint.checkpoint,
             DataLoader.__iter__,
             torch_dataloader._BaseDataLoaderIter.__next__,
+            torch.enable_grad.__enter__,
+            torch.set_grad_enabled.__exit__,
+            torch.cuda.CUDAGraph.replay,
         ],
+        "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "callbacks of the compiler": compiler_callbacks(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
         "hooks on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(False),

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import logging
 import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from lightning_flops.doors.run_program import when_imported
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -196,7 +190,7 @@ def test_what_a_package_misses_itself_is_an_error_of_its_own(folder: Path) -> No
     ended = run(folder, "-m", "broken_package.module")
     assert ended.status == 1
     assert "ModuleNotFoundError: No module named 'a_package_that_it_misses'" in ended.err
-    assert "run_script.py" not in ended.err
+    assert "run_program.py" not in ended.err
 
 
 def test_without_a_program_the_usage_is_shown(folder: Path) -> None:
@@ -218,79 +212,6 @@ def test_what_a_launcher_puts_first_is_the_programs(folder: Path) -> None:
 def test_the_switch_for_lightning_is_on_unless_the_user_has_set_it(folder: Path) -> None:
     assert run(folder, "switch.py").out == "1\n"
     assert run(folder, "switch.py", LIGHTNING_FLOPS="0").out == "0\n"
-
-
-# ---- the hook that waits for an import
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package that can be imported and has not been."""
-    name = "package_that_is_waited_for"
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("from . import part\nvalue = part.value\n")
-    (tmp_path / name / "part.py").write_text("value = 5\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    finders = list(sys.meta_path)
-    yield name
-    sys.meta_path[:] = finders
-    for module in [module for module in sys.modules if module.partition(".")[0] == name]:
-        del sys.modules[module]
-
-
-def test_an_import_is_waited_for_and_acted_on_once(package: str) -> None:
-    seen: list[int] = []
-    finders = list(sys.meta_path)
-    when_imported(package, lambda: seen.append(sys.modules[package].value))
-    spec = importlib.util.find_spec(package)  # asks, and does not import
-    assert spec is not None and spec.loader is not None
-    assert spec.loader.is_package(package)  # type: ignore[attr-defined]  # the loader answers as its own
-    assert seen == [] and package not in sys.modules
-    module = importlib.import_module(package)
-    assert seen == [5]  # the package was complete
-    assert sys.meta_path == finders
-    assert module.__spec__ is not None
-    assert type(module.__loader__) is type(module.__spec__.loader) is importlib.machinery.SourceFileLoader
-    importlib.reload(module)
-    assert seen == [5]
-
-
-def test_what_has_been_imported_is_acted_on_at_once(package: str) -> None:
-    importlib.import_module(package)
-    seen: list[bool] = []
-    when_imported(package, lambda: seen.append(True))
-    assert seen == [True]
-
-
-def test_an_import_goes_on_when_the_action_fails(package: str, caplog: pytest.LogCaptureFixture) -> None:
-    def fail() -> None:
-        raise RuntimeError("broken")
-
-    when_imported(package, fail)
-    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
-        assert importlib.import_module(package).value == 5
-    assert "could not be installed" in caplog.text
-    assert "RuntimeError: broken" in caplog.text
-
-
-def test_an_import_that_fails_may_be_tried_again(package: str, tmp_path: Path) -> None:
-    part = tmp_path / package / "part.py"
-    part.write_text("1 / 0\n")
-    seen: list[bool] = []
-    when_imported(package, lambda: seen.append(True))
-    with pytest.raises(ZeroDivisionError):
-        importlib.import_module(package)
-    assert seen == []
-    part.write_text("value = 12345\n")  # of another length: bytecode is told by size and time
-    assert importlib.import_module(package).value == 12345
-    assert seen == [True]
-
-
-def test_a_package_that_is_not_there_is_not_there(package: str) -> None:
-    when_imported("package_that_is_nowhere", lambda: None)
-    assert importlib.util.find_spec("package_that_is_nowhere") is None
-    with pytest.raises(ModuleNotFoundError, match="No module named 'package_that_is_nowhere'"):
-        importlib.import_module("package_that_is_nowhere")
 
 
 def test_a_failing_import_has_the_traceback_it_has_alone(folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pickle
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig
-from lightning_flops.config import TraceSchedule
+from lightning_flops.config import SETTINGS, TraceSchedule, with_settings_described
 
 
 def refusal(**settings: Any) -> str:
@@ -174,12 +175,33 @@ def test_numpys_values_obey_the_same_rules(value: Any) -> None:
     assert refusal(recompute_fwd_factor=value).endswith(f", got {value!r}")
 
 
-def test_every_setting_says_in_a_docstring_what_it_does() -> None:
-    source = Path(ProfilerConfig.from_block.__code__.co_filename).read_text()
-    for field in fields(ProfilerConfig):
-        _, found, after = source.partition(f"\n    {field.name}: ")
-        assert found
-        assert after.split("\n")[1].startswith('    """')
+def test_every_setting_says_what_it_does_in_whole_sentences() -> None:
+    assert list(SETTINGS) == [field.name for field in fields(ProfilerConfig)]
+    docstring = " ".join((ProfilerConfig.__doc__ or "").split())
+    for name, setting in SETTINGS.items():
+        assert setting.help[0].isupper() and setting.help.endswith(".") and setting.help.isprintable()
+        assert f" {name}: {setting.help}" in docstring
+
+
+def test_without_docstrings_nothing_is_described() -> None:
+    # Under python -OO, where no docstring says what it would belong to.
+    assert with_settings_described(None, SETTINGS) is None
+
+
+def test_what_a_setting_does_stands_before_what_is_raised() -> None:
+    docstring = """Settings.
+
+    Raises:
+        ConfigError: always.
+    """
+    assert with_settings_described(docstring, ["top_modules", "tag_prefix"]) == (
+        "Settings.\n\nArgs:\n"
+        "    top_modules: How many modules the aggregated profile lists at each level. Default 1.\n"
+        "    tag_prefix: The prefix of the tags of scalars and texts. Default 'flops_profiler'.\n"
+        "\nRaises:\n    ConfigError: always."
+    )
+    # What Python writes under -OO for a dataclass.
+    assert with_settings_described("Settings()", []) == "Settings()\n\nArgs:"
 
 
 def test_a_mapping_of_peaks_is_copied() -> None:
@@ -357,6 +379,50 @@ def test_a_file_beyond_any_real_config_is_one_error(text: str, words: str, tmp_p
     path = tmp_path / "ds.json"
     path.write_text(text)
     assert refusal_of_file(path) == f"the DeepSpeed config {path} {words}"
+
+
+LONG = 10**5_000
+"""Python writes and reads integers of 4,300 digits, and raises ValueError beyond them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("profile_step", LONG),
+        ("profile_step", [1, LONG]),
+        ("module_depth", LONG),
+        ("timing_steps", 10**1_000),
+        ("every", LONG),
+        ("batch_size", LONG),
+        ("trace_schedule", {"wait": LONG}),
+        ("trace_schedule", TraceSchedule(repeat=LONG)),
+    ],
+    ids=["step", "steps", "depth", "timing", "every", "batch", "schedule", "whole schedule"],
+)
+def test_an_integer_that_no_report_could_show_is_refused(name: str, value: Any) -> None:
+    said = f"flops_profiler.{name} must have no integer of more than 1,000 digits, got "
+    assert refusal(**{name: value}).startswith(said)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        ProfilerConfig.from_block({"enabled": True, name: value})
+    taken = ProfilerConfig.taken_over({"enabled": True, name: value})
+    assert taken.wrong is not None and taken.wrong.startswith(said) and not taken.settings.enabled
+
+
+def test_the_longest_integer_is_taken_and_shown() -> None:
+    longest = 10**1_000 - 1
+    config = ProfilerConfig(profile_step=(1, longest), batch_size=longest)
+    assert repr(config).count("9" * 1_000) == 2
+
+
+@pytest.mark.parametrize("key", [LONG, (LONG,)], ids=["integer", "tuple"])
+def test_a_key_that_cannot_be_shown_is_unknown_and_no_more(key: Any) -> None:
+    taken = ProfilerConfig.taken_over({"enabled": True, key: 1})
+    assert taken.settings.enabled and taken.wrong is None
+    kind = type(key).__name__
+    (said,) = taken.unknown
+    assert said.startswith(f"flops_profiler.a value of type {kind} is not a setting, did you mean ")
+    with pytest.raises(ConfigError, match=rf"^flops_profiler\.a value of type {kind} is not a setting"):
+        ProfilerConfig.from_block({key: 1})
 
 
 def nested(depth: int) -> list[Any]:

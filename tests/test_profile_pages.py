@@ -11,11 +11,12 @@ import jsonschema
 import pytest
 
 from docs import write_profile_pages
-from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import BatchTotals, Extremes
+from lightning_flops.schema.profile import Profile
 from tests.report import windows
+from tests.report.windows import build_profile
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = json.loads(write_profile_pages.SCHEMA.read_text(encoding="utf-8"))

@@ -2,66 +2,43 @@
 
 The i-th call of a collective in a process group and step on one rank belongs to the i-th on the others; ranks' clocks
 are never compared. Of the calls that belong together the shortest is the transfer: the rank that came last waited for
-nobody. What the others took longer, they waited. Needs the standard library alone, so that the rank that reports can
+nobody. What the others took longer was waiting. Needs the standard library alone, so that the rank that reports can
 match what the others sent it without reading a trace.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.schema.trace import Overlap, RankCollectiveRow, RankComparison, RankRow
-
-if TYPE_CHECKING:
-    Integers: TypeAlias = array[int]
-else:
-    Integers = array  # before Python 3.12 it takes no type of its items, and JSON is read by the types of fields
+from lightning_flops.schema.communication import (
+    CollectiveCalls,
+    Integers,
+    Overlap,
+    RankCollectiveRow,
+    RankComparison,
+    RankRow,
+)
 
 _NS_PER_US = 1000
 _COUNTS_NAMED = 4
 
 
 class RanksError(LightningFlopsError, ValueError):
-    """Traces that cannot be of one run; the message names them and what contradicts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCalls:
-    """The calls that one rank made of one collective in one process group and step, in the order of their starts."""
-
-    name: str
-    """Of the collective."""
-    group: str | None
-    """The same text on every rank of the group and on no other group's; None where it is not known."""
-    group_size: int | None
-    """Ranks that take part; None where the trace does not say."""
-    channel: str | None = None
-    """Sender and receiver, for what goes from one rank to another; None for collectives."""
-    step: int | None
-    """The profiler's number of the step in which they were started; None in a trace without steps."""
-    calls: int
-    """How often it was called."""
-    bytes: int | None
-    """Of the larger side of each call, all calls together; None where the trace does not say."""
-    total_ns: int
-    """Latency of all calls together: the rank adds up its own, so that nobody adds up those of thousands."""
-    latency_ns: Integers
-    """From start to end of each call, typecode ``q``; of the first ones only, if they are fewer than *calls*."""
+    """Traces that cannot be of one run; the message names them and the contradiction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRank:
-    """What the trace of one rank says that bears on the others."""
+    """What the trace of one rank says for a comparison with the others."""
 
     rank: int | None
-    """None where the trace does not say, as none of those beside it does."""
+    """None where no trace says its rank."""
     source: str
     """Where the trace came from."""
     steps: int
@@ -72,7 +49,7 @@ class TracedRank:
 def compare(traced: Sequence[TracedRank]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run.
 
-    Where a group's ranks made unequally many calls in a step, those are left unmatched, and the notes say so.
+    Where the ranks of a group made different numbers of calls in a step, these stay unmatched; the notes say so.
 
     Raises:
         RanksError: two are of the same rank, or there is none.
@@ -84,7 +61,8 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     middle = median(per_step)
     if len({one.steps for one in listed}) > 1:
         notes = (
-            f"The traces hold different numbers of steps ({_steps_in_words(listed)}): only what is per step compares.",
+            f"The traces hold different numbers of steps ({_steps_in_words(listed)}): only figures per step can be "
+            "compared.",
             *notes,
         )
     rows = tuple(
@@ -93,8 +71,8 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
             source=one.source,
             steps=one.steps,
             overlap=one.overlap,
-            transfer_us=_sum_of_known(row.transfer_us for row in table),
-            wait_us=_sum_of_known(row.wait_us for row in table),
+            transfer_us=_sum_of_those_known(row.transfer_us for row in table),
+            wait_us=_sum_of_those_known(row.wait_us for row in table),
             compute_over_median=computation / middle if middle and len(listed) > 1 else None,
             collectives=table,
         )
@@ -150,7 +128,7 @@ _Key = tuple[str, str, int | None]
 
 
 def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankCollectiveRow, ...]], tuple[str, ...]]:
-    """For each rank its collectives by name, and in sentences what could not be matched."""
+    """The collectives of each rank by name, and sentences on what could not be matched."""
     sums: list[defaultdict[str, _Sums]] = [defaultdict(_Sums) for _ in ranks]
     together: defaultdict[_Key, list[_TakingPart]] = defaultdict(list)
     unmatched, partial, groupless = _Counts(int), _Counts(int), _Counts(int)
@@ -170,11 +148,12 @@ def _match(ranks: Sequence[Iterable[CollectiveCalls]]) -> tuple[list[tuple[RankC
     if len(ranks) < 2:
         return tables, ()
     return tables, (
-        *_notes("Calls of {} without a counterpart in the other traces, whose waiting is not known: {}.", unmatched),
+        *_notes("Calls of {} without a counterpart in the other traces, so their waiting is not known: {}.", unmatched),
         *_notes(
-            "Calls of {} in groups whose traces are not all here, where waiting may count as transfer: {}.", partial
+            "Calls of {} in groups that have ranks without a trace here, so waiting may be counted as transfer: {}.",
+            partial,
         ),
-        *_notes("Calls of {} that do not say which ranks take part, whose waiting is not known: {}.", groupless),
+        *_notes("Calls of {} that do not say which ranks take part, so their waiting is not known: {}.", groupless),
     )
 
 
@@ -210,7 +189,7 @@ def _match_one(
     expected = first.group_size if first.channel is None else 2
     if len(taking_part) < (expected or 0):
         partial[first.name] += first.calls
-    # Of what was left out on one rank nobody knows the transfer.
+    # The transfer of calls that one rank left out is not known.
     known = min(len(one.calls.latency_ns) for one in taking_part)
     transfer_ns = _sum_of_least([one.calls.latency_ns for one in taking_part], known)
     for place, calls in taking_part:
@@ -222,12 +201,12 @@ def _match_one(
 
 
 def _sum_of_least(rows: Sequence[Integers], length: int) -> int:
-    """Of each of the first *length* columns of *rows* the least number, added up."""
+    """The least number of each of the first *length* columns of *rows*, summed."""
     if not length:
         return 0
     try:
         import numpy as np
-    except ImportError:  # the others had it, or they could not have read their traces; here it saves seconds at most
+    except ImportError:  # the ranks that read traces had it; here it saves seconds at most
         return sum(map(min, zip(*rows, strict=False)))
     least = np.array(rows[0][:length], dtype=np.int64)
     for row in rows:
@@ -252,7 +231,7 @@ def _by_latency(row: RankCollectiveRow) -> tuple[float, str]:
     return -row.latency_us, row.name
 
 
-def _sum_of_known(values: Iterable[float | None]) -> float | None:
+def _sum_of_those_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

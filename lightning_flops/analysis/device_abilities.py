@@ -1,4 +1,4 @@
-"""What a device can do, as far as advice rests on it. Of a device that is not known, nothing is claimed."""
+"""What a device can do, as far as advice depends on it. Nothing is claimed of an unknown device."""
 
 from __future__ import annotations
 

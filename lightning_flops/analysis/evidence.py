@@ -1,4 +1,4 @@
-"""What the rules of advice look at, drawn together from what a window and its traced step know.
+"""What the rules of advice look at, collected from a window and its traced step.
 
 Every field of ``Evidence`` is None where it was not measured, and a rule whose evidence is None says nothing.
 """
@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, RunContext, RunFacts
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.step_flops import DtypeFlops
-    from lightning_flops.analysis.step_rates import Rates
-    from lightning_flops.analysis.stragglers import Straggler
-    from lightning_flops.analysis.timing import TimingProfile
-    from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.step import DtypeFlops, Rates, TimingProfile
+from lightning_flops.schema.trace import TraceReport
 
 ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
@@ -27,13 +22,13 @@ ALIGNMENT_16_BITS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the rules look at; shares are of the step unless said, None is not measured."""
+    """What the rules look at. Shares are of the step if nothing else is said; None is not measured."""
 
     data_wait_share: float | None = None
     exposed_communication_share: float | None = None
     """Communication that no computation hides."""
     waiting_share: float | None = None
-    """As much of that, at most, is waiting for other ranks to come; None where their calls are not known."""
+    """At most this much of it is waiting for other ranks; None where their calls are not known."""
     overlap_ratio: float | None = None
     """Communication that computation hides ÷ communication."""
     gpu_utilization: float | None = None
@@ -62,7 +57,7 @@ class Evidence:
     single_tensor_optimizers: tuple[str, ...] | None = None
     """Types of the optimizers that update one tensor after the other."""
     optimizer_arguments: tuple[str, ...] = ()
-    """With which they would update many tensors at once, on this device."""
+    """Arguments with which they would update many tensors at once on this device."""
     host_idle_share: float | None = None
     """The device waits for the host to launch work, waiting for data left out."""
     kernel_gap_share: float | None = None
@@ -72,19 +67,12 @@ class Evidence:
     """Kernels under 10 µs ÷ kernels."""
     straggler: Straggler | None = None
     """The rank that the others wait for longest; None if all keep pace, or the other ranks are not known."""
-    slowest_rank: int | None = None
-    slowest_source: str | None = None
-    """What its trace is called, where that says no rank."""
-    slowest_over_median: float | None = None
-    """Computation of the slowest rank ÷ the ranks' median."""
-    slowest_longer_sec: float | None = None
-    """The one less the other, in a step."""
-    slowest_longer_share: float | None = None
-    """The same ÷ that rank's step."""
+    straggler_name: str | None = None
+    """What the straggler is called where its number is not known."""
     mfu: float | None = None
     """None too where it is only a lower bound."""
     data_parallel_devices: int | None = None
-    """GPUs that torch.nn.DataParallel spreads the batch over; 0 for none."""
+    """GPUs over which torch.nn.DataParallel spreads the batch; 0 for none."""
     backend: str | None = None
     """Of the process group that synchronizes gradients of modules on GPUs."""
     pageable_copy_share: float | None = None
@@ -121,7 +109,7 @@ def gather_evidence(
         trace: the tables of the traced step; None if none was traced.
         peak_memory_bytes: most bytes that the device's memory held; None if not known.
         lower_bound: FLOPs are lower bounds.
-        thresholds: a kernel's blocks per SM are held against its threshold here.
+        thresholds: the one for a kernel's blocks per SM is used here.
     """
     whole = sum(one.model for one in dtypes)
     single = sum(one.model for one in dtypes if one.dtype == "float32")
@@ -164,7 +152,7 @@ def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, 
 
 
 def _arguments(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...]:
-    """What all of those that update tensor by tensor take."""
+    """Arguments that all optimizers accept which update one tensor at a time."""
     single = [one for one in optimizers or () if one.implementation == "single-tensor"]
     first = single[0].faster_with if single else ()
     return tuple(name for name in first if all(name in one.faster_with for one in single))
@@ -192,7 +180,7 @@ def with_trace(evidence: Evidence, trace: TraceReport, thresholds: AdviceThresho
     """*evidence* and what the tables of *trace* tell; *thresholds* say which kernels are small."""
     mean = trace.step_times.mean
     wall_us = mean.wall_us
-    # Of the traced step itself: its wait for data may be another than the timed steps'.
+    # Of the traced step itself: the timed steps' wait for data may be another.
     waiting = ratio(part=mean.data_loader_us or 0.0, whole=wall_us) or 0.0
     found: dict[str, float | None] = {}
     if trace.overlap is not None:

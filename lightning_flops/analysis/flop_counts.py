@@ -7,25 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import TypeVar
 
-from lightning_flops.analysis.module_names import with_those_above
-from lightning_flops.records import (
-    OUTSIDE,
-    FlopRecord,
-    OperatorCell,
-    PhaseAmounts,
-    PhaseBytes,
-    PhaseFlops,
-    UncountedOperator,
-)
+from lightning_flops.analysis.module_names import with_those_above, with_those_below
+from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseBytes, PhaseFlops, UncountedOperator
 
 _Value = TypeVar("_Value")
-_Amounts = TypeVar("_Amounts", bound=PhaseAmounts)
 
 
 class FlopCounts:
     """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two.
 
-    Reads the record anew at each question, so over a running counter the answers are those of the moment.
+    The record is read anew for each question: over a running counter, answers are of the moment.
 
     Args:
         record: the record, or a function that returns the record of the moment.
@@ -40,8 +31,14 @@ class FlopCounts:
         return self._record if isinstance(self._record, FlopRecord) else self._record()
 
     def settle(self) -> None:
-        """Reads the record a last time: the answers stay, and what was counted is no longer held."""
-        self._record = self.record
+        """Reads the record a last time: the answers stay, and what was counted is no longer held.
+
+        An error that reading it raises is raised to whoever asks for an answer.
+        """
+        try:
+            self._record = self.record
+        except Exception as error:
+            self._record = _raising(error.with_traceback(None))  # whose frames hold what was counted
 
     def __repr__(self) -> str:
         """The four phases, and whether they are all."""
@@ -87,7 +84,7 @@ class FlopCounts:
     def causal_skipped(self) -> int:
         """FLOPs, among the four phases', that fused causal attention does not execute.
 
-        With ``causal_attention="half"`` it is below zero where more is executed than the half that is counted.
+        With ``causal_attention="half"`` it is negative where more is executed than the half that is counted.
         """
         return sum(cell.causal_skipped for cell in self.record.cells)
 
@@ -130,7 +127,7 @@ class FlopCounts:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether an operator that may have spent FLOPs could not be counted, so that every sum is at least that."""
+        """Whether an operator that may have spent FLOPs could not be counted, so that every sum is a lower bound."""
         return any(operator.heavy for operator in self.record.uncounted.values())
 
     @property
@@ -143,7 +140,7 @@ class FlopCounts:
 
         The root is ``""``. Work that belongs to no module of the root stands under ``"(outside)"``, if there is any.
         """
-        return _with_those_below(self.own_by_module(), PhaseFlops())
+        return _root_first(with_those_below(self.own_by_module(), PhaseFlops()))
 
     def own_by_module(self) -> dict[str, PhaseFlops]:
         """FLOPs of each module without those of the modules below it."""
@@ -178,7 +175,7 @@ class FlopCounts:
 
     def bytes_by_module(self) -> dict[str, PhaseBytes]:
         """Bytes read and written by each module with everything below it, by qualified name."""
-        return _with_those_below(self.own_bytes_by_module(), PhaseBytes())
+        return _root_first(with_those_below(self.own_bytes_by_module(), PhaseBytes()))
 
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.
@@ -212,15 +209,13 @@ def _flops_by(cells: Iterable[OperatorCell], key: Callable[[OperatorCell], str])
     return {name: flops_by_phase(group) for name, group in groups.items()}
 
 
-def _with_those_below(own: Mapping[str, _Amounts], nothing: _Amounts) -> dict[str, _Amounts]:
-    """What each module has of its *own*, and what those below it have."""
-    sums: dict[str, _Amounts] = {}
-    for name, amounts in own.items():
-        for above in with_those_above(name):
-            sums[above] = sums.get(above, nothing) + amounts
-    return _root_first(sums)
-
-
 def _root_first(sums: Mapping[str, _Value]) -> dict[str, _Value]:
     """Sort by name, so that a module stands before those below it; what is outside the root stands last."""
     return {name: sums[name] for name in sorted(sums, key=lambda name: (name == OUTSIDE, name.split(".")))}
+
+
+def _raising(error: Exception) -> Callable[[], FlopRecord]:
+    def record() -> FlopRecord:
+        raise error
+
+    return record

@@ -1,65 +1,23 @@
-"""Rates of a whole job: what all ranks did over what their devices could have done, or over the time they took."""
+"""Rates of a whole job: what all ranks did / what their devices could have done, or / the time they took."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankSummary
-from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio
+from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
 from lightning_flops.records import RunContext
-
-_Number = TypeVar("_Number", int, float)
+from lightning_flops.schema.rank_record import RankSummary
+from lightning_flops.schema.ranks import DeviceGroup, JobRates
 
 _Figure = Callable[[RankSummary], float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceGroup:
-    """Ranks whose devices are alike."""
-
-    device_name: str
-    """As the driver has it."""
-    ranks: int
-    """How many there are."""
-    peak_flops_per_sec: float | None
-    """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRates:
-    """Ratios of all ranks together; None where numerator or denominator is not known."""
-
-    mfu: float | None
-    """Model FLOPs of all ranks / sum over ranks of (peak for the job's dtypes x global_step_sec)."""
-    hfu: float | None
-    """The same of hardware FLOPs."""
-    samples_per_sec: float | None
-    """Sum over the ranks that see different data of samples / global_step_sec."""
-    iter_samples_per_sec: float | None
-    """Likewise over iter_sec: DeepSpeed's figure."""
-    tokens_per_sec: float | None
-    """Likewise of tokens, over global_step_sec."""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / ranks that answered."""
 
 
 def global_step_sec(summary: RankSummary) -> float | None:
     """Mean wall time of the rank's steps; None if none was timed."""
     return None if summary.timing is None else summary.timing.global_step_sec
-
-
-def sum_of_known(values: Iterable[_Number | None]) -> _Number | None:
-    """The sum; None if one of them is not known."""
-    total: _Number | None = None
-    for value in values:
-        if value is None:
-            return None
-        total = value if total is None else total + value
-    return total
 
 
 def ranks_of_one_copy(context: RunContext) -> int:
@@ -70,12 +28,12 @@ def ranks_of_one_copy(context: RunContext) -> int:
 def of_different_data(summaries: Sequence[RankSummary], amount: _Figure) -> float | None:
     """Sum of *amount* over the ranks that see different data; None if one does not know it.
 
-    Every stage of a pipeline sees the same data: the one of which most ranks answered tells.
+    Every stage of a pipeline sees the same data: the stage of which most ranks answered is used.
     """
     by_stage: defaultdict[int, list[float | None]] = defaultdict(list)
     for one in summaries:
         by_stage[one.context.pp_rank].append(amount(one))
-    known = {stage: total for stage, amounts in by_stage.items() if (total := sum_of_known(amounts)) is not None}
+    known = {stage: total for stage, amounts in by_stage.items() if (total := sum_if_all_known(amounts)) is not None}
     if not known:
         return None
     stage = max(sorted(known), key=lambda stage: len(by_stage[stage]))
@@ -113,7 +71,7 @@ def device_groups(summaries: Iterable[RankSummary], model: Mapping[str, float]) 
 def build_job_rates(
     summaries: Sequence[RankSummary], *, model: Mapping[str, float], hardware: Mapping[str, float]
 ) -> tuple[JobRates, dict[str, str]]:
-    """Every ratio of the job, and for those that are None why.
+    """Every ratio of the job, and the reason for each one that is None.
 
     Args:
         summaries: of the ranks that answered.
@@ -162,8 +120,8 @@ def _iter_sec(summary: RankSummary) -> float | None:
 
 
 def _utilization(summaries: Iterable[RankSummary], flops: Mapping[str, float]) -> float | None:
-    """*flops* of all ranks / what their devices could have done meanwhile."""
-    possible = sum_of_known(
+    """*flops* of all ranks / what their devices could have done in that time."""
+    possible = sum_if_all_known(
         None if (seconds := global_step_sec(one)) is None or (peak := _peak(one, flops)) is None else peak * seconds
         for one in summaries
     )

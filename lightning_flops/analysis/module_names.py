@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
-from lightning_flops.records import OUTSIDE
+from lightning_flops.records import OUTSIDE, PhaseBytes, PhaseFlops
+
+_Amount = TypeVar("_Amount", float, PhaseFlops, PhaseBytes)
 
 
 def parent_name(name: str) -> str:
     """Name of the module around *name*; the root is its own parent."""
     return name.rpartition(".")[0]
-
-
-def short_name(name: str) -> str:
-    """Last part of *name*: what its parent calls it."""
-    return name.rpartition(".")[2]
 
 
 def with_those_above(name: str) -> Iterator[str]:
@@ -25,3 +23,17 @@ def with_those_above(name: str) -> Iterator[str]:
     while name:
         name = parent_name(name)
         yield name
+
+
+def with_those_below(own: Mapping[str, _Amount], nothing: _Amount) -> dict[str, _Amount]:
+    """What each module has of its *own* and what those below it have, added up.
+
+    Args:
+        own: amounts by qualified name.
+        nothing: the amount to begin with.
+    """
+    sums: dict[str, _Amount] = {}
+    for name, amount in own.items():
+        for above in with_those_above(name):
+            sums[above] = sums.get(above, nothing) + amount
+    return sums

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import parent_name, short_name
-from lightning_flops.analysis.traced_step import ModuleTimes
+from lightning_flops.analysis.module_names import parent_name, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
+from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleProfile:
-    """One module of the model; its FLOPs, bytes and calls are sums over all counted steps."""
-
-    name: str
-    """Qualified name; the root is ``""``."""
-    type_name: str
-    """Class of the module; ``""`` if it did work and was not among the model's modules."""
-    extra_repr: str
-    """What the module says of itself, such as ``in_features=8, out_features=4``."""
-    depth: int
-    """Levels below the root, which has 0."""
-    params: int
-    """Unique logical parameters of the module and all below it."""
-    trainable_params: int
-    """Of ``params``, those that need a gradient."""
-    local_params: int
-    """Parameters that this rank holds in memory."""
-    calls: int
-    """How often its forward was entered, recomputation left out."""
-    own: PhaseFlops
-    """Without the modules below it."""
-    total: PhaseFlops
-    """With the modules below it."""
-    total_bytes: PhaseBytes
-    """Read and written, with the modules below it."""
-    alias_of: str | None = None
-    """Name under which the same module object stands earlier in the tree."""
-    times: ModuleTimes | None = None
-    """What it took in the traced step; None if none was traced, or it was not called there."""
-
-    @property
-    def short_name(self) -> str:
-        """Last part of the name: what its parent calls it."""
-        return short_name(self.name)
 
 
 def build_modules(
@@ -78,12 +42,7 @@ def build_modules(
                 break
             name = parent_name(name)
     ordered = _in_tree_order(by_name)
-    total = {name: own.get(name, _NONE) for name in ordered}
-    total_bytes = {name: moved.get(name, _NO_BYTES) for name in ordered}
-    for name in reversed(ordered):  # those below a module come after it
-        if name:
-            total[parent_name(name)] += total[name]
-            total_bytes[parent_name(name)] += total_bytes[name]
+    total, total_bytes = with_those_below(own, _NONE), with_those_below(moved, _NO_BYTES)
     return tuple(
         ModuleProfile(
             name=name,
@@ -95,8 +54,8 @@ def build_modules(
             local_params=by_name[name].local_params,
             calls=flops_record.module_calls.get(name, 0),
             own=own.get(name, _NONE),
-            total=total[name],
-            total_bytes=total_bytes[name],
+            total=total.get(name, _NONE),
+            total_bytes=total_bytes.get(name, _NO_BYTES),
             alias_of=by_name[name].alias_of,
             times=times.get(name),
         )
@@ -120,7 +79,7 @@ def _in_tree_order(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleNode:
-    """A module with the modules right below it, equal neighbours folded into one."""
+    """A module with the modules right below it; one node may stand for several equal neighbours."""
 
     module: ModuleProfile
     children: tuple[ModuleNode, ...] = ()
@@ -147,7 +106,33 @@ def lower_bound_modules(uncounted: Mapping[str, UncountedOperator]) -> frozenset
     return frozenset(names)
 
 
-def folded_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] = ()) -> ModuleNode | None:
+def depth_shown(modules: Iterable[ModuleProfile], *, limit: int) -> int:
+    """Deepest level that a report shows: *limit*, or the deepest of *modules* where that is less or *limit* is -1."""
+    deepest = max((module.depth for module in modules), default=0)
+    return deepest if limit < 0 else min(limit, deepest)
+
+
+def heaviest_types(
+    modules: Iterable[ModuleProfile], *, depth: int, weight: Callable[[ModuleProfile], float], top: int
+) -> list[tuple[str, float]]:
+    """The *top* classes of modules at *depth* levels below the root, and the weight of each, the heaviest first.
+
+    Args:
+        modules: in the model's order, which decides between classes of equal weight.
+        depth: the level; the root's is 0.
+        weight: what modules of one class are added up by.
+        top: how many classes.
+    """
+    sums: defaultdict[str, float] = defaultdict(int)
+    for module in modules:
+        if module.depth == depth:
+            sums[module.type_name] += weight(module)
+    return sorted(sums.items(), key=lambda item: -item[1])[:top]
+
+
+def module_tree(
+    modules: Sequence[ModuleProfile], lower_bounds: Collection[str] = (), *, fold: bool = True
+) -> ModuleNode | None:
     """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
 
     Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs, aliases, and whether
@@ -156,6 +141,7 @@ def folded_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] 
     Args:
         modules: in tree order.
         lower_bounds: names of those whose FLOPs are lower bounds.
+        fold: False leaves every module a node of its own.
 
     Returns:
         The root's node; None without modules.
@@ -176,7 +162,7 @@ def folded_tree(modules: Sequence[ModuleProfile], lower_bounds: Collection[str] 
         tree_numbers[module.name] = numbers.setdefault(tree, len(numbers))
         nodes[module.name] = ModuleNode(
             module=module,
-            children=tuple(_folded(below, nodes, tree_numbers)),
+            children=tuple(_folded(below, nodes, tree_numbers) if fold else [nodes[child.name] for child in below]),
             size=1 + sum(nodes[child.name].size for child in below),
             called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )
@@ -206,7 +192,7 @@ def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:
 
 
 def _what_shows(module: ModuleProfile) -> object:
-    """What makes *module* look like another one to a reader; bytes and times differ between equal layers."""
+    """What a reader sees of *module*; bytes and times may differ between equal layers."""
     return (
         module.type_name,
         module.extra_repr,

@@ -1,67 +1,22 @@
-"""Communication in the traced step of every rank: what of it was hidden, what was transfer and what was waiting."""
+"""Communication in the traced step of every rank: what was hidden, what was transfer and what was waiting."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from lightning_flops.analysis.collectives import TracedRank, compare
-from lightning_flops.analysis.rank_record import RankRecord
-from lightning_flops.analysis.spreads import RankSpread, spread_over
-from lightning_flops.schema.trace import RankCollectiveRow, RankRow
+from lightning_flops.analysis.rates import sum_if_all_known
+from lightning_flops.analysis.spreads import spread_over
+from lightning_flops.schema.communication import RankCollectiveRow, RankRow
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RanksCollective, RanksCommunication, RankSpread
 
 _US_PER_SEC = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksCollective:
-    """One collective on all ranks, in one step; call by call matched with the ranks that took part."""
-
-    name: str
-    """Of the collective."""
-    ranks: int
-    """Ranks that called it."""
-    calls: int
-    """Of all ranks and traced steps, added up; likewise the next two."""
-    matched_calls: int
-    """Calls whose counterparts are known."""
-    bytes: int | None
-    """None where a trace does not say."""
-    transfer_sec: RankSpread | None
-    """In which data can have moved: for each matched call the shortest of the ranks. None without matched calls."""
-    wait_sec: RankSpread | None
-    """The rest: waiting for other ranks to come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksCommunication:
-    """Computation and communication of the ranks in a traced step."""
-
-    ranks: int
-    """Ranks whose traces show communication."""
-    wall_sec: RankSpread
-    """Of the traced step."""
-    computation_sec: RankSpread
-    """In which something computed."""
-    communication_sec: RankSpread
-    """In which something communicated, hidden or not."""
-    exposed_sec: RankSpread
-    """Of it what no computation hides."""
-    overlap_ratio: RankSpread | None
-    """Hidden ÷ all communication; None if no rank communicated at all."""
-    transfer_sec: RankSpread | None
-    """Of all matched calls; they may overlap, with each other and with computation. None without matched calls."""
-    wait_sec: RankSpread | None
-    """The rest of the matched calls: waiting for other ranks to come."""
-    collectives: tuple[RanksCollective, ...]
-    """Those that the ranks spent most time in first."""
-    notes: tuple[str, ...]
-    """What could not be matched, in sentences."""
-
-
 def compare_communication(records: Iterable[RankRecord]) -> RanksCommunication | None:
-    """Communication of the ranks that *records* are of; None if fewer than two have traces that show any."""
+    """Communication of the ranks of *records*; None if fewer than two have traces that show any."""
     traced = [
         TracedRank(
             rank=record.rank,
@@ -121,14 +76,12 @@ def _collective(name: str, found: Sequence[tuple[RankRow, RankCollectiveRow]]) -
             {_rank(row): value / row.steps / _US_PER_SEC for row, one in found if (value := time_us(one)) is not None}
         )
 
-    sizes = [one.bytes for _, one in found]
-    known = [size for size in sizes if size is not None]
     return RanksCollective(
         name=name,
         ranks=len(found),
         calls=sum(one.calls for _, one in found),
         matched_calls=sum(one.matched_calls for _, one in found),
-        bytes=sum(known) if len(known) == len(sizes) else None,
+        bytes=sum_if_all_known(one.bytes for _, one in found),
         transfer_sec=over_ranks(lambda one: one.transfer_us),
         wait_sec=over_ranks(lambda one: one.wait_us),
     )

@@ -1,4 +1,4 @@
-"""Ranks in words, few of them however many ranks there are."""
+"""Ranks in words: a short list, however many there are."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def name_files(sources: Sequence[str]) -> list[str]:
-    """Each of *sources* by its last part where that tells them apart, else whole."""
+    """The last part of each of *sources*, or all of it where the last parts are the same."""
     last = [os.path.basename(source.rstrip("/")) or source for source in sources]
     return [short if last.count(short) == 1 else source for short, source in zip(last, sources, strict=True)]

@@ -1,4 +1,4 @@
-"""What one rank tells the rank that reports: its profile in few numbers, small enough for a key-value store.
+"""What one rank sends to the rank that reports: its profile in few numbers, small enough for a key-value store.
 
 ``make_rank_record`` draws a record from a profile, ``pack`` turns it into bytes and ``unpack`` back. Packed, it is
 
@@ -17,23 +17,18 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from lightning_flops.analysis.collectives import CollectiveCalls, Integers
-from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
 from lightning_flops.analysis.templates import Numbers, Template
-from lightning_flops.analysis.timing import TimingProfile
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
-from lightning_flops.records import RunContext
 from lightning_flops.schema import dataclass_json
-from lightning_flops.schema.trace import Overlap, TracedPart
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord, RankSummary
+from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.text.json_text import read_json
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
 
 RECORD_LIMIT_BYTES = 65_536
 """Most bytes of a packed record."""
@@ -49,76 +44,6 @@ _NS_PER_SEC = 1e9
 
 class RankRecordError(LightningFlopsError, ValueError):
     """Bytes that are no record of this version, or a record that cannot be packed; the message says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAbsence:
-    """A rank that the merged report knows nothing of."""
-
-    rank: int
-    """Its number."""
-    reason: str
-    """Why, in words that end a sentence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
-    """One rank's window in few numbers, those of one global step unless said."""
-
-    context: RunContext
-    profile_step: int
-    counted_steps: int
-    """How many steps were counted."""
-    samples: float | None
-    tokens: float | None
-    params: int | None
-    """Of the whole model; of a pipeline's stage."""
-    trainable_params: int | None
-    local_params: int | None
-    """Parameters that this rank holds in memory."""
-    flops: StepFlops
-    dtypes: tuple[DtypeFlops, ...]
-    """Over all counted steps."""
-    peaks_flops_per_sec: Mapping[str, float]
-    """Dense peak of the rank's device in every dtype for which it is known."""
-    lower_bound: bool
-    timing: TimingProfile | None
-    """None if no step was timed."""
-    peak_memory_bytes: int | None
-    traced_step: int | None
-    """Index of the step that was traced; None if none was."""
-    traced_steps: int
-    """How many steps the trace holds; 0 without one."""
-    traced_parts: tuple[TracedPart, ...]
-    """Where the time of the traced step went; empty without a trace."""
-    overlap: Overlap | None
-    """Of the traced step; None without collectives."""
-    modules_clock: Literal["host", "device", "borders"] | None
-    """Clock of the modules' times; None without such."""
-    notes: int
-    """How many notes the rank's own report has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecord:
-    """What one rank sends to the one that reports."""
-
-    summary: RankSummary
-    module_names: tuple[str, ...] = ()
-    """Modules with times, in tree order."""
-    own_forward_ns: Integers
-    """Of each of them in the traced step, without the modules below it."""
-    own_backward_ns: Integers
-    """Likewise; empty if backwards were not timed."""
-    collectives: tuple[CollectiveCalls, ...] = ()
-    """Of the traced steps, call by call."""
-    left_out: tuple[str, ...] = ()
-    """What did not fit, in sentences."""
-
-    @property
-    def rank(self) -> int:
-        """Number of the rank in the job."""
-        return self.summary.context.rank
 
 
 def make_rank_record(profile: Profile) -> RankRecord:
@@ -181,7 +106,7 @@ _BUDGETS = (
     (100, 250),
     (0, 0),
 )
-"""Most modules and most collective calls of a packed record; the first pair with which it fits is taken."""
+"""Most modules and most collective calls of a packed record. The first pair with which the record fits is used."""
 
 _OPEN_TEXTS = ("host",)
 """Fields whose texts most ranks do not have in common."""
@@ -190,7 +115,8 @@ _OPEN_TEXTS = ("host",)
 def pack(answer: RankRecord | RankAbsence) -> bytes:
     """*answer* as at most ``RECORD_LIMIT_BYTES`` bytes.
 
-    If need be, the modules that take least time and the last calls of each collective are left out, and that is said.
+    If it would be larger, the modules that take least time and the last calls of each collective are left out; the
+    record says so.
 
     Raises:
         RankRecordError: it is too large without any of them, or a number in it is not finite.
@@ -208,7 +134,7 @@ def pack(answer: RankRecord | RankAbsence) -> bytes:
 def unpack(data: bytes) -> RankRecord | RankAbsence:
     """What ``pack`` made *data* of.
 
-    No more of it is inflated than ``FORM_LIMIT_BYTES``, whatever it says.
+    At most ``FORM_LIMIT_BYTES`` of it are inflated, whatever it says.
 
     Raises:
         RankRecordError: *data* is damaged, of another version, larger than any record, or something else.
@@ -264,7 +190,7 @@ def _with_calls(record: RankRecord, most: int) -> RankRecord:
 
 def _packed(record: RankRecord) -> tuple[bytes, int]:
     """*record* as bytes, and how many its form has when it is inflated."""
-    # Once through JSON, so that an int that stands for a float has become one.
+    # Through JSON once, so that an int in the place of a float becomes a float.
     typed = dataclass_json.load_part(RankRecord, _json(record))
     template = Template(typed, open_texts=_OPEN_TEXTS)
     numbers = template.split(typed)

@@ -1,154 +1,40 @@
 """The whole job in one profile: what every rank measured, merged, and which ranks did not answer.
 
-``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums, spreads and rates are those of the ranks that
-answered, never stretched to those that did not; only what stands for one copy of the model is an average.
+``with_ranks`` merges the ranks' records into a ``RanksProfile``. Sums, spreads and rates are of the ranks that
+answered; nothing is guessed for the others. Only figures of one copy of the model are averages.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
-from lightning_flops.analysis.advice import RULES_ON_COMMUNICATION, advise
+from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.advice_rules import RULES_ON_COMMUNICATION
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
-    DeviceGroup,
-    JobRates,
     build_job_rates,
     device_groups,
     flops_by_dtype,
     global_step_sec,
     of_different_data,
     ranks_of_one_copy,
-    sum_of_known,
 )
-from lightning_flops.analysis.rank_communication import RanksCommunication, compare_communication
+from lightning_flops.analysis.rank_communication import compare_communication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, RankSummary
-from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.spreads import RankSpread, spread_over
-from lightning_flops.analysis.step_flops import StepFlops
-from lightning_flops.analysis.stragglers import Straggler, find_stragglers
+from lightning_flops.analysis.rates import ratio, sum_if_all_known
+from lightning_flops.analysis.spreads import spread_over
+from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.records import TimePhase
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksPart:
-    """One part of a step over ranks."""
-
-    name: str
-    """As in ``PartTiming``."""
-    seconds: RankSpread
-    """Of each rank's mean over its timed steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFigures:
-    """One rank in a few figures of one step."""
-
-    rank: int
-    """Its number."""
-    host: str
-    """Name of its machine."""
-    stage: int
-    """Of the pipeline, the first being 0."""
-    model_flops: int
-    """Forward + backward of one step on this rank."""
-    hardware_flops: int
-    """What its kernels execute in one step."""
-    parts_sec: Mapping[str, float]
-    """Mean of each part of a step; empty if no step was timed."""
-    global_step_sec: float | None
-    """Mean wall time of its steps; None if none was timed."""
-    peak_memory_bytes: int | None
-    """Most that tensors took of its device, or its process of the host; None if nobody looked."""
-    traced: bool
-    """Its traced step tells its own work from waiting for other ranks."""
-    notes: int
-    """How many notes its own report has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageProfile:
-    """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
-
-    stage: int
-    """Its number in the pipeline, the first being 0."""
-    answered: int
-    """Ranks of the stage that the figures are of."""
-    params: int | None
-    """Unique logical parameters of the stage; None if not known."""
-    trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
-    flops: StepFlops
-    """Of one step and one copy of the model."""
-    parts: tuple[RanksPart, ...]
-    """Every part of a step over the stage's ranks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksProfile:
-    """All ranks of a job together; every figure is of those that answered, and of one global step."""
-
-    world_size: int
-    """Ranks of the job."""
-    answered: int
-    """Ranks whose measurements are in here."""
-    absences: tuple[RankAbsence, ...]
-    """Every other rank, by number."""
-    waited_sec: float
-    """How long the rank that reports waited for the others' answers."""
-    flops: StepFlops
-    """Of all ranks, added up."""
-    flops_of_model: StepFlops | None
-    """Of one copy of the model: the ranks that see the same data, averaged over those that see different data, each
-    figure to the nearest whole FLOP. None if no rank of some stage of the pipeline answered."""
-    lower_bound: bool
-    """The FLOPs of a rank are lower bounds, and so are these."""
-    params: int | None
-    """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
-    trainable_params: int | None
-    """Of ``params``, those that need a gradient."""
-    samples: float | None
-    """Of all ranks that see different data; None if the samples of one are not known."""
-    tokens: float | None
-    """Likewise of tokens."""
-    parts: tuple[RanksPart, ...]
-    """Every part of a step."""
-    global_step: RanksPart | None
-    """None if no rank timed a step."""
-    model_flops: RankSpread
-    """Of each rank."""
-    local_params: RankSpread | None
-    """Parameters that each rank holds in memory."""
-    peak_memory_bytes: RankSpread | None
-    """Most that tensors took of each device, or each process of the host."""
-    devices: tuple[DeviceGroup, ...]
-    """Most ranks first."""
-    peak_flops_per_sec: float | None
-    """Sum of the devices' peaks; None if one is not known."""
-    rates: JobRates
-    """Ratios of all ranks together."""
-    unavailable: Mapping[str, str]
-    """Why a rate (by its field's name) is None, in a few words."""
-    stages: tuple[StageProfile, ...]
-    """Of a pipeline; empty where there is none."""
-    communication: RanksCommunication | None
-    """In the traced steps; None if fewer than two ranks' traces show any."""
-    stragglers: tuple[Straggler, ...]
-    """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
-    left_out: tuple[str, ...]
-    """What did not fit into the records, in sentences."""
-    ranks: tuple[RankFigures, ...]
-    """Each rank that answered, by number."""
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord, RankSummary
+from lightning_flops.schema.ranks import RankAbsence, RankFigures, RanksPart, RanksProfile, StageProfile
+from lightning_flops.schema.step import StepFlops
 
 
 def with_ranks(
@@ -162,12 +48,12 @@ def with_ranks(
 
     Args:
         profile: of the rank that reports.
-        answers: of all ranks, in any order; a rank that is not among them is taken for one that sent nothing.
+        answers: of all ranks, in any order; a rank that is not among them counts as one that sent nothing.
         waited_sec: how long the caller waited for them.
-        thresholds: from where on something is worth a word of advice; None for the defaults.
+        thresholds: of the advice; None for the defaults.
 
     Returns:
-        *profile* as it is if not even its own rank is among *answers*.
+        *profile* unchanged if *answers* has no record, not even of its own rank.
     """
     records, absences = _sorted_out(profile, answers)
     if not records:
@@ -181,7 +67,7 @@ def with_ranks(
 
 
 def _evidence(ranks: RanksProfile) -> Evidence:
-    """What the ranks together tell; of communication that is the median rank's."""
+    """Evidence of all ranks together; for communication, the median rank's."""
     evidence = Evidence(
         straggler=ranks.stragglers[0] if ranks.stragglers else None,
         mfu=None if ranks.lower_bound else ranks.rates.mfu,
@@ -251,8 +137,8 @@ def _merged(
         if whole is None
         else _step_flops(lambda name: sum(getattr(one.flops, name) for one in whole)),
         lower_bound=any(one.lower_bound for one in summaries),
-        params=None if whole is None else sum_of_known(one.params for one in whole),
-        trainable_params=None if whole is None else sum_of_known(one.trainable_params for one in whole),
+        params=None if whole is None else sum_if_all_known(one.params for one in whole),
+        trainable_params=None if whole is None else sum_if_all_known(one.trainable_params for one in whole),
         samples=of_different_data(summaries, lambda one: one.samples),
         tokens=of_different_data(summaries, lambda one: one.tokens),
         parts=stages[0].parts if len(stages) == 1 else _parts(summaries),
@@ -261,7 +147,7 @@ def _merged(
         local_params=spread_over(_of_ranks(summaries, lambda one: one.local_params)),
         peak_memory_bytes=spread_over(_of_ranks(summaries, lambda one: one.peak_memory_bytes)),
         devices=devices,
-        peak_flops_per_sec=sum_of_known(
+        peak_flops_per_sec=sum_if_all_known(
             None if one.peak_flops_per_sec is None else one.ranks * one.peak_flops_per_sec for one in devices
         ),
         rates=rates,

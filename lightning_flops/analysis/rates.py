@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+_Number = TypeVar("_Number", int, float)
 
 
 def per_second(*, amount: float | None, seconds: float | None) -> float | None:
     """Rate of *amount* over *seconds*.
 
-    None when either is not known, negative or not finite, or when *seconds* is zero: a rate nobody measured.
+    None when either is not known, negative or not finite, or when *seconds* is zero.
     """
     if amount is None or seconds is None or not _is_measured(amount) or not _is_measured(seconds) or seconds == 0:
         return None
@@ -64,6 +67,16 @@ def mean(*, total: float | None, steps: int) -> float | None:
         return total / steps
     except OverflowError:
         return None
+
+
+def sum_if_all_known(values: Iterable[_Number | None]) -> _Number | None:
+    """The sum of *values*; None if one of them is not known, or if there are none."""
+    total: _Number | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
 
 
 def _is_measured(value: float) -> bool:

@@ -1,32 +1,15 @@
-"""One figure over the ranks of a job: how far they lie apart, and who lies where."""
+"""One figure over the ranks of a job: how much they differ, and which rank has the least and the greatest."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSpread:
-    """One figure over ranks: the least, the median and the greatest; of ranks that tie, the lowest is named."""
-
-    ranks: int
-    """Ranks that have the figure."""
-    least: float
-    """The figure of the rank that has the least."""
-    least_rank: int
-    """Which rank that is."""
-    median: float
-    """Of all ranks that have the figure."""
-    greatest: float
-    """The figure of the rank that has the most."""
-    greatest_rank: int
-    """Which rank that is."""
+from lightning_flops.schema.ranks import RankSpread
 
 
 def spread_over(values: Mapping[int, float]) -> RankSpread | None:
-    """How far *values*, by rank, lie apart; None without any."""
+    """Least, median and greatest of *values* by rank; None without any."""
     if not values:
         return None
     ranks = sorted(values)

@@ -4,80 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase, grouped
 from lightning_flops.records import OperatorCell, PhaseFlops, StepRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFlops:
-    """FLOPs of one global step on this rank; a multiply-add is two."""
-
-    forward: int
-    """Products of the forward, with every forward that runs inside a step."""
-    backward: int
-    """What autograd ran, less what it repeated of the forward."""
-    recompute: int
-    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
-    optimizer: int
-    """Inside optimizer steps."""
-    causal_skipped: int
-    """Of the four phases' FLOPs, what fused causal attention does not execute."""
-    without_backward: int
-    """Of the forward's FLOPs, those that no backward can follow."""
-    backward_estimated: int
-    """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
-    model: int
-    """Forward + backward: the numerator of MFU."""
-    hardware: int
-    """All four phases - causal_skipped: what the kernels execute, the numerator of HFU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlopSpread:
-    """How far apart several counted steps lie, each phase for itself."""
-
-    minimum: PhaseFlops
-    """The least of each phase."""
-    maximum: PhaseFlops
-    """The most of each phase."""
-    model_minimum: int
-    """The least of forward + backward."""
-    model_maximum: int
-    """The most of forward + backward."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DtypeFlops:
-    """FLOPs in one dtype of arithmetic, over all counted steps."""
-
-    dtype: str
-    """Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
-    model: int
-    """Forward + backward."""
-    hardware: int
-    """What the kernels execute."""
-    peak_flops_per_sec: float | None
-    """Dense peak of one device in this dtype; None if it is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorProfile:
-    """One operator in all modules, over all counted steps."""
-
-    operator: str
-    """Name without overload, such as ``aten.mm``."""
-    calls: int
-    """How often it ran."""
-    flops: PhaseFlops
-    """By phase; a multiply-add is two."""
-    dtypes: tuple[str, ...]
-    """Dtypes of its arithmetic, sorted."""
-    bytes_read: int
-    """Its inputs."""
-    bytes_written: int
-    """Its outputs."""
+from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, StepFlops
 
 
 def total_flops(counts: FlopCounts, *, recompute_fwd_factor: float) -> StepFlops:

@@ -1,51 +1,12 @@
-"""Every ratio of a profile, and why those that are not known are not."""
+"""Every ratio of a profile, and the reason for each one that is not known."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from lightning_flops.analysis.rates import mean, over_ranks, peak_seconds, per_second, ratio
-from lightning_flops.analysis.step_flops import DtypeFlops, StepFlops
-from lightning_flops.analysis.timing import TimingProfile
 from lightning_flops.records import RunContext
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Every ratio of a profile, per step; None where numerator or denominator is not known.
-
-    FLOP/s are this rank's; samples and tokens are those of all ranks that see different data.
-    """
-
-    forward_flops_per_sec: float | None
-    """forward / forward_sec"""
-    backward_flops_per_sec: float | None
-    """(backward + recompute) / backward_sec"""
-    backward_flops_per_sec_estimated: float | None
-    """estimated backward / backward_sec"""
-    forward_backward_flops_per_sec: float | None
-    """(forward + backward + recompute) / (forward_sec + backward_sec)"""
-    forward_backward_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / (forward_sec + backward_sec)"""
-    iter_flops_per_sec: float | None
-    """hardware FLOPs / iter_sec"""
-    iter_flops_per_sec_estimated: float | None
-    """(forward + estimated backward) / iter_sec"""
-    samples_per_sec: float | None
-    """samples / global_step_sec"""
-    iter_samples_per_sec: float | None
-    """samples / iter_sec: DeepSpeed's figure"""
-    tokens_per_sec: float | None
-    """tokens / global_step_sec"""
-    tokens_per_sec_per_device: float | None
-    """tokens_per_sec / world_size"""
-    mfu: float | None
-    """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
-    hfu: float | None
-    """The same of hardware FLOPs."""
-    data_wait_ratio: float | None
-    """data_wait_sec / global_step_sec"""
-
+from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
 _NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be told apart"
@@ -81,7 +42,7 @@ def build_rates(
     tokens: float | None,
     context: RunContext,
 ) -> tuple[Rates, dict[str, str]]:
-    """Every ratio, and for those that are None why.
+    """Every ratio, and the reason for each one that is None.
 
     Args:
         flops: FLOPs of all counted steps together.

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from lightning_flops.schema.ranks import Straggler
 from lightning_flops.units import duration, percent
 
-if TYPE_CHECKING:
-    from lightning_flops.analysis.stragglers import Straggler
+_NO_NAMED_PART = "other"
 
 
-def straggler_evidence(straggler: Straggler) -> str:
-    """Who waits for whom, how long, where that comes from, and what shows it; one or two sentences."""
-    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for rank"
-    late += f" {straggler.rank}"
+def straggler_evidence(straggler: Straggler, *, name: str | None = None) -> str:
+    """Who waits for whom, how long, where that comes from, and what shows it; one or two sentences.
+
+    Args:
+        straggler: the rank that the others wait for.
+        name: what it is called; None for its number.
+    """
+    late = f"The other ranks wait {duration(straggler.late_sec)} a step ({percent(straggler.share)} of it) for "
+    late += name or f"rank {straggler.rank}"
     if straggler.part is None:
-        cause = "no part of its step stands out alone"
+        cause = ": no part of its step stands out alone"
+    elif straggler.part != _NO_NAMED_PART:
+        cause = f": its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs"
+    elif straggler.part_sec != straggler.late_sec:
+        cause = f": what is in no named part of its step takes {duration(straggler.part_sec)} longer than theirs"
     else:
-        cause = f"its {straggler.part} takes {duration(straggler.part_sec)} longer than theirs"
-    sentence = f"{late}: {cause} ({straggler.shown_by})"
+        cause = ""  # the trace names no part
+    sentence = f"{late}{cause} ({straggler.shown_by})"
     if straggler.module is not None:
         # Not by how much: that is of the traced step, and the part's figure may be of all timed ones.
         sentence += f", mostly in {straggler.module or 'the root module'}"

@@ -11,6 +11,8 @@ is looked at in two ways.
   it counts as far as every timed step of the others leaves room for such a wait: for a hiccup of the traced step, or
   where now this rank is the last and now that one, some of them were too fast.
 
+The command that reads traces knows no timed steps: there the traced steps alone decide, by the same rule.
+
 Where the traces tell nothing, only waits for data and transfers to the device are a rank's own for certain. Steps that
 differ by chance make no straggler: a delay is named if it stands out from how far the steps lie apart, and the ranks.
 """
@@ -22,13 +24,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lightning_flops.config import AdviceThresholds
-
-if TYPE_CHECKING:
-    from lightning_flops.analysis.rank_record import RankRecord
-    from lightning_flops.analysis.timing import PartTiming, TimingProfile
+from lightning_flops.schema.communication import RankComparison
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.trace import TracedPart
 
 _NS_PER_SEC = 1e9
 
@@ -60,32 +63,6 @@ _NEVER_WAITS = ("data wait", "transfer")
 """Parts in which no rank waits for another, as far as anybody can tell without a trace."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A rank that the others wait for, and what shows it; seconds are of one step."""
-
-    rank: int
-    """Its number."""
-    late_sec: float
-    """How much longer its own work takes than that of the median of the other ranks: what they wait for it."""
-    share: float
-    """Of the other ranks' median step."""
-    shown_by: Literal["timed steps", "traced step"]
-    """What the finding rests on: many steps, or one."""
-    part: str | None
-    """The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it."""
-    part_sec: float | None
-    """How much longer that part takes than on the median of the other ranks."""
-    module: str | None
-    """Qualified name of the module that has at least half of that, children left out; None if there is none."""
-    module_sec: float | None
-    """How much longer that module takes than on the other ranks."""
-    exposed_sec: float | None
-    """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
-    others_exposed_sec: float | None
-    """The median of the other ranks': the longer, the longer they wait."""
-
-
 def find_stragglers(
     records: Sequence[RankRecord], *, thresholds: AdviceThresholds | None = None
 ) -> tuple[Straggler, ...]:
@@ -99,9 +76,39 @@ def find_stragglers(
     stages: defaultdict[int, list[_Rank]] = defaultdict(list)
     for record in sorted(records, key=lambda one: one.rank):
         if record.summary.timing is not None:
-            stages[record.summary.context.pp_rank].append(_rank(record, record.summary.timing))
-    found = [one for peers in stages.values() if len(peers) > 1 for one in _of_stage(peers, limits)]
+            stages[record.summary.context.pp_rank].append(_of_record(record, record.summary.timing))
+    found = [one for peers in stages.values() for one in _of_peers(peers, limits)]
     return tuple(sorted(found, key=_latest_first))
+
+
+def find_stragglers_in_traces(
+    ranks: Sequence[Sequence[TracedPart]], *, thresholds: AdviceThresholds | None = None
+) -> tuple[Straggler, ...]:
+    """The same, where nothing is known of the ranks but their traces.
+
+    Args:
+        ranks: the parts of each rank's traced steps.
+        thresholds: how late is late; None for the defaults.
+
+    Returns:
+        Stragglers whose ``rank`` is a place in *ranks*.
+    """
+    limits = AdviceThresholds() if thresholds is None else thresholds
+    return tuple(_of_peers([_of_trace(place, parts) for place, parts in enumerate(ranks)], limits))
+
+
+def are_compared(comparison: RankComparison) -> bool:
+    """Whether the ranks of *comparison* are held against each other: files may be of different runs."""
+    return any(row.compute_over_median is not None for row in comparison.ranks)
+
+
+def longest_own_time(comparison: RankComparison) -> int:
+    """The place of the rank whose own time in a step is longest: if there are stragglers, it is the first of them."""
+    own_us = [
+        (row.overlap.wall_us - (row.overlap.communication_us - row.overlap.overlap_us)) / row.steps
+        for row in comparison.ranks
+    ]
+    return own_us.index(max(own_us))
 
 
 def _latest_first(straggler: Straggler) -> tuple[float, int]:
@@ -110,14 +117,18 @@ def _latest_first(straggler: Straggler) -> tuple[float, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """What is looked at of one rank, drawn from its record once: a job may have thousands."""
+    """What is compared of one rank, taken from its record once: a job may have thousands of ranks."""
 
-    record: RankRecord
-    steps: int
-    """Timed steps."""
-    step: PartTiming
+    rank: int
+    record: RankRecord | None = None
+    """None where a trace is all there is."""
+    timed_steps: int = 0
+    step: PartTiming | None = None
+    """The timed steps, whole; None if no step was timed."""
     timed: Mapping[str, PartTiming]
-    """By part."""
+    """The timed steps by part."""
+    traced_step: int | None = None
+    """Index of the traced step; None where it is taken for that of the other ranks."""
     traced_sec: float | None
     """Wall time of the traced step; None if no step was traced."""
     own_sec: Mapping[str, float]
@@ -125,8 +136,13 @@ class _Rank:
     exposed_sec: Mapping[str, float]
     """By part."""
 
+    @property
+    def step_sec(self) -> float:
+        """Wall time of a step: the mean of the timed ones, or the traced one."""
+        return (self.traced_sec or 0.0) if self.step is None else self.step.mean_sec
 
-def _rank(record: RankRecord, timing: TimingProfile) -> _Rank:
+
+def _of_record(record: RankRecord, timing: TimingProfile) -> _Rank:
     traced = {part.name.replace("_", " "): part for part in record.summary.traced_parts}
     timed = {part.name: part for part in timing.parts}
     own_sec = {name: part.wall_sec - part.exposed_sec for name, part in traced.items()}
@@ -138,13 +154,26 @@ def _rank(record: RankRecord, timing: TimingProfile) -> _Rank:
             own_sec[name] = sum(own_sec.pop(one) for one in name.split(" + ") if one in traced)
             exposed_sec[name] = sum(exposed_sec.pop(one) for one in name.split(" + ") if one in traced)
     return _Rank(
+        rank=record.rank,
         record=record,
-        steps=timing.timed_steps,
+        timed_steps=timing.timed_steps,
         step=timing.global_step,
         timed=timed,
+        traced_step=record.summary.traced_step,
         traced_sec=sum(part.wall_sec for part in traced.values()) if traced else None,
         own_sec=own_sec,
         exposed_sec=exposed_sec,
+    )
+
+
+def _of_trace(place: int, parts: Sequence[TracedPart]) -> _Rank:
+    traced = {part.name.replace("_", " "): part for part in parts}
+    return _Rank(
+        rank=place,
+        timed={},
+        traced_sec=sum(part.wall_sec for part in parts),
+        own_sec={name: part.wall_sec - part.exposed_sec for name, part in traced.items()},
+        exposed_sec={name: part.exposed_sec for name, part in traced.items()},
     )
 
 
@@ -158,9 +187,12 @@ class _Delay:
     """What it can be by chance."""
 
 
-def _of_stage(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggler]:
+def _of_peers(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggler]:
+    """The stragglers among ranks that do the same work; none of a rank alone."""
+    if len(peers) < 2:
+        return []
     timed, traced = _timed_delays(peers), _traced_delays(peers)
-    steps = _medians_of_others([one.step.mean_sec for one in peers])
+    steps = _medians_of_others([one.step_sec for one in peers])
     exposed = {place: sum(one.exposed_sec.values()) for place, one in enumerate(peers) if one.traced_sec is not None}
     others_exposed: dict[int, float] = {}
     if len(exposed) > 1:
@@ -173,7 +205,7 @@ def _of_stage(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
             continue
         part, part_sec = _main(delay.by_part, delay.total_sec)
         straggler = Straggler(
-            rank=one.record.rank,
+            rank=one.rank,
             late_sec=delay.total_sec,
             share=delay.total_sec / steps[place],
             shown_by=shown_by,
@@ -195,7 +227,7 @@ def _of_stage(peers: Sequence[_Rank], limits: AdviceThresholds) -> list[Straggle
 def _worth_naming(
     timed: _Delay | None, traced: _Delay | None, limit_sec: float
 ) -> tuple[_Delay | None, Literal["timed steps", "traced step"]]:
-    """The delay that many steps show, unless one step shows so much more that this alone were worth naming."""
+    """The delay that the timed steps show, or the traced step's if it is longer by more than the limit."""
     seen = [
         one if one is not None and one.total_sec > max(limit_sec, one.chance_sec) else None for one in (timed, traced)
     ]
@@ -215,8 +247,8 @@ def _timed_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
         having = [place for place, one in enumerate(peers) if name in one.timed]
         if len(having) < 2:
             continue
-        mine = [_usual_sec(peers[place].timed[name], peers[place].steps) for place in having]
-        squares = [peers[place].timed[name].deviation_sec ** 2 / peers[place].steps for place in having]
+        mine = [_usual_sec(peers[place].timed[name], peers[place].timed_steps) for place in having]
+        squares = [peers[place].timed[name].deviation_sec ** 2 / peers[place].timed_steps for place in having]
         waits = [_waiting_share(peers[place], name) for place in having]
         for place, own_sec, others_sec, square, others_square, share, others_share in zip(
             having,
@@ -244,7 +276,7 @@ def _traced_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
     by_step: defaultdict[int | None, list[int]] = defaultdict(list)
     for place, one in enumerate(peers):
         if one.traced_sec is not None:
-            by_step[one.record.summary.traced_step].append(place)
+            by_step[one.traced_step].append(place)
     delays = {}
     for places in by_step.values():
         if len(places) < 2:
@@ -255,9 +287,9 @@ def _traced_delays(peers: Sequence[_Rank]) -> dict[int, _Delay]:
         sums = [sum(values) for values in zip(*own.values(), strict=True)]
         whole = [mine - of_others for mine, of_others in zip(sums, _medians_of_others(sums), strict=True)]
         room = _rooms(traced)
-        # By what the traced step was longer than the others' fastest step came with this one step alone.
-        longer = _medians_of_others([max(0.0, (one.traced_sec or 0.0) - one.step.minimum_sec) for one in traced])
-        apart = _medians_of_others([one.step.deviation_sec for one in traced])
+        # What made the traced step longer than the others' fastest step may belong to this one step alone.
+        longer = _medians_of_others([_longer_than_fastest(one) for one in traced])
+        apart = _medians_of_others([0.0 if one.step is None else one.step.deviation_sec for one in traced])
         usual_sec = _usual_extreme(whole)
         for index, place in enumerate(places):
             delays[place] = _Delay(
@@ -272,8 +304,10 @@ def _rooms(traced: Sequence[_Rank]) -> list[float]:
     """For each rank, how long the others may have waited for it in every one of their timed steps.
 
     What they took for a part at least, without the work of that part and without as much communication as the rank
-    itself exposed there: it came last, so that was no waiting.
+    itself exposed there: it came last, so that was no waiting. Without timed steps nothing limits it.
     """
+    if any(one.step is None for one in traced):
+        return [math.inf] * len(traced)
     rooms = [0.0] * len(traced)
     for name in _names(one.timed for one in traced):
         free = [
@@ -282,6 +316,11 @@ def _rooms(traced: Sequence[_Rank]) -> list[float]:
         for index, free_sec in enumerate(_medians_of_others(free)):
             rooms[index] += max(0.0, free_sec - traced[index].exposed_sec.get(name, 0.0))
     return rooms
+
+
+def _longer_than_fastest(one: _Rank) -> float:
+    """By how much the traced step was longer than the fastest timed one; zero where no step was timed."""
+    return 0.0 if one.step is None else max(0.0, (one.traced_sec or 0.0) - one.step.minimum_sec)
 
 
 def _waiting_share(one: _Rank, part: str) -> float:
@@ -301,7 +340,7 @@ def _usual_sec(part: PartTiming, steps: int) -> float:
 
 
 def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, float | None]:
-    """Whoever has most of *total_sec*, and how much; None if that is less than half."""
+    """The name with most of *total_sec*, and how much; None if that is less than half."""
     name = max(delays, key=delays.__getitem__, default=None)
     if name is None or delays[name] < _MAIN_SHARE * total_sec:
         return None, None
@@ -310,28 +349,29 @@ def _main(delays: Mapping[str, float], total_sec: float) -> tuple[str | None, fl
 
 def _with_module(straggler: Straggler, one: _Rank, peers: Sequence[_Rank]) -> Straggler:
     """*straggler* with the module that stands out against the same module of the other ranks, if there is one."""
-    times = _MODULE_TIMES.get(straggler.part or "")
-    if times is None or straggler.part is None or straggler.part_sec is None:
+    part, part_sec, mine = straggler.part, straggler.part_sec, one.record
+    times = _MODULE_TIMES.get(part or "")
+    if times is None or part is None or part_sec is None or mine is None:
         return straggler
-    part, mine = straggler.part, one.record
     alike = [
-        peer
+        (peer.own_sec.get(part, 0.0), times(peer.record))
         for peer in peers
         if peer is not one
+        and peer.record is not None
         and peer.record.module_names == mine.module_names
         and peer.record.summary.modules_clock == mine.summary.modules_clock
         and len(times(peer.record)) == len(mine.module_names)
     ]
     if not alike or len(times(mine)) != len(mine.module_names):
         return straggler
-    alike.sort(key=lambda peer: peer.own_sec.get(part, 0.0))
+    alike.sort(key=lambda peer: peer[0])
     first = max(0, (len(alike) - _TYPICAL_RANKS) // 2)
-    usual = map(median, zip(*(times(peer.record) for peer in alike[first : first + _TYPICAL_RANKS]), strict=True))
+    usual = map(median, zip(*(of_peer for _, of_peer in alike[first : first + _TYPICAL_RANKS]), strict=True))
     delays = {
         name: (own_ns - others_ns) / _NS_PER_SEC
         for name, own_ns, others_ns in zip(mine.module_names, times(mine), usual, strict=True)
     }
-    module, module_sec = _main(delays, straggler.part_sec)
+    module, module_sec = _main(delays, part_sec)
     return replace(straggler, module=module, module_sec=module_sec)
 
 
@@ -350,10 +390,10 @@ def _names(mappings: Iterable[Mapping[str, object]]) -> dict[str, None]:
 
 
 def _usual_extreme(delays: Sequence[float]) -> float:
-    """How late the latest of so many ranks is by chance, if most of them are none but chance's: normally distributed.
+    """How late the latest of so many ranks is by chance, if the delays of most are normally distributed.
 
-    Outliers hardly move the median of the deviations. Of a few ranks it tells nothing, and there it is rare that in
-    every step somebody is late.
+    Outliers hardly move the median of the deviations. It says nothing about a few ranks; among few, it is rare that
+    in every step one of them is late.
     """
     if len(delays) < _MANY_RANKS:
         return 0.0

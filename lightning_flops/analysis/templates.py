@@ -1,4 +1,4 @@
-"""A dataclass without its numbers, and the numbers: what thousands of ranks have in common is then read only once."""
+"""A dataclass split into its numbers and the rest: thousands of ranks share the rest, and it is read only once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from lightning_flops.analysis.collectives import Integers
+from lightning_flops.schema.communication import Integers
 
 _T = TypeVar("_T")
 
 
 class Numbers(NamedTuple):
-    """What is left open in a template, each kind in a row."""
+    """The values left open in a template, by kind."""
 
     integers: Sequence[int]
     floats: Sequence[float]
@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a dataclass, tuple or mapping is put together of what is always the same and of what is left open.
+    """How a dataclass, tuple or mapping is built from what is always the same and what is left open.
 
     First come its own whole numbers, floats, arrays and texts, then those of each part inside it.
     """
@@ -92,7 +92,7 @@ class Template(Generic[_T]):
         return value
 
     def fill(self, numbers: Numbers) -> _T:
-        """The value with these in the places that are left open, as ``split`` orders them.
+        """The value with these *numbers* in the places that are left open, in the order of ``split``.
 
         Raises:
             ValueError: they are more or fewer than there are places.

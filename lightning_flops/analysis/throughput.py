@@ -1,65 +1,12 @@
-"""What a whole run's batches come to: the cost of reading and of the batch, and the rate, in Paddle's terms."""
+"""Throughput of a whole run, in the terms of Paddle's profiler: reader cost, batch cost, items per second."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.analysis.rates import per_second, ratio
 from lightning_flops.records import BatchTotals, Extremes
-from lightning_flops.schema import dataclass_json
-
-SCHEMA_VERSION = 1
-"""Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """A mean between the least and the greatest of what it is the mean of."""
-
-    average: float
-    """Total over total."""
-    maximum: float
-    """Of a single batch."""
-    minimum: float
-    """Of a single batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputSummary:
-    """Throughput of a run over all its batches, counted and traced ones left out.
-
-    The names and the table are those of the benchmark summary of Paddle's profiler; its averages are not, which divide
-    sums over some batches by the number of others. Here every average is a total over a total.
-    """
-
-    schema_version: int
-    """Of the JSON: ``SCHEMA_VERSION``."""
-    batches: int
-    """Batches of this rank."""
-    reader_ratio: float | None
-    """Share of the batches' time inside the data loader; None if no wait was seen."""
-    reader_cost_sec: Spread | None
-    """Host seconds of a batch inside the data loader."""
-    batch_cost_sec: Spread
-    """Wall time of a batch, the wait for it included; validation, checkpoints and epoch restarts are not."""
-    ips: Spread | None
-    """Items per second, all ranks that see different data together; None if no batch took any time."""
-    ips_unit: Literal["samples/s", "batches/s"]
-    """Batches where the number of samples was not known."""
-
-    def to_json(self) -> str:
-        """The summary as indented JSON."""
-        return dataclass_json.dump(self)
-
-    @staticmethod
-    def from_json(text: str) -> ThroughputSummary:
-        """The summary that ``to_json`` wrote as *text*.
-
-        Raises:
-            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
-        """
-        return dataclass_json.load(ThroughputSummary, text, version_field="schema_version", version=SCHEMA_VERSION)
+from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
 
 def build_throughput(totals: BatchTotals, *, dp_size: int) -> ThroughputSummary | None:

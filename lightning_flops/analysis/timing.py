@@ -1,82 +1,27 @@
-"""What the timed steps come to: the mean of every part of a step, and how far the steps lie apart."""
+"""The timing of a step: the mean of each part over the timed steps, and their spread."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import get_args
 
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import PhaseSeconds, StepRecord, TimePhase
+from lightning_flops.schema.step import PartTiming, TimingProfile
 
 _PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
 _LONGEST_SEC = 1e9
-"""Thirty years: whatever shows more is no time of a step."""
+"""Thirty years: no step takes longer."""
 
 assert tuple(field.name for field in fields(PhaseSeconds)) == _PHASES, "a step has one time for every phase"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartTiming:
-    """Seconds of one part of a step, over the timed steps."""
-
-    name: str
-    """The phase; phases that cannot be told apart stand together, joined by ``" + "``."""
-    mean_sec: float
-    """Total over the timed steps / their number."""
-    share: float | None
-    """Fraction of the global step's mean; None if that is zero."""
-    minimum_sec: float
-    """Of a single step."""
-    median_sec: float
-    """Of the timed steps."""
-    maximum_sec: float
-    """Of a single step."""
-    deviation_sec: float
-    """Standard deviation of the timed steps; 0 for a single one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimingProfile:
-    """Where the time of a step goes on this rank, means over the timed steps; None where phases are mixed."""
-
-    timed_steps: int
-    """How many steps the means are over."""
-    parts: tuple[PartTiming, ...]
-    """Tile the step: their means add up to ``global_step_sec``."""
-    global_step: PartTiming
-    """The whole step."""
-    data_wait_sec: float | None
-    """The training loop waits for its next batch."""
-    transfer_sec: float | None
-    """The batch moves to the device."""
-    forward_sec: float | None
-    """Forward and loss, all micro-steps of a step together."""
-    backward_sec: float | None
-    """Autograd's call, all micro-steps of a step together."""
-    bubble_sec: float | None
-    """Exchange with the other stages of a pipeline, and the wait for them; zero where there are none."""
-    optimizer_sec: float | None
-    """DeepSpeed prints it as "step latency"."""
-    other_sec: float | None
-    """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
-    forward_backward_sec: float | None
-    """Forward and backward together; known also where the two cannot be told apart."""
-    iter_sec: float | None
-    """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
-    global_step_sec: float
-    """Wall time from the end of one update to the end of the next, less what is excluded."""
-    reader_sec: float | None
-    """Host seconds a step inside the data loader, hidden behind device work or not."""
-    excluded_sec: Mapping[str, float]
-    """Wall time between the timed steps' borders that is not theirs, added up over all of them, by cause."""
-
-
 def is_timed(step: StepRecord) -> bool:
-    """Whether *step* has a time that a clock can have shown: no part negative or absurd, together more than zero."""
+    """Whether the times of *step* are possible: no part negative or absurd, their sum above zero."""
     if step.seconds is None:
         return False
     return all(_is_duration(getattr(step.seconds, phase)) for phase in _PHASES) and step.seconds.total > 0
@@ -129,7 +74,7 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         forward_backward_sec=seconds_of("forward", "backward"),
         iter_sec=seconds_of("forward", "backward", "optimizer"),
         global_step_sec=global_step_sec,
-        # A wait that was not seen apart was not seen by the host either.
+        # If the wait was not timed apart, the host did not see it either.
         reader_sec=None if "data_wait" in mixed else _mean([step.reader_sec for step in steps]),
         excluded_sec=_excluded(steps),
     )

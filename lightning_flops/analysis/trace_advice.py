@@ -1,17 +1,22 @@
-"""The advice that traces support by themselves: what each rank's trace shows, and who holds the others up."""
+"""Advice from traces alone: what each rank's trace shows, and whom the others wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.advice import Advice, Claim, claim, in_order, seen_alone, set_apart
+from lightning_flops.analysis.advice import in_order
+from lightning_flops.analysis.advice_claims import Claim, claim, set_apart
+from lightning_flops.analysis.advice_rules import seen_alone
 from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, with_trace
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.trace import RankComparison, RankRow, TraceReport
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.communication import RankComparison, RankRow
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.trace import TraceReport
 
 _US_PER_SEC = 1e6
 
@@ -20,6 +25,7 @@ def advise_on_traces(
     traces: Sequence[TraceReport],
     ranks: RankComparison | None,
     *,
+    straggler: Straggler | None,
     devices: Sequence[DeviceAbilities],
     thresholds: AdviceThresholds | None = None,
 ) -> tuple[Advice, ...]:
@@ -28,6 +34,7 @@ def advise_on_traces(
     Args:
         traces: the tables of each rank's trace.
         ranks: the ranks side by side, in the same order; None for a single one.
+        straggler: the rank that the others wait for longest, by its place in *traces*; None if there is none.
         devices: what each rank's device can do, in the same order.
         thresholds: None for the defaults.
     """
@@ -35,24 +42,31 @@ def advise_on_traces(
     found: dict[str, Claim] = {}
     rows: Sequence[RankRow | None] = [None] * len(traces) if ranks is None else ranks.ranks
     files = name_files([trace.source for trace in traces])
-    for trace, row, device, file in zip(traces, rows, devices, files, strict=True):
+    names = [file if trace.rank is None else f"Rank {trace.rank}" for trace, file in zip(traces, files, strict=True)]
+    for place, (trace, row, device) in enumerate(zip(traces, rows, devices, strict=True)):
         mean = trace.step_times.mean
         evidence = Evidence(
             data_wait_share=ratio(part=mean.data_loader_us, whole=mean.wall_us),
             waiting_share=_waiting_share(row),
             device=device,
         )
-        whose = file if trace.rank is None else f"Rank {trace.rank}"
+        whose = names[place]
         for advice in seen_alone(with_trace(evidence, trace, limits), limits):
             mine = replace(advice, evidence=f"{whose}: {advice.evidence}") if len(traces) > 1 else advice
             other = found.get(mine.rule)
             if other is None or (mine.stake or 0.0) > (other.advice.stake or 0.0):
                 found[mine.rule] = claim(mine, whose=whose, knows_waiting=evidence.waiting_share is not None)
-    straggler = _straggler(ranks, files)
-    for advice in seen_alone(straggler, limits):
-        slowest = straggler.slowest_source if straggler.slowest_rank is None else f"Rank {straggler.slowest_rank}"
-        found[advice.rule] = claim(advice, whose=slowest or "", knows_waiting=True)
-        found.pop("waiting", None)  # which is for the straggler
+    if straggler is not None:
+        place = straggler.rank
+        rank = traces[place].rank
+        waited_for = (
+            Evidence(straggler=straggler, straggler_name=files[place])
+            if rank is None
+            else Evidence(straggler=replace(straggler, rank=rank))
+        )
+        for advice in seen_alone(waited_for, limits):
+            found[advice.rule] = claim(advice, whose=names[place], knows_waiting=True)
+        found.pop("waiting", None)  # the others wait for the straggler
     return in_order(set_apart(found.values()))
 
 
@@ -61,23 +75,3 @@ def _waiting_share(row: RankRow | None) -> float | None:
         return None
     exposed_us = row.overlap.communication_us - row.overlap.overlap_us
     return ratio(part=min(exposed_us, row.wait_us), whole=row.overlap.wall_us)
-
-
-def _straggler(ranks: RankComparison | None, files: Sequence[str]) -> Evidence:
-    rows = ranks.ranks if ranks is not None else ()
-    known = [
-        (row.compute_over_median, row, file)
-        for row, file in zip(rows, files, strict=False)
-        if row.compute_over_median is not None
-    ]
-    if not known:
-        return Evidence()
-    factor, slowest, file = max(known, key=lambda item: item[0])
-    longer_us = slowest.overlap.computation_us * (1.0 - 1.0 / factor)
-    return Evidence(
-        slowest_rank=slowest.rank,
-        slowest_source=file,
-        slowest_over_median=factor,
-        slowest_longer_sec=longer_us / slowest.steps / _US_PER_SEC,
-        slowest_longer_share=ratio(part=longer_us, whole=slowest.overlap.wall_us),
-    )

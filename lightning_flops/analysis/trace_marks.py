@@ -1,4 +1,4 @@
-"""The names under which modules and phases stand in a trace: written while a step runs, read when it is analysed."""
+"""The names of modules and phases in a trace: written while a step runs, read when the trace is analysed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PHASE = "phase: "
 _ROOT = "(root)"
 
 PREFIXES = (_MODULE, _PHASE)
-"""What every mark's name begins with, and no operator's."""
+"""How every mark's name begins; no operator's name does."""
 
 
 def module_mark(name: str) -> str:
@@ -24,7 +24,7 @@ def phase_mark(part: str) -> str:
 
 
 def marked_module(mark: str) -> str | None:
-    """The module's qualified name, ``""`` for the root; None if *mark* is none of a module."""
+    """The module's qualified name, ``""`` for the root; None if *mark* is not a module's."""
     if not mark.startswith(_MODULE):
         return None
     name = mark[len(_MODULE) :]
@@ -32,5 +32,5 @@ def marked_module(mark: str) -> str | None:
 
 
 def marked_phase(mark: str) -> str | None:
-    """The part of the step; None if *mark* is none of a part."""
+    """The part of the step; None if *mark* is not a part's."""
     return mark[len(_PHASE) :] if mark.startswith(_PHASE) else None

@@ -1,4 +1,4 @@
-"""The traced step of a window: the tables of its trace, and what they come to for each module of the model."""
+"""The traced step of a window: the tables of its trace, and the times of each module in them."""
 
 from __future__ import annotations
 
@@ -6,79 +6,24 @@ import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from lightning_flops.analysis.collectives import CollectiveCalls
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_names import with_those_above
+from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import (
-    OUTSIDE,
-    PhaseFlops,
-    RunContext,
-    StepSignature,
-    TracedStepRecord,
-    WindowRecord,
-)
-from lightning_flops.schema.trace import ModuleTable, TracedPart, TraceReport
+from lightning_flops.records import OUTSIDE, PhaseFlops, RunContext, StepSignature, TracedStepRecord, WindowRecord
+from lightning_flops.schema.communication import CollectiveCalls
+from lightning_flops.schema.modules import ModuleTimes
+from lightning_flops.schema.trace import TracedPart, TracedStep, TraceReport
+from lightning_flops.schema.trace_steps import ModuleTable
 
 _US_PER_SEC = 1e6
 
 NEEDS_NUMPY = "reading a trace needs numpy: pip install 'lightning-flops[trace]'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStep:
-    """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place."""
-
-    index: int
-    """Steps of the fit before it."""
-    like_counted: bool
-    """It has the counted step's signature, so FLOPs of the one over seconds of the other is a rate."""
-    files: tuple[str, ...]
-    """Paths or URLs where traces were kept, the one that *tables* is of first; empty if none was to be."""
-    tables: TraceReport | None
-    """None if there is no trace."""
-    own_forward_sec: Mapping[str, float] | None
-    """Own seconds of each module's forward by a clock at module borders; None unless that stands in for a trace."""
-    parts: tuple[TracedPart, ...] = ()
-    """Where the time went, and what of it was communication; empty if there is no trace."""
-    collectives: tuple[CollectiveCalls, ...] = ()
-    """Every call of every collective: what another rank's are matched with. Empty in a run of one rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleTimes:
-    """Seconds of one module in one step, those of the modules below it included unless named *own*."""
-
-    clock: Literal["host", "device", "borders"]
-    """``device``: time in which work launched in the module ran on the device. ``host``: where there is none.
-    ``borders``: a clock stamped at module borders, on the stream of a device, or on the host without one."""
-    forward_sec: float
-    """All of its forward calls together."""
-    own_forward_sec: float
-    """Without the modules below it."""
-    backward_sec: float | None
-    """With what the backward repeats of the forward; without gradient accumulation. None without a trace."""
-    own_backward_sec: float | None
-    """Without the modules below it; None without a trace."""
-    forward_kernels: float | None
-    """Kernels that its forward launched; None without a device."""
-    backward_kernels: float | None
-    """Kernels that its backward launched; None without a device."""
-    forward_flops_per_sec: float | None
-    """Forward FLOPs of the counted step / seconds; None where there are none, or the two steps differ."""
-    backward_flops_per_sec: float | None
-    """Backward and recomputed FLOPs / seconds."""
-    forward_utilization: float | None
-    """Share of the device's peak, for the dtypes it computes in; None if one of them has no known peak."""
-    backward_utilization: float | None
-    """The same of the backward."""
-
-
 def can_read_traces() -> bool:
-    """Whether what the arithmetic on traces needs is installed."""
+    """Whether numpy, which reading a trace needs, is installed."""
     return importlib.util.find_spec("numpy") is not None
 
 
@@ -171,7 +116,7 @@ def module_times(
     Args:
         traced: the traced step.
         counts: what was counted, for the rates.
-        counted_steps: over so many steps.
+        counted_steps: how many steps *counts* are of.
         peak_of: dense peak in FLOP/s for a dtype's name, None where it is not known.
     """
     table = None if traced.tables is None else traced.tables.modules
@@ -202,7 +147,7 @@ def module_times(
 
 
 def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
-    """What one of several modules that are alike took on average; None if one of them has no times."""
+    """Mean times of several modules that are alike; None if one of them has no times."""
     known = [one for one in times if one is not None]
     if not known or len(known) < len(times):
         return None
@@ -216,7 +161,7 @@ def mean_times(times: Sequence[ModuleTimes | None]) -> ModuleTimes | None:
     def over_all(
         rate: Callable[[ModuleTimes], float | None], seconds: Callable[[ModuleTimes], float | None]
     ) -> float | None:
-        """A rate of all of them: rates are not averaged, what was done is added up and divided by all the time."""
+        """A rate of all of them: the sum of what was done / the sum of the time. Rates are not averaged."""
         done = total = 0.0
         for one in known:
             value, spent = rate(one), seconds(one)
@@ -271,10 +216,6 @@ def _spent_in_trace(table: ModuleTable) -> dict[str, ModuleTimes]:
 
 
 def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleTimes]:
-    total: defaultdict[str, float] = defaultdict(float)
-    for name, seconds in own_forward_sec.items():
-        for above in with_those_above(name):
-            total[above] += seconds
     return {
         name: ModuleTimes(
             clock="borders",
@@ -286,7 +227,7 @@ def _spent_by_borders(own_forward_sec: Mapping[str, float]) -> dict[str, ModuleT
             backward_kernels=None,
             **_NO_RATES,
         )
-        for name, seconds in total.items()
+        for name, seconds in with_those_below(own_forward_sec, 0.0).items()
     }
 
 

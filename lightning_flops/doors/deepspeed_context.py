@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,31 @@ from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink
 from lightning_flops.text.printable import page
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
+
+
+LOST = {
+    "_config": "DeepSpeed's own profiler is not told to stand down",
+    "_INSTRUCTION_MAP": "the parts of a pipeline's step cannot be told apart",
+    "_next_batch": "neither the wait for a stage's micro-batches nor their sizes are seen",
+    "_aggregate_total_loss": "the stages' exchange of the loss is in other",
+    "_backward_epilogue": "",  # newer engines have it
+    "_take_model_step": "",
+}
+"""Private names of a DeepSpeed engine that its door uses, and what is lost where one is missing."""
+
+
+def private_names(note: Callable[[str], None]) -> PrivateNames:
+    """Those of the DeepSpeed that is installed; *note* takes a sentence for every report."""
+    import deepspeed
+
+    return PrivateNames(f"DeepSpeed ({deepspeed.__version__})", LOST, note)
 
 
 def run_context(engine: Any) -> RunContext:

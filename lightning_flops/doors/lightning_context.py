@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import platform
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.text.printable import printable
@@ -44,6 +46,24 @@ _DIMENSIONS = {
 """What dimensions of a device mesh are for, by their names: Lightning's, torchtitan's and the usual ones."""
 
 
+_DATA_WAIT = "the wait for data cannot be told apart, and is in other"
+
+LOST = {
+    "_on_before_fetch": _DATA_WAIT,
+    "_on_after_fetch": _DATA_WAIT,
+    "_after_closure": "what Lightning's hooks do inside the optimizer's step counts as the optimizer's",
+    "_clip_gradients": "clipping the gradients is not marked as the optimizer's",
+    "_optimizer_zero_grad": "dropping the gradients in a hook of the user's is in other",
+    "_batches_that_stepped": "the loggers get trainer.global_step as their x-axis",
+}
+"""Private names of Lightning's that a fit uses, and what is lost where one is missing."""
+
+
+def private_names(trainer: Trainer, note: Callable[[str], None]) -> PrivateNames:
+    """Those of the Lightning that *trainer* is of; *note* takes a sentence for every report."""
+    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", LOST, note)
+
+
 def is_lightnings_own(target: Any, name: str) -> bool:
     """Whether *target*'s method is as Lightning wrote it, and nobody has put another in its place."""
     function = getattr(getattr(target, name, None), "__func__", None)
@@ -61,25 +81,25 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
 
 def settle_steps(trainer: Trainer) -> int:
     """Steps to leave alone after a counted one, as far as the training loaders tell."""
-    combined = trainer.fit_loop._combined_loader
-    loaders = combined.flattened if combined is not None else ()
-    return steps_to_settle(
-        batches_ahead=max(map(batches_ahead, loaders), default=0), batches_a_step=trainer.accumulate_grad_batches
-    )
+    ahead = max(map(batches_ahead, _loaders(trainer)), default=0)
+    return steps_to_settle(batches_ahead=ahead, batches_a_step=trainer.accumulate_grad_batches)
 
 
 def loader_iterators(trainer: Trainer) -> list[Any]:
     """The present iterators of the training loaders; empty where Lightning keeps them in another way."""
-    combined = trainer.fit_loop._combined_loader
+    combined = getattr(trainer.fit_loop, "_combined_loader", None)
     return list(getattr(getattr(combined, "_iterator", None), "iterators", None) or ())
 
 
 def loader_workers(trainer: Trainer) -> int | None:
     """Fewest worker processes of the training DataLoaders; None where no loader says."""
-    combined = trainer.fit_loop._combined_loader
-    loaders = combined.flattened if combined is not None else ()
-    workers = [getattr(loader, "num_workers", None) for loader in loaders]
+    workers = [getattr(loader, "num_workers", None) for loader in _loaders(trainer)]
     return min((count for count in workers if isinstance(count, int)), default=None)
+
+
+def _loaders(trainer: Trainer) -> Sequence[Any]:
+    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+    return () if combined is None else tuple(combined.flattened)
 
 
 def run_context(trainer: Trainer) -> RunContext:
@@ -90,7 +110,7 @@ def run_context(trainer: Trainer) -> RunContext:
     ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
     return RunContext(
         framework=root,
-        framework_version=_version("lightning" if root.startswith("lightning.") else "pytorch-lightning"),
+        framework_version=_version_of(root),
         torch_version=torch.__version__,
         device_type=device.type,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
@@ -130,9 +150,9 @@ def _import_root(trainer: Trainer) -> str:
     return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
 
 
-def _version(distribution: str) -> str:
+def _version_of(root: str) -> str:
     try:
-        return version(distribution)
+        return version("lightning" if root.startswith("lightning.") else "pytorch-lightning")
     except PackageNotFoundError:
         return "unknown"
 

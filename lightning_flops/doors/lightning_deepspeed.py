@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import BLOCK
 from lightning_flops.instrument.patches import StandsFor
+from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def log_choice(block: Mapping[str, Any], *, given: Mapping[str, Any]) -> None:
     """Say in the log which settings are the *block*'s and which of them gave way to those *given*."""
     overruled = [name for name, value in given.items() if name in block and block[name] != value]
     if overruled:
-        said = ", ".join(f"{name}={given[name]!r} (the block has {block[name]!r})" for name in overruled)
+        said = ", ".join(f"{name}={shown(given[name])} (the block has {shown(block[name])})" for name in overruled)
         logger.info("arguments of FlopsProfilerCallback win over the DeepSpeed config's %s block: %s", BLOCK, said)
     taken = ", ".join(name for name in block if name not in given)
     logger.info("taken from the DeepSpeed config's %s block: %s", BLOCK, taken or "nothing")

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.throughput import ThroughputSummary
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:

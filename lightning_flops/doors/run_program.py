@@ -1,8 +1,8 @@
-"""Runs somebody's training program unchanged, with DeepSpeed's and Lightning's doors open before it starts.
+"""Runs somebody's program unchanged.
 
 ``run`` does for a script, a module, a directory or a zip file what the Python command itself does: the program is
 ``__main__``, ``sys.argv`` and ``sys.path[0]`` are its own, and its exit status and tracebacks are those it would have
-had. It imports no DeepSpeed: the hook goes in at the moment the program imports DeepSpeed, and never if it does not.
+had.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ import os
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
 
-from lightning_flops.entry_points import SWITCH
+from lightning_flops.doors.when_imported import when_imported
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.text.printable import package_logger
-
-logger = package_logger(__name__)
 
 _MAIN = "__main__"
+
+_OUR_FILES = (__file__, when_imported.__code__.co_filename)
+"""Files whose frames a program's traceback does not show."""
 
 
 class ProgramNotFoundError(LightningFlopsError):
@@ -41,10 +39,11 @@ class ProgramNotFoundError(LightningFlopsError):
 
 
 def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> None:
-    """Run *target* as ``python target ARGUMENTS`` would, profiled where it says so.
+    """Run *target* as ``python target ARGUMENTS`` would.
 
-    Its exceptions come out of here, ``SystemExit`` among them, for Python to end with; what Python then prints does not
-    show our frames. Call it last: ``__main__``, ``sys.argv`` and ``sys.path`` stay the program's.
+    The program's exceptions leave this function, ``SystemExit`` too, so that Python ends as it would have ended. The
+    traceback that Python prints does not show our frames. Call it last: afterwards ``__main__``, ``sys.argv`` and
+    ``sys.path`` are still the program's.
 
     Args:
         target: path of a script, or of a directory or zip file with a ``__main__.py``; or a module's name.
@@ -52,11 +51,8 @@ def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> No
         as_module: *target* is the name of a module or package, as after ``python -m``.
 
     Raises:
-        ProgramNotFoundError: there is nothing to run under that name.
+        ProgramNotFoundError: there is no such program.
     """
-    # A value that the user has set already is the user's word.
-    os.environ.setdefault(SWITCH, "1")
-    when_imported("deepspeed", _install)
     sys.argv = [target, *arguments]
     try:
         main, code = _module_to_run(target) if as_module else _file_to_run(target)
@@ -73,7 +69,7 @@ def run(target: str, arguments: Sequence[str], *, as_module: bool = False) -> No
 
 
 def _file_to_run(path: str) -> tuple[ModuleType, CodeType]:
-    """The program in the file, directory or zip file at *path*."""
+    """The main module and the code of the file, directory or zip file at *path*."""
     if pkgutil.get_importer(path) is not None:
         spec = importlib.machinery.PathFinder.find_spec(_MAIN, [os.path.abspath(path)])
         if spec is None:
@@ -94,7 +90,7 @@ def _file_to_run(path: str) -> tuple[ModuleType, CodeType]:
 
 
 def _module_to_run(name: str) -> tuple[ModuleType, CodeType]:
-    """The program that the module or package *name* is."""
+    """The main module and the code of the module or package *name*."""
     _set_first_path(os.getcwd())
     spec = _find_spec(name)
     if spec.submodule_search_locations is not None:
@@ -112,7 +108,7 @@ def _find_spec(name: str) -> ModuleSpec:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package above it misses something of its own
+            raise  # a package above it could not import something itself
         raise ProgramNotFoundError(f"No module named {name} ({error})") from error
     if spec is None:
         raise ProgramNotFoundError(f"No module named {name}")
@@ -128,7 +124,7 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 
 def _main_module(spec: ModuleSpec | None) -> ModuleType:
-    """A fresh ``__main__`` with the attributes that Python gives one: of *spec*, or of a script, which has none."""
+    """A new ``__main__`` with the attributes that Python gives it; *spec* is None for a script."""
     main = types.ModuleType(_MAIN)
     ours = vars(sys.modules[_MAIN])
     vars(main).update({name: ours[name] for name in ("__builtins__", "__annotations__") if name in ours})
@@ -139,7 +135,7 @@ def _main_module(spec: ModuleSpec | None) -> ModuleType:
 
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:
-    """Put *folder* where Python puts the program's own, in place of the one it put there for us."""
+    """Put *folder* first in ``sys.path``, in place of the folder that Python put there for us."""
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):  # safe_path: Python 3.11
         sys.path[0] = folder
     elif always:
@@ -150,7 +146,7 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Let what prints the exception that is about to leave this process see the program's frames alone."""
+    """Have the exception that is about to end this process printed with the program's own frames only."""
     program_hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -163,13 +159,13 @@ def _hide_our_frames() -> None:
 
 
 def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """*traceback* without what lies above the program, and without the frames of the import hook below."""
+    """*traceback* without our frames: those above the program, and those of ``when_imported`` below it."""
     frames: list[TracebackType] = []
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if name == __file__:
-            # Above the program everything is ours. Below it only the hook's own call is, and the import machinery's
-            # calls that led there, which Python trims where no hook stands between them.
+        if name in _OUR_FILES:
+            # Above the program every frame is ours. Below it only the frame that waits for an import is ours. The
+            # frames of the import machinery that led there go, too: Python itself hides them in a plain import.
             above = traceback.tb_frame.f_code is run.__code__
             while frames and (above or frames[-1].tb_frame.f_code.co_filename.startswith("<frozen importlib")):
                 frames.pop()
@@ -181,79 +177,3 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
         frame.tb_next = below
         below = frame
     return below
-
-
-# ---- the hook
-
-
-def when_imported(package: str, action: Callable[[], None]) -> None:
-    """Call *action* as soon as *package* has been imported; at once if it has been already.
-
-    What *action* raises is logged, and the import goes on.
-    """
-    if package in sys.modules:
-        _act(action)
-    else:
-        sys.meta_path.insert(0, _ImportWatch(package, action))
-
-
-def _act(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:  # the program imports a package: whatever is wrong with us, it must get it
-        logger.warning("the FLOPs profiler could not be installed; the program goes on", exc_info=True)
-
-
-def _install() -> None:
-    from lightning_flops.deepspeed import install
-
-    install()
-
-
-class _ImportWatch:
-    """A finder that finds one package as the others do, until that package has been imported."""
-
-    def __init__(self, package: str, action: Callable[[], None]) -> None:
-        self._package = package
-        self._action = action
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """What the other finders say; the loader then calls the action."""
-        if name != self._package:
-            return None
-        # Asking does not mean importing: transformers, for one, asks whether there is a deepspeed.
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _ActingLoader(spec.loader, self._imported)
-                return spec
-        return None
-
-    def _imported(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _act(self._action)
-
-
-class _ActingLoader(Loader):
-    """Loads a module by its own loader, puts that back in its place, and acts when the module is there."""
-
-    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
-        self._loader = loader
-        self._action = action
-
-    def __getattr__(self, name: str) -> Any:
-        """What else somebody asks a loader."""
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """As the module's own loader does."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As the module's own loader does; then the action."""
-        assert module.__spec__ is not None
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._action()

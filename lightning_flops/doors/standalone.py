@@ -9,19 +9,15 @@ import numbers
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lightning_flops.analysis.forward_profile import (
-    EngineRecord,
-    ForwardMeasurement,
-    ForwardProfile,
-    build_forward_profile,
-)
+from lightning_flops.analysis.forward_profile import build_forward_profile
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
@@ -34,7 +30,9 @@ from lightning_flops.report.deepspeed_units import (
     number_to_string,
     params_to_string,
 )
+from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile
 from lightning_flops.sinks.file import write_text_file
+from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
@@ -54,16 +52,15 @@ class _Window:
     def __init__(self, model: nn.Module, counter: FlopCounter | None, clock: Clock[Any] | None) -> None:
         self.counter = counter
         self.timer = ModuleTimer(model, clock, abandon=self._abandon)
-        self._undo = ExitStack()
+        self._undo = UndoLedger()
 
     def open(self) -> None:
-        with ExitStack() as undo:
-            if self.counter is not None:
-                undo.enter_context(self.counter)
-            undo.enter_context(self.timer)  # within the counter, and its hooks the last ones
-            self._undo = undo.pop_all()
+        if self.counter is not None:
+            self._undo.enter(self.counter)
+        self._undo.enter(self.timer)  # within the counter, and its hooks the last ones
 
     def close(self) -> None:
+        """Takes everything off torch; may be called twice, and goes on with what the first time did not come to."""
         self._undo.close()
 
     @contextmanager
@@ -86,6 +83,9 @@ class FlopsProfiler:
     Everything that the model's modules run in between is counted, in train and in eval mode, and added up; FLOPs of
     another model or of a loss function are not the model's. The model stays as it is. If a forward raises, the
     profiler stops there and takes itself off torch, as it does when it is no longer referenced.
+
+    Starting, resetting and stopping stand in a training loop: an error of this package's own is logged there,
+    and raises nothing. Who asks for figures that there are not gets an error.
 
     Args:
         model: the model.
@@ -111,7 +111,10 @@ class FlopsProfiler:
         self._counted: _Window | None = None
         self._timed: _Window | None = None
         self._whole_sec: float | None = None
+        self._window: _Window | None = None
+        """What listens now."""
         self._running: weakref.finalize[Any, Any] | None = None
+        """Closes it when the profiler is no longer referenced."""
 
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
         """Starts anew: forwards are counted and timed from here on.
@@ -125,33 +128,64 @@ class FlopsProfiler:
         Raises:
             TypeError: *ignore_list* is no list of classes.
         """
-        if ignore_list is not None:
-            ignore_list = _module_classes(ignore_list)
-        self.stop_profile()
-        self.started = True
-        counter = FlopCounter(self.model) if count or self._counted is None else None
-        if counter is not None or ignore_list is not None:
-            self._ignored_types = ignore_list or ()
-        self._open(counter)
+        try:
+            if ignore_list is not None:
+                ignore_list = _module_classes(ignore_list)
+            self._stop()
+            self.started = True
+            counter = FlopCounter(self.model) if count or self._counted is None else None
+            if counter is not None or ignore_list is not None:
+                self._ignored_types = ignore_list or ()
+            self._open(counter)
+        except BaseException as error:
+            self._give_up("it could not start", error, wrong=TypeError)
 
     def stop_profile(self) -> None:
         """Stops; what was measured can still be read."""
-        if self._running is not None:
-            self._running()
-            self._running = None
+        try:
+            self._stop()
+        except BaseException as error:
+            self._give_up("it could not stop as it should", error)
 
     def reset_profile(self) -> None:
         """Forgets what was measured; a profiler that runs goes on from zero."""
-        running = self._running is not None
-        self.stop_profile()
-        self._counted = self._timed = self._whole_sec = None
-        if running:
-            self._open(FlopCounter(self.model))
+        try:
+            running = self._running is not None
+            self._stop()
+            self._counted = self._timed = self._whole_sec = None
+            if running:
+                self._open(FlopCounter(self.model))
+        except BaseException as error:
+            self._give_up("it could not start anew", error)
 
     def end_profile(self) -> None:
         """Stops for good; the figures can still be read until the next start."""
-        self.stop_profile()
-        self.started = False
+        try:
+            self._stop()
+            self.started = False
+        except BaseException as error:
+            self._give_up("it could not stop as it should", error)
+
+    def _stop(self) -> None:
+        window = self._window
+        if self._running is not None:
+            self._running.detach()
+        if window is not None:
+            window.close()
+        self._window = self._running = None
+
+    def _give_up(self, what: str, error: BaseException, *, wrong: type[Exception] | None = None) -> None:
+        """An error of ours is raised inside a start or a stop: takes everything off torch, and then speaks.
+
+        These stand in a training loop, which goes on. The user's Ctrl-C goes on to the user, an error of the kind
+        *wrong* is the caller's.
+        """
+        with suppress(Exception):
+            self._stop()
+        if not isinstance(error, Exception) or (wrong is not None and isinstance(error, wrong)):
+            raise error
+        with suppress(Exception):
+            logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     # Numbers or text by an argument: Any, as from DeepSpeed, for a union would have every typed caller tell them apart.
 
@@ -232,13 +266,13 @@ class FlopsProfiler:
         logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
 
     def _open(self, counter: FlopCounter | None) -> None:
-        window = _Window(self.model, counter, _clock_of(self.model))
+        window = self._window = _Window(self.model, counter, _clock_of(self.model))
+        self._running = weakref.finalize(self, window.close)
+        self._running.atexit = False
         window.open()
         if counter is not None:
             self._counted = window
         self._timed, self._whole_sec = window, None
-        self._running = weakref.finalize(self, window.close)
-        self._running.atexit = False
 
     def _in_root(self) -> AbstractContextManager[None]:
         """Inside, what no module does is the model's own."""
@@ -310,7 +344,7 @@ def get_model_profile(
     if ignore_modules is not None:
         ignore_modules = _module_classes(ignore_modules)
     if not isinstance(warm_up, int):
-        raise TypeError(f"warm_up must be an integer, got {warm_up!r}")
+        raise TypeError(f"warm_up must be an integer, got {shown(warm_up)}")
     profiler = FlopsProfiler(model)
     try:
         with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
@@ -349,7 +383,7 @@ def _call_of(
 ) -> Callable[[], Any]:
     require_module(model)
     if mode not in ("forward", "generate"):
-        raise ValueError(f'mode must be "forward" or "generate", got {mode!r}')
+        raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
     # A tensor or a text would come apart into its rows or letters.
     if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
@@ -358,7 +392,7 @@ def _call_of(
     positional, named = tuple(args or ()), dict(kwargs or {})
     if input_shape is not None:
         if not isinstance(input_shape, tuple) or not input_shape or not all(_is_size(size) for size in input_shape):
-            raise TypeError(f"input_shape must be a tuple of at least one size, got {input_shape!r}")
+            raise TypeError(f"input_shape must be a tuple of at least one size, got {shown(input_shape)}")
         like = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.ones(()))
         positional = (torch.ones(input_shape, dtype=like.dtype, device=like.device),)
     if not positional and not named:
@@ -374,7 +408,7 @@ def _is_size(value: object) -> bool:
 def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
     classes = tuple(given) if isinstance(given, Iterable) else (given,)
     if isinstance(given, type) or not all(isinstance(kind, type) for kind in classes):
-        raise TypeError(f"modules to ignore must be a list of module classes, got {given!r}")
+        raise TypeError(f"modules to ignore must be a list of module classes, got {shown(given)}")
     return classes
 
 

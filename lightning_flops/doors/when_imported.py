@@ -1,10 +1,10 @@
-"""Says when somebody has imported a module, without importing it."""
+"""Tells when the program has imported a module, without importing it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -15,16 +15,29 @@ logger = package_logger(__name__)
 
 
 def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
-    """Call *tell* with the module *name*: now if the program has imported it, else when it has."""
+    """Call *tell* with the module *name*: now if the program has imported it, else as soon as it has.
+
+    If *tell* raises, this is logged and the import goes on. Looking for the module (``find_spec``) is not importing it,
+    and after an import that failed the next one is waited for.
+    """
     module = sys.modules.get(name)
     if module is not None:
-        tell(module)
+        _tell(tell, module)
     else:
-        sys.meta_path.insert(0, _Waiting(name, tell))
+        sys.meta_path.insert(0, _ImportWatch(name, tell))
 
 
-class _Waiting(MetaPathFinder):
-    """Finds nothing itself: what the others find for one name tells us when it has been executed."""
+def _tell(tell: Callable[[ModuleType], object], module: ModuleType) -> None:
+    try:
+        tell(module)
+    except Exception:  # the program must get its module whatever is wrong with us
+        logger.warning(
+            "the FLOPs profiler could not be installed for %s; the program goes on", module.__name__, exc_info=True
+        )
+
+
+class _ImportWatch(MetaPathFinder):
+    """A finder that finds one module by the other finders, until that module has been imported."""
 
     def __init__(self, name: str, tell: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -33,37 +46,44 @@ class _Waiting(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find for our name; nothing for any other."""
+        """What the other finders find, with a loader that tells; None for every other module."""
         if fullname != self._name:
             return None
+        # Finding is not importing yet: transformers, for example, only asks whether there is a deepspeed.
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
-                self._listen(spec.loader)
+                if spec.loader is not None:
+                    spec.loader = _TellingLoader(spec.loader, self._imported)
                 return spec
         return None
 
-    def _listen(self, loader: Any) -> None:
-        """Hear of the module when *loader*, made for it alone, has executed it; who only asks executes nothing."""
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:
-            return
-
-        def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)
-            execute(module)
-            self._heard(module)
-
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:
-            logger.debug("the loader of %s does not tell when it is done", self._name)
-
-    def _heard(self, module: ModuleType) -> None:
+    def _imported(self, module: ModuleType) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        try:
-            self._tell(module)
-        except Exception:  # the import is the program's own
-            logger.warning("%s could not be prepared for", self._name, exc_info=True)
+            _tell(self._tell, module)
+
+
+class _TellingLoader(Loader):
+    """Puts a module's own loader back, loads the module by it, and then tells."""
+
+    def __init__(self, loader: Loader, tell: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else that a loader has."""
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the module's own loader does; then tells."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._tell(module)

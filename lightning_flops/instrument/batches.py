@@ -7,9 +7,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.tensors import nested_sizes
+from lightning_flops.text.json_text import is_too_long, shown
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -39,8 +41,8 @@ def _shapes_of(tensor: torch.Tensor) -> Shapes:
         return (tuple(tensor.shape),)
     except RuntimeError:
         # A nested tensor with strides. What its rows are tells it from another; how many samples they are is not known.
-        with _disable_current_modes():  # nobody counts what we ask
-            return (UNKNOWN, *(tuple(map(int, sizes)) for sizes in tensor._nested_tensor_size().tolist()))
+        with modes_off():  # nobody counts what we ask
+            return (UNKNOWN, *nested_sizes(tensor))
 
 
 def shapes_text(shapes: Shapes) -> str:
@@ -123,8 +125,8 @@ class BatchMeter:
         except Exception as error:  # a user's function in the middle of training: whatever it raises stays here
             self._note(f"{setting} raised {type(error).__name__}: {error}; what needs it is n/a.")
             return None
-        if answer <= 0:
-            self._note(f"{setting} must return a number > 0, got {answer}; what needs it is n/a.")
+        if answer <= 0 or is_too_long(answer):
+            self._note(f"{setting} must return a number > 0, got {shown(answer)}; what needs it is n/a.")
             return None
         return answer
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lightning_flops.instrument.torch_private.tensors import local_shard
 from lightning_flops.records import MemoryRecord, PhaseMemory
 
 try:
@@ -227,12 +228,12 @@ def _local_bytes(tensor: torch.Tensor) -> int:
 
 
 def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of *tensor*: ZeRO-3 keeps a shard in ds_tensor, DTensor its own in _local_tensor."""
-    for name in ("ds_tensor", "_local_tensor"):
-        shard = getattr(tensor, name, None)
-        if isinstance(shard, torch.Tensor):
-            tensor = shard
-    return tensor
+    """What this rank holds of *tensor*, which ZeRO-3 or a DTensor may have divided; ZeRO-3 keeps it in ds_tensor."""
+    shard = getattr(tensor, "ds_tensor", None)
+    if isinstance(shard, torch.Tensor):
+        tensor = shard
+    shard = local_shard(tensor)
+    return tensor if shard is None else shard
 
 
 def _storage(tensor: torch.Tensor) -> object:

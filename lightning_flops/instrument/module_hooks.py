@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from lightning_flops.instrument.compiler_sight import hidden
+from lightning_flops.instrument.border import Failed, UndoLedger, remove_hooks
 from lightning_flops.instrument.stack_room import stack_room
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden
+from lightning_flops.instrument.torch_private.modules import is_last_global_hook
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -25,39 +27,82 @@ LeaveHook = Callable[[nn.Module, Any, Any], None]
 _FRAMES = 6
 """Of ours, at most, on the stack above a model's deepest one: the hooks', or a dispatch mode's."""
 
-_HOOK_WARNING = ("ignore", re.compile(r"Using `torch.compile\(module\)` when there are global hooks"), Warning, None, 0)
-"""The filter against torch's warning, as ``warnings.filters`` holds it."""
+_IGNORED = re.compile(r"Using `torch.compile\(module\)` when there are global hooks")
+"""What torch tells users of ``torch.compile(module)`` about hooks that are not theirs."""
 
 
 @contextmanager
 def module_hooks(
     on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None]
 ) -> Iterator[Callable[[], bool]]:
+    """The hooks of ``put_up_hooks`` inside; what fails in one of the three is said once in the log."""
+    undo = UndoLedger()
+    said: list[str] = []
+
+    def say(where: str, error: Exception) -> None:
+        with suppress(Exception):
+            if not said:
+                said.append(where)
+                logger.warning("profiling failed in %s", where, exc_info=error)
+
+    try:
+        yield put_up_hooks(undo, on_enter, on_leave, on_compiled, failed=say)
+    finally:
+        try:
+            undo.close()
+        except BaseException:
+            undo.close()  # for what an interrupt kept from its end
+            raise
+
+
+def put_up_hooks(
+    undo: UndoLedger, on_enter: EnterHook, on_leave: LeaveHook, on_compiled: Callable[[], None], *, failed: Failed
+) -> Callable[[], bool]:
     """Calls *on_enter* before every module's forward and *on_leave* after it, also after one that raised.
 
-    Calls *on_compiled* whenever torch has compiled something. None of the three may raise: they run in the user's step.
+    Calls *on_compiled* whenever torch has compiled something. They run in the user's step: what one of the three raises
+    goes to *failed*.
 
     While torch compiles something the hooks are down: compiled code that had seen them would break its graph at them,
     and would be compiled again as soon as they are gone.
 
-    What is entered says, when asked, whether *on_leave* is the last of torch's hooks: whoever is called by it may then
-    take it away there and then, though torch is going through them.
+    Args:
+        undo: takes them down again.
+        on_enter: gets the module and its positional arguments.
+        on_leave: gets the module, its positional arguments and its output.
+        on_compiled: is called without arguments.
+        failed: is told where one of them failed; it raises nothing.
+
+    Returns:
+        What says, when asked, whether *on_leave* is the last of torch's hooks: whoever is called by it may then take it
+        away there and then, though torch is going through them.
     """
-    compiler = _compiler_callbacks()
-    deeper, back = stack_room.deeper, stack_room.back
+    compiler = compiler_callbacks()
+    room = stack_room
+
+    # Every module call of a step goes through the next two. So they hold copies of StackRoom's deeper() and back(), and
+    # of the border: a call of ours is what they cost.
 
     def enters(module: nn.Module, args: Any) -> None:
-        deeper()
-        on_enter(module, args)
+        try:
+            room.levels += 1
+            if room.levels >= room.highest:
+                room.follow()
+            on_enter(module, args)
+        except Exception as error:
+            failed("a module's forward pre-hook", error)
 
     def leaves(module: nn.Module, args: Any, output: Any) -> None:
         try:
             on_leave(module, args, output)
-            back()
+            room.levels -= 1
+            if room.levels < room.lowest:
+                room.follow()
         except RecursionError:
-            # There is no room for us after a forward that found none. Torch would warn of ours, which a program that
-            # makes warnings errors would get in place of its own.
+            # There is no room for us after a forward that found none, nor for words about it.
             return
+        except Exception as error:
+            failed("a module's forward hook", error)
 
     # A compiler that reads the hooks into its graph looks past marks on their code, though not past torch's wrappers.
     disable: Any = torch.compiler.disable if compiler is None else hidden
@@ -72,65 +117,67 @@ def module_hooks(
             leave(module, args, output)
 
     handles: list[Any] = []
+    still_open = [True]
 
     def put_up() -> None:
-        if not handles:
+        if still_open and not handles:
             # A torch that does not say when it compiles sees the hooks, and folds the second kind to nothing.
             unseen = compiler is not None
             handles.append(register_module_forward_pre_hook(enter if unseen else before))
             handles.append(register_module_forward_hook(leave if unseen else after, always_call=True))
 
     def is_last() -> bool:
-        hooks: Any = getattr(torch_module, "_global_forward_hooks", None)
-        return bool(hooks and handles) and next(reversed(hooks)) == handles[-1].id
+        return bool(handles) and is_last_global_hook(handles[-1])
 
-    def take_down(reason: Any = None) -> None:
-        while handles:
-            handles.pop().remove()
+    def compiles(reason: Any) -> None:
+        try:
+            remove_hooks(handles)
+        except Exception as error:
+            failed("code that is compiled", error)
 
     def compiled(reason: Any) -> None:
-        put_up()
-        on_compiled()
+        try:
+            put_up()
+            on_compiled()
+        except Exception as error:
+            failed("code that was just compiled", error)
 
+    holder = object()
+    undo.add(partial(room.give_back, holder))
+    room.take(holder, _FRAMES)
+    _silence_hook_warning(undo)
+    undo.add(partial(remove_hooks, handles))
+    undo.add(still_open.clear)
     if compiler is not None:
-        compiler.register_start_callback(take_down)
+        undo.add(partial(_take_out, compiler.remove_start_callback, compiles))
+        compiler.register_start_callback(compiles)
+        undo.add(partial(_take_out, compiler.remove_end_callback, compiled))
         compiler.register_end_callback(compiled)
     put_up()
-    try:
-        with _silenced_hook_warning(), stack_room.open(_FRAMES):
-            yield is_last
-    finally:
-        if compiler is not None:
-            compiler.remove_start_callback(take_down)
-            compiler.remove_end_callback(compiled)
-        take_down()
+    return is_last
 
 
-@contextmanager
-def _silenced_hook_warning() -> Iterator[None]:
+def _take_out(remove: Callable[[Any], None], callback: Callable[[Any], None]) -> None:
+    with suppress(ValueError):  # it is not there
+        remove(callback)
+
+
+def _silence_hook_warning(undo: UndoLedger) -> None:
     """Keeps torch from telling users of ``torch.compile(module)`` about hooks that are not theirs.
 
-    Each one inside has a filter of its own, and takes one away, so that they may leave in any order.
+    Each one inside has a filter of its own, as ``warnings.filters`` holds it, so that they may leave in any order.
     """
+    own = ("ignore", _IGNORED, Warning, None, 0)
+
+    def remove() -> None:
+        filters: Any = warnings.filters
+        for place, found in enumerate(filters):
+            if found is own:
+                del filters[place]
+                break
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+
+    undo.add(remove)
     filters: Any = warnings.filters
-    filters.insert(0, _HOOK_WARNING)
+    filters.insert(0, own)
     warnings._filters_mutated()  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        filters = warnings.filters
-        if _HOOK_WARNING in filters:
-            filters.remove(_HOOK_WARNING)
-            warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
-def _compiler_callbacks() -> Any:
-    """Where torch tells that a compilation starts and ends; None in a torch that does not tell."""
-    try:
-        from torch._dynamo.callback import callback_handler
-    except Exception:
-        # The compiler imports much that may not fit the installation, and fail in any way; then nothing is compiled.
-        logger.debug("torch's compiler cannot be imported", exc_info=True)
-        return None
-    names = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
-    return callback_handler if all(hasattr(callback_handler, name) for name in names) else None

@@ -11,6 +11,13 @@ from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.parameter_sizes import FlatParameters, parameter_sizes
 from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.instrument.torch_private.modules import (
+    TORCHS_WRAPPERS,
+    children_of,
+    communication_hooks,
+    look_at_wrapper,
+    parameters_of,
+)
 from lightning_flops.records import OUTSIDE, ModuleRecord
 from lightning_flops.text.printable import package_logger
 
@@ -20,11 +27,9 @@ logger = package_logger(__name__)
 def _wrapper_types() -> dict[str, tuple[tuple[str, str], ...]]:
     """Child name that a wrapper gives the wrapped module -> (module, class) of the wrappers that do."""
     return {
-        "_orig_mod": (("torch._dynamo.eval_frame", "OptimizedModule"),),
+        **TORCHS_WRAPPERS,
         "module": (
-            ("torch.nn.parallel.distributed", "DistributedDataParallel"),
-            ("torch.nn.parallel.data_parallel", "DataParallel"),
-            ("torch.optim.swa_utils", "AveragedModel"),
+            *TORCHS_WRAPPERS["module"],
             ("deepspeed.runtime.engine", "DeepSpeedEngine"),
             ("lightning.fabric.wrappers", "_FabricModule"),
         ),
@@ -35,12 +40,6 @@ def _wrapper_types() -> dict[str, tuple[tuple[str, str], ...]]:
         "_original_module": (
             ("lightning.fabric.wrappers", "_FabricModule"),
             ("lightning_fabric.wrappers", "_FabricModule"),
-        ),
-        "_fsdp_wrapped_module": (("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),),
-        "_checkpoint_wrapped_module": (
-            ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"),
-            ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "OffloadWrapper"),
-            ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"),
         ),
     }
 
@@ -83,7 +82,8 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     while pending:
         name, module, above = pending.pop()
         yield name, module
-        children = module._modules
+        look_at_wrapper(module)
+        children = children_of(module)
         if not children:
             continue
         within = above | {id(module)}
@@ -111,7 +111,7 @@ _MOVING_HOOKS = frozenset(
 
 def computing_hooks(module: nn.Module) -> Iterator[str]:
     """Names of the communication hooks of a DistributedDataParallel that may compute more than casts."""
-    for hook, _ in module.__dict__.get("_comm_hooks") or ():
+    for hook, _ in communication_hooks(module):
         name = getattr(hook, "__name__", type(hook).__name__)
         if name not in _MOVING_HOOKS:
             yield name
@@ -175,7 +175,7 @@ class ModuleNames:
             owners = {}
             for module, known in self.known.items():
                 name = known if isinstance(known, str) else known[0]
-                for held in module._parameters.values():
+                for held in parameters_of(module).values():
                     if held is not None:
                         owners.setdefault(id(held), name)
             self._owners = owners
@@ -247,7 +247,7 @@ def _extra_repr(module: nn.Module) -> str:
 def _weight_sizes(module: nn.Module, flat: FlatParameters) -> tuple[int, ...]:
     """First two dimensions of each weight of *module* itself: what its products have for inputs and outputs."""
     shapes: list[Sequence[int]] = [piece.shape for piece in flat.of(module)]
-    for parameter in module._parameters.values():
+    for parameter in parameters_of(module).values():
         if parameter is not None and not is_lazy(parameter) and parameter not in flat:
             # ZeRO-3 empties parameters not in use.
             shapes.append(getattr(parameter, "ds_shape", None) or parameter.shape)
@@ -291,16 +291,17 @@ class _SubtreeSizes:
                     continue
                 entered.add(id(current))
                 pending.append((current, True))
-                pending.extend((child, False) for child in current._modules.values() if child is not None)
+                pending.extend((child, False) for child in children_of(current).values() if child is not None)
                 continue
             own: set[Hashable] = set()
             for piece in self._flat.of(current):
                 own.add(piece.key)
                 self._sizes[piece.key] = (piece.size, piece.trainable, piece.local)
-            for parameter in current._parameters.values():
+            for parameter in parameters_of(current).values():
                 if parameter is not None and parameter not in self._flat:
                     own.add(id(parameter))
                     self._sizes.setdefault(id(parameter), parameter_sizes(parameter))
-            below = [self._below.get(child, frozenset()) for child in current._modules.values() if child is not None]
+            children = [child for child in children_of(current).values() if child is not None]
+            below = [self._below.get(child, frozenset()) for child in children]
             self._below[current] = frozenset(own.union(*below))
         return self._below[module]

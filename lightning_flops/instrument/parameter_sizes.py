@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_flops.instrument.deepspeed_groups import expert_parallel_size, tensor_parallel_size_of_process
+from lightning_flops.instrument.torch_private.modules import flat_parameter, flat_parts
+from lightning_flops.instrument.torch_private.tensors import local_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,12 @@ class FlatParameters:
     def __init__(self, whole: nn.Module, *, note: Callable[[str], object]) -> None:
         self._pieces: dict[nn.Module, list[FlatPiece]] = {}
         self._made_of: set[int] = set()
-        wrappers: list[Any] = [module for module in whole.modules() if _is_fsdp(module)]
+        wrappers = [module for module in whole.modules() if _is_fsdp(module)]
         try:
             for wrapper in wrappers:
-                if wrapper._handle is not None:
-                    self._add(wrapper._handle.flat_param)
+                flat = flat_parameter(wrapper)
+                if flat is not None:
+                    self._add(flat)
         except Exception as error:
             self._pieces.clear()
             self._made_of.clear()
@@ -61,12 +64,11 @@ class FlatParameters:
 
     def _add(self, flat: Any) -> None:
         self._made_of.add(id(flat))
-        originals: list[torch.Tensor] | None = flat._params
+        parts = flat_parts(flat)
+        originals = parts.originals
         self._made_of.update(map(id, originals or ()))
         pieces = {}
-        for index, (info, shape, shard) in enumerate(
-            zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
-        ):
+        for index, (info, shape, shard) in enumerate(zip(parts.infos, parts.shapes, parts.shards, strict=True)):
             piece = FlatPiece(
                 key=(id(flat), index),
                 shape=tuple(shape),
@@ -75,7 +77,7 @@ class FlatParameters:
             )
             pieces[info.module, info.param_name] = piece
             self._pieces.setdefault(info.module, []).append(piece)
-        for shared in flat._shared_param_infos:
+        for shared in parts.shared:
             self._pieces.setdefault(shared.module, []).append(pieces[shared.prim_module, shared.prim_param_name])
 
     def of(self, module: nn.Module) -> list[FlatPiece]:
@@ -119,13 +121,8 @@ def _unsharded_size(parameter: torch.Tensor) -> tuple[int, int]:
     if isinstance(partitioned, int):
         shard = getattr(parameter, "ds_tensor", None)
         return partitioned, shard.numel() if isinstance(shard, torch.Tensor) else local
-    to_local = getattr(parameter, "to_local", None)
-    if callable(to_local):
-        # A DTensor's own size is the global one. Its local tensor is read without autograd's or anybody's notice.
-        shard = getattr(parameter, "_local_tensor", None)
-        if isinstance(shard, torch.Tensor):
-            return local, shard.numel()
-    return local, local
+    shard = local_shard(parameter)
+    return local, local if shard is None else shard.numel()  # a DTensor's own size is the global one
 
 
 def _model_parallel_size(parameter: torch.Tensor, size: int) -> int:

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lightning_flops.instrument.border import UndoLedger
+
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes what runs in place of a function, from the function."""
 
@@ -300,11 +302,11 @@ class Patches:
     """Replaced methods of other people's instances, classes and modules; ``undo`` leaves each as it was found."""
 
     def __init__(self) -> None:
-        self._patches: list[_Tap | _OwnAttribute | _Shared | _Kept] = []
+        self._ledger = UndoLedger()
 
     def __bool__(self) -> bool:
         """Whether anything is replaced."""
-        return bool(self._patches)
+        return bool(self._ledger)
 
     def replace(self, target: Any, name: str, make: Make) -> None:
         """Have ``target.name`` of an instance, a class or a module run ``make(original)``.
@@ -318,11 +320,11 @@ class Patches:
             AttributeError: *target* has no such attribute.
         """
         if isinstance(target, (type, types.ModuleType)):
-            self._patches.append(_Shared(target, name, make))
+            self._ledger.add(_Shared(target, name, make).undo)
         elif name in vars(target):
-            self._patches.append(_OwnAttribute(target, name, make))
+            self._ledger.add(_OwnAttribute(target, name, make).undo)
         else:
-            self._patches.append(_Tap(target, name, make))
+            self._ledger.add(_Tap(target, name, make).undo)
 
     def replace_entries(self, target: Any, name: str, make: Mapping[Any, Make]) -> None:
         """Have *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.
@@ -333,7 +335,7 @@ class Patches:
         """
         if name in vars(target):
             raise AttributeError(f"{type(target).__name__} has a {name} of its own, which is not its class's")
-        self._patches.append(_Tap(target, name, make))
+        self._ledger.add(_Tap(target, name, make).undo)
 
     def keep(self, target: Any, kept: Any, *, kind: type) -> None:
         """Have *target* hold *kept*, which is then alive as long as it, and in no pickle and no copy of it.
@@ -343,9 +345,8 @@ class Patches:
             kept: what may hold *target* in turn.
             kind: a class that is pickled by its name, so that what it is given here is in no pickle.
         """
-        self._patches.append(_Kept(target, kept, kind))
+        self._ledger.add(_Kept(target, kept, kind).undo)
 
     def undo(self) -> None:
-        """Take every replacement off, the last one first."""
-        while self._patches:
-            self._patches.pop().undo()
+        """Take every replacement off, the last one first, to the end, whatever one of them raises."""
+        self._ledger.close()

@@ -36,7 +36,7 @@ def _states() -> Iterator[tuple[Callable[[Any], object], Any]]:
             generators += backend.default_generators
     with suppress(AttributeError):
         if torch.backends.mps.is_available():
-            generators.append(torch.mps._get_default_mps_generator())
+            yield torch.mps.set_rng_state, torch.mps.get_rng_state()
     for generator in generators:
         with suppress(Exception):
             yield generator.set_state, generator.get_state()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_flops.analysis.advice import Advice
 from lightning_flops.report.layout import paragraph, title
+from lightning_flops.schema.advice import Advice
 from lightning_flops.text.printable import page
 from lightning_flops.units import percent
 

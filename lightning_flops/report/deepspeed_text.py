@@ -1,17 +1,14 @@
 """The profile of a model's forwards in the layout of DeepSpeed's Flops Profiler: labels, order, widths and units.
 
-Where DeepSpeed's profiler prints nothing, lines of ours come after its own: the measured backward, what could not be
-counted, notes.
+What DeepSpeed's profiler does not print follows its own lines: the measured backward, what could not be counted, notes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lightning_flops.analysis.forward_profile import ForwardModule, ForwardProfile
-from lightning_flops.analysis.module_names import parent_name
+from lightning_flops.analysis.module_tree import ModuleNode, depth_shown, heaviest_types, module_tree
 from lightning_flops.analysis.rates import per_second
 from lightning_flops.report.deepspeed_units import (
     duration_to_string,
@@ -21,6 +18,8 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.report.layout import line, marked, paragraph, some_of, title
+from lightning_flops.schema.forward import ForwardModule, ForwardProfile
+from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.text.printable import page, printable_lines
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
 
@@ -30,7 +29,7 @@ _STEP = "  "
 _MODULES_NAMED = 3
 
 _NOTATIONS = (
-    # No label with a colon behind it: who searches the report for "data parallel size:" finds the line of its value.
+    # No label is followed by a colon: a search for "data parallel size:" finds the line with its value.
     "dp_size (data parallel size, ranks that see different data), mp_size (model parallel size),",
     "params (number of parameters), MACs (multiply-adds of matmul-like operators),",
     "flops (floating-point operations, two a MAC), FLOPS (floating-point operations per second),",
@@ -173,22 +172,18 @@ def _backward_rates(
 
 
 def _aggregated_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> list[str]:
-    columns: tuple[tuple[str, Callable[[ForwardModule], float], Callable[[float], str]], ...] = (
-        ("params", lambda entry: 0 if entry.module.alias_of is not None else entry.module.params, params_to_string),
-        ("MACs", lambda entry: entry.macs, macs_to_string),
-        ("fwd latency", lambda entry: entry.seconds or 0.0, duration_to_string),
+    seconds = {entry.module.name: entry.seconds or 0.0 for entry in profile.modules}
+    columns: tuple[tuple[str, Callable[[ModuleProfile], float], Callable[[float], str]], ...] = (
+        ("params", lambda module: 0 if module.alias_of is not None else module.params, params_to_string),
+        ("MACs", lambda module: module.total.forward // 2, macs_to_string),
+        ("fwd latency", lambda module: seconds[module.name], duration_to_string),
     )
-    top = settings.top_modules
+    top, modules = settings.top_modules, [entry.module for entry in profile.modules]
     lines = [f"Top {top} modules in terms of params, MACs or fwd latency at different model depths:"]
-    for depth in range(_depth_shown(profile, settings) + 1):
-        entries = [entry for entry in profile.modules if entry.module.depth == depth]
+    for depth in range(depth_shown(modules, limit=settings.module_depth) + 1):
         lines.append(f"depth {depth}:")
         for label, weight, text in columns:
-            sums: defaultdict[str, float] = defaultdict(int)
-            for entry in entries:
-                sums[entry.module.type_name] += weight(entry)
-            # Sorting keeps the model's order where two classes weigh the same.
-            heaviest = sorted(sums.items(), key=lambda item: -item[1])[:top]
+            heaviest = heaviest_types(modules, depth=depth, weight=weight, top=top)
             known = label != "fwd latency" or profile.root.seconds is not None
             lines.append(
                 f"    {label:<11} - { {name: text(size) if known else NOT_AVAILABLE for name, size in heaviest} }"
@@ -206,27 +201,28 @@ def _detailed_lines(profile: ForwardProfile, settings: ForwardReportSettings) ->
         "",
         _TREE_NOTE if profile.whole_sec is None else f"{_TREE_NOTE} {_LATENCY_NOTE}",
         "",
-        *_Tree(profile, _depth_shown(profile, settings)).lines(),
+        *_Tree(profile, settings).lines(),
     ]
 
 
 class _Tree:
     """Writes the modules the way torch prints a model, each with its figures before its own settings."""
 
-    def __init__(self, profile: ForwardProfile, depth_shown: int) -> None:
+    def __init__(self, profile: ForwardProfile, settings: ForwardReportSettings) -> None:
+        modules = [entry.module for entry in profile.modules]
         self._root = profile.root
-        self._depth_shown = depth_shown
-        self._children: defaultdict[str, list[ForwardModule]] = defaultdict(list)
-        for entry in profile.modules[1:]:
-            self._children[parent_name(entry.module.name)].append(entry)
+        self._tree = module_tree(modules, fold=False)
+        self._entries = {entry.module.name: entry for entry in profile.modules}
+        self._depth_shown = depth_shown(modules, limit=settings.module_depth)
 
     def lines(self) -> Iterator[str]:
-        return self._lines(self._root, "")
+        if self._tree is not None:
+            yield from self._lines(self._tree, "")
 
-    def _lines(self, entry: ForwardModule, indent: str) -> Iterator[str]:
-        module, children = entry.module, self._children[entry.module.name]
+    def _lines(self, node: ModuleNode, indent: str) -> Iterator[str]:
+        module, children = node.module, node.children
         name = f"({module.short_name}): " if module.name else ""
-        text = ", ".join(filter(None, [self._figures(entry), printable_lines(module.extra_repr)]))
+        text = ", ".join(filter(None, [self._figures(self._entries[module.name]), printable_lines(module.extra_repr)]))
         opening = f"{indent}{name}{module.type_name}("
         if not children and "\n" not in text:
             yield f"{opening}{text})"
@@ -235,26 +231,22 @@ class _Tree:
         yield opening
         yield from (f"{inside}{part}" for part in text.split("\n"))
         if children and module.depth >= self._depth_shown:
-            yield f"{inside}... {self._size(module.name)} modules inside, deeper than module_depth"
+            yield f"{inside}... {node.size - 1} modules inside, deeper than module_depth"
         else:
             for child in children:
                 yield from self._lines(child, inside)
         yield f"{indent})"
 
     def _figures(self, entry: ForwardModule) -> str:
-        root = self._root
+        root, forward = self._root, entry.module.total.forward
         return ", ".join(
             [
                 f"{params_to_string(entry.module.params)} = {_share(entry.module.params, root.module.params)} Params",
                 f"{macs_to_string(entry.macs)} = {_share(entry.macs, root.macs)} MACs",
                 f"{duration_to_string(entry.seconds)} = {_share(entry.seconds, root.seconds)} latency",
-                flops_to_string(entry.flops_per_sec if entry.module.total.forward else 0),
+                flops_to_string(per_second(amount=forward, seconds=entry.seconds) if forward else 0),
             ]
         )
-
-    def _size(self, name: str) -> int:
-        """Modules below the one of this name."""
-        return sum(1 + self._size(child.module.name) for child in self._children[name])
 
 
 def _remarks(profile: ForwardProfile) -> list[str]:
@@ -272,11 +264,6 @@ def _remarks(profile: ForwardProfile) -> list[str]:
     for note in profile.notes:
         lines += paragraph(f"Note: {note}", rest=_STEP)
     return ["", *lines] if lines else []
-
-
-def _depth_shown(profile: ForwardProfile, settings: ForwardReportSettings) -> int:
-    deepest = max(entry.module.depth for entry in profile.modules)
-    return deepest if settings.module_depth < 0 else min(settings.module_depth, deepest)
 
 
 def _latency(seconds: float | None, counted: bool) -> str:

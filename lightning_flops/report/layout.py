@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from lightning_flops.text.printable import printable
 
 WIDTH = 120
-"""Columns that a report keeps to where the model's own names let it."""
+"""Width of a report in columns; only long names of the model exceed it."""
 
 _LABEL_WIDTH = 70
 _TITLE_WIDTH = 100
@@ -54,12 +54,12 @@ def wrapped(text: str, *, width: int, first: str, rest: str) -> list[str]:
 
 
 def marked(text: str, *words: str) -> str:
-    """*text* with what is to be known of it in brackets, if there is anything: ``6.28 G (measured, lower bound)``."""
+    """*text* with *words* in brackets, if there are any: ``6.28 G (measured, lower bound)``."""
     return f"{text.rstrip()} ({', '.join(words)})" if words else text
 
 
 def some_of(names: Collection[str], *, most: int) -> str:
-    """Names of modules, of many the first *most* and how many more there are."""
+    """Names of modules; of many, the first *most* and the number of the others."""
     shown = [name or "the root" for name in names][:most]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

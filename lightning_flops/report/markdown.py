@@ -1,11 +1,11 @@
-"""The text report as Markdown, for viewers that would otherwise wrap and align it anew."""
+"""The text report as Markdown, for viewers that would wrap plain text."""
 
 from __future__ import annotations
 
 import re
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
 
 _SHORTEST_FENCE = 3
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.records import MemoryRecord
 from lightning_flops.report.layout import line, paragraph, shortened, table, title
-from lightning_flops.schema.trace import MemoryRow, ModuleMemoryRow
+from lightning_flops.schema.trace import TracedStep
+from lightning_flops.schema.trace_events import MemoryRow, ModuleMemoryRow
 from lightning_flops.units import NOT_AVAILABLE, plain, si
 
 _NAMES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
@@ -55,7 +55,7 @@ def _sizes(row: MemoryRow | ModuleMemoryRow) -> tuple[str, ...]:
 
 
 def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list[str]:
-    """A section of the report; empty if nobody looked.
+    """A section of the report; empty if memory was not looked at.
 
     Args:
         memory: what was looked at in the counted step.
@@ -73,8 +73,8 @@ def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list
             row.append(si(phase.reserved_bytes, "B"))
             row.append(_peak(phase.reserved_peak_bytes, before=memory.run_reserved_peak_bytes))
         about = (
-            "Bytes on the device, as its caching allocator books them. It keeps one peak, which nothing here resets: a "
-            "phase that set a new one has it, of any other is known that it went no higher than the process had."
+            "Bytes on the device, as its caching allocator counts them. It keeps one peak, which is not reset here: a "
+            "phase that reached a new peak shows it; any other phase stayed at or below the earlier peak."
         )
     else:
         about = "Bytes of this process on the host, all of it."
@@ -110,11 +110,11 @@ def _kept_on_host(traced: TracedStep | None) -> str:
         for row in tables.module_memory or ():
             if (row.name, row.part, row.device) == ("", "forward", -1) and calls:
                 return f"{si(row.size_increase_bytes / calls, 'B')} (of the traced step)"
-    return f"{NOT_AVAILABLE} (set profile_memory, which tells)"
+    return f"{NOT_AVAILABLE} (set profile_memory to know it)"
 
 
 def _peak(value: int | None, *, before: int | None) -> str:
-    """The peak that a phase set, or the one *before* that it did not pass."""
+    """The peak that a phase reached, or the earlier peak that it did not exceed."""
     if value is not None:
         return si(value, "B")
     return NOT_AVAILABLE if before is None else f"<= {si(before, 'B')}"

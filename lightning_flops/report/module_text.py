@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from lightning_flops.analysis.module_tree import ModuleNode, ModuleProfile, folded_tree, lower_bound_modules
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.analysis.module_tree import (
+    ModuleNode,
+    depth_shown,
+    heaviest_types,
+    lower_bound_modules,
+    module_tree,
+)
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.traced_step import ModuleTimes, mean_times
+from lightning_flops.analysis.traced_step import mean_times
 from lightning_flops.report.layout import WIDTH, paragraph, title, wrapped
+from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
+from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable, printable_lines
 from lightning_flops.units import duration, percent, plural, si
 
 _STEP = "  "
 _NOT_DESCRIBED = "(not described)"
-"""Stands for the class of a module that did work and was not among the model's."""
+"""Stands for the class of a module that did work but that the model does not list."""
 
 
 def aggregated_lines(profile: Profile) -> list[str]:
@@ -44,19 +50,15 @@ def aggregated_lines(profile: Profile) -> list[str]:
             + ("; flops and MACs are lower bounds:" if profile.lower_bound else ":")
         ),
     ]
-    for depth in range(_depth_shown(profile) + 1):
-        modules = [module for module in profile.modules if module.depth == depth]
+    shown, deepest = depth_shown(profile.modules, limit=limit), depth_shown(profile.modules, limit=-1)
+    for depth in range(shown + 1):
         lines.append(f"depth {depth}:")
         for label, words, weight in columns:
-            sums: defaultdict[str, float] = defaultdict(float)
-            for module in modules:
-                sums[module.type_name or _NOT_DESCRIBED] += weight(module)
-            # Sorting keeps the model's order where two classes weigh the same.
-            heaviest = sorted(((name, value) for name, value in sums.items() if value), key=lambda item: -item[1])[:top]
-            entries = ", ".join(f"'{name}': '{words(value)}'" for name, value in heaviest)
+            heaviest = heaviest_types(profile.modules, depth=depth, weight=weight, top=top)
+            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{words(value)}'" for name, value in heaviest if value)
             lines += paragraph(f"{{{entries}}}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19)
-    if _depth_shown(profile) == limit < _deepest(profile):
-        levels = f"{_deepest(profile)} {plural('level', _deepest(profile))}"
+    if shown == limit < deepest:
+        levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
@@ -65,7 +67,7 @@ def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
     lines = [title("Detailed Profile per GPU")]
     lower_bounds = lower_bound_modules(profile.uncounted)
-    root = folded_tree(profile.modules, lower_bounds)
+    root = module_tree(profile.modules, lower_bounds)
     if root is None:
         return [*lines, "No module was described."]
     lines += paragraph(
@@ -120,7 +122,7 @@ class _Tree:
     def __init__(self, profile: Profile, lower_bounds: Collection[str]) -> None:
         self._profile = profile
         self._lower_bounds = lower_bounds
-        self._depth_shown = _depth_shown(profile)
+        self._depth_shown = depth_shown(profile.modules, limit=profile.settings.module_depth)
         self._root = profile.modules[0]
         self._times = {module.name: module.times for module in profile.modules}
 
@@ -254,16 +256,6 @@ def _timed_leaf_lines(opening: str, figures: str, times: str, extra: str, *, ind
 
 
 def _wrapped(text: str, *, indent: str) -> list[str]:
-    # Deep in a tree half the width is kept for the text, even if the line then leaves the page.
+    # Deep in a tree, half the width is kept for the text, even if the line gets too long.
     width = max(WIDTH, len(indent) + WIDTH // 2)
     return wrapped(text, width=width, first=indent, rest=indent)
-
-
-def _deepest(profile: Profile) -> int:
-    return max((module.depth for module in profile.modules), default=0)
-
-
-def _depth_shown(profile: Profile) -> int:
-    """Deepest level the report shows: ``module_depth``, or the model's own depth where that is less or -1."""
-    limit = profile.settings.module_depth
-    return _deepest(profile) if limit < 0 else min(limit, _deepest(profile))

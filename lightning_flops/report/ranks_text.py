@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.rank_communication import RanksCommunication
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.ranks import RankFigures, RanksPart, RanksProfile, StageProfile
-from lightning_flops.analysis.spreads import RankSpread
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.records import RunContext
 from lightning_flops.report.layout import line, paragraph, table, title
 from lightning_flops.report.step_text import missing_rates_lines, time_unit
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import (
+    RankFigures,
+    RanksCommunication,
+    RanksPart,
+    RankSpread,
+    RanksProfile,
+    StageProfile,
+)
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
 _REASONS_SHOWN = 3
@@ -25,7 +30,7 @@ _NOTES_SHOWN = 3
 
 
 def ranks_lines(profile: Profile) -> list[str]:
-    """What all ranks did together, how far they lie apart, and who did not answer; empty where there is one rank."""
+    """What all ranks did together, how much they differ, and who did not answer; empty where there is one rank."""
     ranks = profile.ranks
     if ranks is None:
         return []
@@ -84,12 +89,12 @@ def _straggler_lines(ranks: RanksProfile) -> list[str]:
         lines += paragraph(f"STRAGGLER: {straggler_evidence(straggler)}", rest="  ")
     rest = [straggler.rank for straggler in ranks.stragglers[len(shown) :]]
     if rest:
-        lines += paragraph(f"And {len(rest)} more, which are less late: {name_ranks(rest)}.", first="  ", rest="  ")
+        lines += paragraph(f"And {len(rest)} more, less late: {name_ranks(rest)}.", first="  ", rest="  ")
     return lines
 
 
 def _no_straggler(ranks: RanksProfile) -> str:
-    """How far it is known that there is none."""
+    """In which parts of the step it is known that there is none."""
     stages: defaultdict[int, list[RankFigures]] = defaultdict(list)
     for one in ranks.ranks:
         if one.global_step_sec is not None:
@@ -181,7 +186,7 @@ def _spread_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
 
 
 def _seconds_in(scale_sec: float) -> tuple[str, Callable[[float], str]]:
-    """The unit for seconds of the order of *scale_sec*, and what writes them in it."""
+    """The unit for seconds of the size of *scale_sec*, and a function that writes seconds in it."""
     unit, size = time_unit(scale_sec)
     return unit, lambda value: f"{value / size:.3f}"
 
@@ -291,7 +296,7 @@ def _longest(spread: RankSpread | None) -> tuple[str, str]:
 
 
 def _left_out_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
-    """What the ranks know and this report does not: what did not fit into their records, and notes of their own."""
+    """What is missing here: what did not fit into the ranks' records, and notes of their own reports."""
     lines = []
     for sentence in ranks.left_out[:_NOTES_SHOWN]:
         lines += paragraph(f"Left out of the record of {sentence}.", first="- ", rest="  ")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import mean, over_ranks, per_second, ratio
+from lightning_flops.schema.profile import Profile
 
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
@@ -46,7 +46,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
             "mfu": job.mfu,
             "hfu": job.hfu,
             "params": profile.params if profile.ranks is None else profile.ranks.params,
-            # There is this tag only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
+            # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
             "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,
         },
     )

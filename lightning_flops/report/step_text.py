@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.analysis.timing import PartTiming
 from lightning_flops.report.layout import line, paragraph, some_of, table, title
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import PartTiming
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 _OPERATORS_SHOWN = 10
 _MODULES_SHOWN = 3
 
 _NOT_OPERATORS = ("cuda", "inductor", "triton")
-"""First parts of the names of kernels and graphs that no operator announces."""
+"""How names of kernels and graphs begin that are no operators."""
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
@@ -34,7 +34,7 @@ _RATE_WORDS = {
     "hfu": "HFU",
     "data_wait_ratio": "data wait",
 }
-"""How a report names a rate that it has no value for."""
+"""How a report names a rate that has no value."""
 
 
 def flops_lines(profile: Profile) -> list[str]:
@@ -95,11 +95,7 @@ def flops_lines(profile: Profile) -> list[str]:
         *paragraph(
             f"Matrix products, convolutions, attention and recurrent layers, two flops a multiply-add. {attention}"
         ),
-        *(
-            ["Bytes are those that operators of every kind, elementwise ones too, read and write."]
-            if moved.total
-            else []
-        ),
+        *(["Bytes are what all operators read and write, elementwise ones included."] if moved.total else []),
         *(paragraph(_lower_bound_words(profile)) if profile.lower_bound else []),
         *table(head, cells),
     ]
@@ -114,7 +110,7 @@ def time_lines(profile: Profile) -> list[str]:
     unit, size = time_unit(timing.global_step_sec)
 
     def row(part: PartTiming) -> list[str]:
-        # Each figure rounded for itself, as it is elsewhere in the report: printed parts may miss the sum by a digit.
+        # Each figure is rounded by itself, as elsewhere in the report: printed parts may miss the sum by a digit.
         spread = (part.minimum_sec, part.median_sec, part.maximum_sec)
         share = f"{100 * (part.share or 0.0):.2f}%"
         return [part.name, f"{part.mean_sec / size:.3f}", share, *(f"{seconds / size:.3f}" for seconds in spread)]
@@ -122,19 +118,19 @@ def time_lines(profile: Profile) -> list[str]:
     rows = [row(part) for part in (*timing.parts, timing.global_step)]
     lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
     steps = f"{plain(timing.timed_steps)} timed {plural('step', timing.timed_steps)}"
-    lines.append(f"Mean, least, median and greatest of {steps}; the steps that were counted are not among them.")
+    lines.append(f"Mean, min, median and max of {steps}. Counted steps are not among them.")
     if timing.reader_sec is not None:
         lines.append(
-            f"The data loader ran {duration(timing.reader_sec)} a step on the host, hidden behind other work or not."
+            f"The data loader ran {duration(timing.reader_sec)} per step on the host, whether other work hid it or not."
         )
     if timing.excluded_sec:
         causes = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
-        lines += paragraph(f"Between the timed steps, and in no figure: {causes}.")
+        lines += paragraph(f"Between the timed steps, and in none of these figures: {causes}.")
     return lines
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which parts of *seconds* are told, and its length in seconds."""
+    """The unit in which parts of *seconds* are printed, and its length in seconds."""
     return next(((unit, size) for unit, size in _UNITS if seconds >= size), _UNITS[-1])
 
 
@@ -162,7 +158,7 @@ def throughput_lines(profile: Profile) -> list[str]:
 
 
 def missing_rates_lines(unavailable: Mapping[str, str]) -> list[str]:
-    """Why some rates, by their fields' names, are not known; those that lack the same thing together."""
+    """Why some rates, by their fields' names, are not known; one line for each reason."""
     reasons: dict[str, list[str]] = {}
     for rate, reason in unavailable.items():
         words = reasons.setdefault(reason, [])
@@ -192,7 +188,7 @@ def _whose_lines(profile: Profile) -> list[str]:
 
 
 def _peak_lines(profile: Profile) -> list[str]:
-    """Which peak each dtype's FLOPs are held against, by its share of the model FLOPs."""
+    """The peak of each dtype, and the dtype's share of the model FLOPs."""
     whole = sum(one.model for one in profile.dtypes)
     return [
         line(
@@ -242,7 +238,7 @@ def uncounted_lines(profile: Profile) -> list[str]:
     """Each operator that ran and is in no count."""
     lines = [title("Not counted")]
     if not profile.uncounted:
-        return [*lines, "Nothing: every operator that ran has a FLOP count or is known to have none."]
+        return [*lines, "Nothing: every operator that ran has a FLOP count or is known to spend none."]
     if profile.lower_bound:
         lines += paragraph(" ".join((_lower_bound_words(profile), *_how_to_teach(profile))))
     ordered = sorted(profile.uncounted.items(), key=lambda item: (not item[1].heavy, -item[1].output_elements, item[0]))
@@ -284,7 +280,7 @@ def _lower_bound_words(profile: Profile) -> str:
 
 
 def _how_to_teach(profile: Profile) -> Iterator[str]:
-    """How the user has an operator counted; nothing where all that is not counted are kernels without one."""
+    """How to have an operator counted; nothing where only kernels without an operator are not counted."""
     for name, operator in sorted(profile.uncounted.items()):
         namespace, _, short = name.partition(".")
         if operator.heavy and namespace not in _NOT_OPERATORS and short and "." not in short:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.layout import line, marked, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
@@ -20,6 +19,7 @@ from lightning_flops.report.step_text import (
     uncounted_lines,
 )
 from lightning_flops.report.traced_text import traced_lines
+from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import page
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
 
@@ -121,7 +121,7 @@ def _summary_lines(profile: Profile) -> list[str]:
 
 
 class _OfModel(NamedTuple):
-    """What the report says of the whole model, or, where the others' figures are not at hand, of a pipeline's stage."""
+    """What the report says of the whole model, or of a pipeline's stage where the other stages are not known."""
 
     words: str
     mark: str
@@ -230,5 +230,5 @@ def _samples_per_sec(profile: Profile) -> str:
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Indexes with runs drawn together: 3, 4, 5, 9 is "3-5, 9"."""
+    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
     return ", ".join(map(run_text, runs_of(steps)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.report.layout import paragraph, rule, table, title
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.stragglers import are_compared, longest_own_time
 from lightning_flops.report import layout
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.report.traced_text import STEP_PARTS
-from lightning_flops.schema.trace import (
-    KERNEL_GAP_LIMIT_US,
-    SHORT_KERNEL_LIMIT_US,
-    ChildRow,
-    Durations,
-    PhaseRow,
-    RankComparison,
-    StepTime,
-    TraceReport,
-    TracesReport,
-)
+from lightning_flops.schema.communication import RankComparison
+from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US, ChildRow
+from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
 
@@ -76,7 +70,7 @@ def _trace(report: TraceReport, top_rows: int | None, children: bool, *, file: s
 def _steps(report: TraceReport) -> str:
     times = report.step_times
     if not times.marked:
-        return "no profiler steps: the whole trace stands as one step"
+        return "no profiler steps: the whole trace is taken as one step"
     return f"{len(times.steps)} step{'s' if len(times.steps) > 1 else ''}"
 
 
@@ -92,8 +86,8 @@ def _step_times(report: TraceReport) -> list[str]:
     shares = [_share(times.mean, attribute) for _, attribute in STEP_PARTS]
     rows.append(["ratio", percent(1.0) if times.mean.wall_us else NOT_AVAILABLE, *shares])
     explanation = (
-        "Every moment of a step under one name, the first from the left that ran in it; the parts add up to the wall "
-        "time. A step lasts to the end of the last kernel that was launched in it."
+        "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
+        "wall time. A step lasts to the end of the last kernel that was launched in it."
     )
     return [*_section("Step time", explanation), *layout.table(head, rows, least_width=8)]
 
@@ -112,7 +106,7 @@ def _share(step: StepTime, attribute: str) -> str:
 
 
 def _device(report: TraceReport) -> list[str]:
-    lines = _section("Devices", "Within the steps; from the elapsed time on, over the whole trace.")
+    lines = _section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.')
     metrics = report.device_metrics
     for device in metrics or ():
         name = f"device {device.device}"
@@ -136,7 +130,7 @@ def _device(report: TraceReport) -> list[str]:
 
 def _overview(report: TraceReport) -> list[str]:
     rows = [[row.kind, row.side, plain(row.calls), _us(row.time_us), percent(row.ratio)] for row in report.overview]
-    explanation = "Events of one kind merged, so that moments they share count once; kinds overlap one another."
+    explanation = "Events of one kind are merged: a moment that they share counts once. Kinds overlap."
     table = layout.table(["kind", "side", "calls", "time", "of steps"], rows, left=(0, 1))
     return [*_section("Overview", explanation), *table]
 
@@ -160,8 +154,8 @@ def _model_summary(report: TraceReport) -> list[str]:
     host.append(["others", "", _us(others.host_us), "", "", "", percent(others.host_ratio)])
     device.append(["others", "", _us(others.device_us), "", "", "", percent(others.device_ratio)])
     explanation = (
-        "Phases on the host's clock, and the device work launched in them. * has no scope of its own in the trace and "
-        "is told by its operators; n/a cannot be told, and is in others."
+        "Phases on the host's clock, and the device work launched in them. A phase with * has no scope in the trace "
+        "and is found by its operators. A phase that is n/a cannot be found; its time is in others."
     )
     lines = _section("Model summary", explanation)
     lines += layout.table(["host", "calls", *_STATISTICS], host)
@@ -177,8 +171,8 @@ def _modules(report: TraceReport, top_rows: int | None) -> list[str]:
     where = "on the device" if modules.clock == "device" else "on the host"
     lines = _section(
         "Modules",
-        f"Time {where}, all steps together; self: without the modules inside. The backward has what it repeats of the "
-        "forward; gradient accumulation, which is the whole model's, has a line of its own.",
+        f"Time {where}, all steps together; self: without the modules inside. The backward includes what it repeats of "
+        "the forward. Gradient accumulation is of the whole model and has its own line.",
     )
     for label, time_us in (
         ("forward", modules.forward_us),
@@ -210,7 +204,7 @@ def _communication(report: TraceReport) -> list[str]:
     share = report.overlap
     if share is None:
         return []
-    explanation = "Overlapping events merged; computation is every kernel that does not communicate."
+    explanation = "Overlapping events are merged. Computation is every kernel that does not communicate."
     lines = _section("Communication", explanation)
     for label, time_us in (
         ("computation without communication", share.computation_us - share.overlap_us),
@@ -393,7 +387,8 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
     ]
     explanation = (
         "Transfer: the shortest of the ranks for each call of a collective; wait: the rest, until the last rank came. "
-        "A straggler is a rank that computes longer than the median by more than the advice's thresholds."
+        "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
+        "longer than theirs by more than the advice's thresholds."
     )
     lines = ["", *_section("Ranks", explanation)[1:]]
     rows = [
@@ -422,14 +417,16 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
     if rows:
         head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
         lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
-    if any(row.compute_over_median is not None for row in comparison.ranks):
-        longest = "several alike"
+    if are_compared(comparison):
+        longest, straggler = "several alike", "none"
         if comparison.computes_longest is not None:
             longest = f"rank {comparison.computes_longest}"
         elif comparison.computes_longest_source is not None:
             sources = [row.source for row in comparison.ranks]
             longest = names[sources.index(comparison.computes_longest_source)]
-        straggler = longest if straggles else "none"
+        if straggles:
+            place = longest_own_time(comparison)
+            straggler = names[place] if comparison.ranks[place].rank is None else f"rank {names[place]}"
     else:
         longest = straggler = NOT_AVAILABLE
     lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]

@@ -1,13 +1,14 @@
-"""The traced step as text: where one step's time went, in short; the command line prints its tables whole."""
+"""The traced step as text: a short version of where its time went; the command line prints its whole tables."""
 
 from __future__ import annotations
 
-from lightning_flops.analysis.module_tree import ModuleProfile
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.report.layout import line, paragraph, shortened, table, title
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
-from lightning_flops.schema.trace import ModuleTable, StepTime, TraceReport
+from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace_steps import ModuleTable, StepTime
 from lightning_flops.units import duration, percent, plain, si
 
 _COMMAND = "lightning-flops trace"
@@ -37,7 +38,7 @@ def traced_lines(profile: Profile) -> list[str]:
     lines = [title("Traced step")]
     if tables is None:
         about = (
-            f"No profiler could run. In step {traced.index} a clock was read at the borders between modules, so "
+            f"No profiler could run. In step {traced.index}, a clock was read at each module's borders, so "
             "latencies are of the fwd alone."
         )
     else:

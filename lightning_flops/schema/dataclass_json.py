@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 LONGEST_PROFILE = 1 << 28
-"""Most characters of a profile that is read: of a model with 1,000 modules and its traced step it has a million."""
+"""Most characters of a profile that is read; one of a model with 1,000 modules and a traced step has a million."""
 
 _SHOWN_CHARS = 60
 _LINE_CHARS = 100
@@ -42,7 +42,7 @@ def dump(value: object, *, indented: bool = True) -> str:
     """
     plain = _to_plain(value, "")
     text = (_text(plain, indent="") if indented else _encode(plain)) + "\n"
-    # A lone surrogate, which a module may have in its description, can stand in JSON as an escape only.
+    # A lone surrogate, which a module's description may contain, is allowed in JSON only as an escape.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -136,7 +136,7 @@ _Reader = Callable[[Any], Any]
 
 
 class _Misfit(Exception):
-    """A value that is not what its place asks for; on the way out each place adds its own name."""
+    """A value of the wrong kind for its place; on the way out, each place adds its name."""
 
     def __init__(self, words: str) -> None:
         super().__init__(words)
@@ -153,7 +153,7 @@ class _Misfit(Exception):
 
 @cache
 def _reader(kind: Any) -> _Reader:
-    """What makes a value of *kind* of plain JSON, or raises _Misfit; made once, as a profile has many of a kind."""
+    """The function that makes a value of *kind* from plain JSON or raises _Misfit; made once for each kind."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _optional_reader(kind)
@@ -194,7 +194,7 @@ def _list_reader(kind: Any) -> _Reader:
         items: list[Any] = []
         try:
             for item in plain:
-                items.append(read_item(item))  # their number says which of them is wrong
+                items.append(read_item(item))  # their number tells which one is wrong
         except _Misfit as misfit:
             misfit.inside(f"[{len(items)}]")
             raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.markdown import fenced, render_markdown
+from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
@@ -16,10 +17,10 @@ from lightning_flops.sinks.file import FreePaths, write_text_file
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
-    from lightning_flops.analysis.throughput import ThroughputSummary
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.monitor import MonitorReading
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.sinks.sink import Sink, TextSink
 
 logger = package_logger(__name__)
@@ -150,7 +151,7 @@ class LoggedOutput:
         prefix, at = self._config.tag_prefix, self._x_axis(step)
         text = render_text(profile)
         self._loggers.write_scalars(profile_scalars(profile, prefix=prefix), step=at)
-        shown = self._loggers.write_text(f"{prefix}/profile", render_markdown(profile), step=at)
+        shown = self._loggers.write_text(f"{prefix}/profile", fenced(text), step=at)
         self._loggers.write_text(f"{prefix}/advice", render_advice_markdown(profile.advice), step=at)
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
@@ -207,6 +208,44 @@ class RankOutput:
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
         """Write what the rank's batches came to."""
         self._files.write_throughput(summary)
+
+
+class _NoOutput:
+    """Where a rank other than 0 shows its reports if nobody asked for them: nowhere."""
+
+    def write_profile(self, profile: Profile, *, step: int) -> None:
+        """Nothing: rank 0's report has what this rank measured."""
+
+    def write_reading(
+        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+    ) -> None:
+        """Nothing: the run's loggers are rank 0's."""
+
+    def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
+        """Nothing."""
+
+
+class KnowsFolder(Protocol):
+    """Where the ranks of a run leave word for one another of the folder that files go to."""
+
+    def tell_folder(self, folder: str) -> None:
+        """Let all ranks know where rank 0's files go; empty if it leaves none."""
+
+    def folder(self) -> str | None:
+        """Where rank 0's files go; None if it leaves none."""
+
+
+def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None, config: ProfilerConfig) -> RunOutput:
+    """Where *rank* writes: rank 0 to *output*, the others nothing, or files of their own if all ranks shall."""
+    if rank == 0:
+        if config.all_ranks and ranks is not None:
+            ranks.tell_folder(output.files.folder() or "")
+        return output
+    if not config.all_ranks:
+        return _NoOutput()
+    folder = output.files.folder if ranks is None else functools.cache(ranks.folder)
+    files = RunFiles(output_file=config.output_file, folder=folder, rank=rank, timer_only=config.timer_only)
+    return RankOutput(files)
 
 
 def _write_file(path: str, text: str) -> str | None:

@@ -26,6 +26,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import distributed
 
+from lightning_flops.instrument.torch_private.distributed import store_getter
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -90,8 +91,7 @@ def default_store() -> KeyValueStore:
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise NoExchangeError("torch.distributed has no process group")
-    # Private, and the only way to the store that every launcher has set up.
-    getter = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    getter = store_getter()
     if getter is None:
         raise NoExchangeError(f"torch {torch.__version__} keeps its key-value store in another way")
     try:
@@ -132,6 +132,10 @@ class Errand:
         self.failure = reason
         self._over.set()
 
+    def look_soon(self) -> None:
+        """Have it look without waiting for the rest of its pause."""
+        self._wake.set()
+
     def stop(self) -> None:
         """Have it look once at most."""
         self._stopped = True
@@ -153,7 +157,7 @@ class Errand:
             self._over.set()
 
 
-class Collection(Errand, Generic[_Answer]):
+class Collection(Generic[_Answer]):
     """What the other ranks answer about one window, as it comes in; complete when ``over``."""
 
     def __init__(
@@ -166,7 +170,8 @@ class Collection(Errand, Generic[_Answer]):
         clock: Callable[[], float],
         read: Callable[[int, bytes], _Answer],
     ) -> None:
-        super().__init__(self._look_for_answers)
+        self.errand = Errand(self.look_for_answers)
+        """What looks for the answers."""
         self._keys = keys
         self._step = step
         self._world_size = world_size
@@ -179,6 +184,20 @@ class Collection(Errand, Generic[_Answer]):
         self._read = read
         self.answers: dict[int, _Answer] = {}
         """What each rank sent, as *read* has it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.errand.over
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing came of it; None as long as nothing went wrong."""
+        return self.errand.failure
+
+    def wait(self, timeout_sec: float) -> bool:
+        """Wait until it is over, *timeout_sec* at most; whether it is."""
+        return self.errand.wait(timeout_sec)
 
     @property
     def ready(self) -> bool:
@@ -217,9 +236,10 @@ class Collection(Errand, Generic[_Answer]):
         deadline = self._clock() + seconds
         if deadline < self._deadline:
             self._deadline, self._hurried = deadline, True
-        self._wake.set()
+        self.errand.look_soon()
 
-    def _look_for_answers(self, store: KeyValueStore) -> bool:
+    def look_for_answers(self, store: KeyValueStore) -> bool:
+        """Take what answers there are; whether none is awaited any more."""
         # Rank by rank, so that a look costs the same in a job of any size; when the time is over, each once more.
         late = self._clock() >= self._deadline
         while self._awaited:
@@ -333,7 +353,8 @@ class RankExchange:
             read: makes of a rank's number and what it sent what is wanted of it, on the exchange's thread, so that
                 training does not wait for that either. It never raises.
         """
-        assert self._keys is not None, "rank 0 alone collects"
+        if self._keys is None:
+            raise RuntimeError("rank 0 alone collects")
         collection = Collection(
             keys=self._keys,
             step=step,
@@ -342,7 +363,7 @@ class RankExchange:
             clock=self._clock,
             read=read,
         )
-        self._submit(collection)
+        self._submit(collection.errand)
         return collection
 
     def tell(self, name: str, text: str) -> Errand:

@@ -6,29 +6,22 @@ Rank 0 trains on while it waits: ``show_ready`` looks, at a border between batch
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_flops.analysis.rank_record import (
-    RankAbsence,
-    RankRecord,
-    RankRecordError,
-    make_rank_record,
-    pack,
-    unpack,
-)
+from lightning_flops.analysis.rank_record import RankRecordError, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.session.output import OWN_FOLDER, RankOutput, RunFiles
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.session.output import OWN_FOLDER
 from lightning_flops.session.rank_exchange import Collection, RankExchange, next_run_number
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.profile import Profile
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.session.output import LoggedOutput, RunOutput
+    from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
 
@@ -184,21 +177,6 @@ def join_ranks(*, rank: int, world_size: int, config: ProfilerConfig, show: Call
         rank=rank, world_size=world_size, run_number=next_run_number(), timeout_sec=config.ranks_timeout_sec
     )
     return RankReports(exchange, config=config, show=show)
-
-
-def output_of_rank(
-    rank: int, output: LoggedOutput, *, ranks: RankReports | None, config: ProfilerConfig
-) -> RunOutput | None:
-    """Where *rank* writes: rank 0 to *output*, the others nothing, or files of their own if all ranks shall."""
-    if rank == 0:
-        if config.all_ranks and ranks is not None:
-            ranks.tell_folder(output.files.folder() or "")
-        return output
-    if not config.all_ranks:
-        return None
-    folder = output.files.folder if ranks is None else functools.cache(ranks.folder)
-    files = RunFiles(output_file=config.output_file, folder=folder, rank=rank, timer_only=config.timer_only)
-    return RankOutput(files)
 
 
 def _read(rank: int, packed: bytes) -> RankRecord | RankAbsence:

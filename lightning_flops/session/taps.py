@@ -1,163 +1,235 @@
-"""What a framework's taps call when a part of a training step begins and ends.
+"""The one place that makes wrappers around other people's functions.
 
-A tap runs inside somebody's training. Every entry is guarded: the first failure of ours takes the profiler out, and
-training goes on.
+A wrapper calls something of ours before a function and after it. All of it happens at the session's border: whatever
+ours does or raises, the function is called once, with the caller's arguments, and what it returns or raises is what the
+caller gets.
 """
 
 from __future__ import annotations
 
-import functools
-from abc import ABC, abstractmethod
+import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark
 
 if TYPE_CHECKING:
-    from lightning_flops.instrument.memory import MemoryWatch
-    from lightning_flops.instrument.recorder import Recorder
-    from lightning_flops.instrument.timing.monitor import Monitor
+    from lightning_flops.session.border import Border
+    from lightning_flops.session.session import Session
 
-S = TypeVar("S", bound="StepTaps")
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T")
 
-
-def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
-    """*method* of a ``StepTaps``, which never raises into training: its first failure takes the profiler out."""
-
-    @functools.wraps(method)
-    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
-        if self._out:
-            return None
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:  # the border to the training loop: whatever it is, it is ours to swallow
-            self._fail(error)
-            return None
-
-    return run
+Function = Callable[..., Any]
 
 
-class StepTaps(ABC):
-    """Tells recorder, monitor and memory watch which part of a step runs, as far as one of them wants to know it.
+def _nothing() -> None:
+    pass
 
-    ``_enter`` and ``_leave`` are for taps of a door's own; ``_inside_part`` and ``_outside_of_steps`` make taps.
+
+class Taps:
+    """Makes the wrappers of one session, and holds those that are in place.
+
+    Args:
+        session: is told of the parts of a step.
+        border: where what fails on our side ends.
     """
 
-    def __init__(self) -> None:
-        self._out = False
-        self._recorder: Recorder | None = None
-        self._monitor: Monitor | None = None
-        self._memory: MemoryWatch | None = None
-        self._marking = False
-        self._in_batch_scope = False
+    def __init__(self, session: Session, border: Border) -> None:
+        self._session = session
+        self._border = border
+        self.for_run = Patches()
+        """Wrappers that stay as long as the session does."""
+        self.for_window = Patches()
+        """Wrappers around the parts of a step, as long as a window needs them."""
 
-    @abstractmethod
-    def _fail(self, error: Exception) -> None:
-        """Something of ours has failed with *error*: say so, and take the profiler out."""
-
-    @guarded
-    def _enter_batch_scope(self) -> AbstractContextManager[Any]:
-        assert self._recorder is not None
-        scope = self._recorder.batch_scope()
-        scope.__enter__()
-        self._in_batch_scope = True
-        return scope
-
-    def _leave_batch_scope(self, scope: AbstractContextManager[Any]) -> None:
-        # Not @guarded: a counter that was entered is left, also when the profiler has taken itself out meanwhile.
-        self._in_batch_scope = False
+    def undo(self) -> None:
+        """Take every wrapper off."""
         try:
-            scope.__exit__(None, None, None)
-        except Exception as error:
-            self._fail(error)
+            self.for_window.undo()
+        finally:
+            self.for_run.undo()
 
-    @guarded
-    def _enter(self, part: str, *, counts: bool = True) -> None:
-        if self._marking:
-            assert self._recorder is not None
-            if self._memory is not None and self._recorder.counting:
-                self._memory.enter(part)
-            self._recorder.enter(part, counts=counts)
+    # ---- what stands around a function
 
-    @guarded
-    def _leave(self) -> None:
-        if self._marking:
-            assert self._recorder is not None
-            self._recorder.leave()  # first: what follows is not in the part's time
-            if self._memory is not None and self._recorder.counting:
-                self._memory.leave()
+    def around(
+        self,
+        begins: Callable[..., T | None],
+        ends: Callable[[T], object],
+        *,
+        fails: Callable[[T, BaseException], object] | None = None,
+        returns: Callable[[T, Any], object] | None = None,
+    ) -> Make:
+        """What makes a wrapper that tells when a call begins and ends.
 
-    def _inside_part(self, part: str, *, counts: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What turns a function into one whose every call is *part* of a step; *counts* as in ``Recorder.enter``."""
-        mark = Mark(part, counts)
+        Args:
+            begins: gets the call's arguments; what it returns is given to the other two. None: they are not called.
+            ends: is called when the function has returned.
+            fails: is called with what the function raised; None: *ends* is called in its place.
+            returns: is called, after *ends*, with what the function returned.
+        """
+        border = self._border
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
-                recorder = self._recorder
-                timer = None if recorder is None else recorder.timer
-                if timer is None:
-                    self._enter(part, counts=counts)
-                    try:
-                        return original(*args, **kwargs)
-                    finally:
-                        self._leave()
                 try:
-                    timer.enter(mark)
-                except Exception as error:
-                    self._fail(error)
+                    failed = False
+                    token = None if border.closed else begins(*args, **kwargs)
+                except BaseException as error:
+                    token = None
+                    border.broke(error)
+                try:
+                    return (result := original(*args, **kwargs))
+                except BaseException as error:
+                    failed = True
+                    if fails is not None and token is not None:
+                        self._failed(fails, token, error)
+                        token = None
+                    raise
+                finally:
+                    try:
+                        if token is None:
+                            pass
+                        elif border.closed:
+                            self._session.leave_again()
+                        else:
+                            ends(token)
+                            if returns is not None and not failed:
+                                returns(token, result)
+                    except BaseException as error:
+                        border.broke(error)
+
+            return run
+
+        return make
+
+    def around_weakly(self, begins: Callable[..., T | None], ends: Callable[[T], object]) -> Make:
+        """As ``around``, with bound methods, for a function that lives on: the wrapper holds nothing of ours alive."""
+        weak_border = weakref.ref(self._border)
+        weak_begins, weak_ends = weakref.WeakMethod(begins), weakref.WeakMethod(ends)
+
+        def make(original: Function) -> Function:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    begin = weak_begins()
+                    token = None if begin is None else begin(*args, **kwargs)
+                except BaseException as error:
+                    token = None
+                    _broke(weak_border(), error)
                 try:
                     return original(*args, **kwargs)
                 finally:
                     try:
-                        timer.leave()
-                    except Exception as error:
-                        self._fail(error)
+                        if token is not None and (end := weak_ends()) is not None:
+                            end(token)
+                    except BaseException as error:
+                        _broke(weak_border(), error)
 
             return run
 
         return make
 
-    def _outside_of_steps(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What turns a function into one whose every call is no part of any step, known as *name*."""
-        marked = self._inside_part(name)
+    def before(self, action: Callable[[], object]) -> Make:
+        """What makes a wrapper that calls *action* before each call."""
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            inner = marked(original)
+        def begins(*args: Any, **kwargs: Any) -> None:
+            action()
 
+        return self.around(begins, _ignore)
+
+    def after(self, action: Callable[[], object], *, also_failed: bool = False) -> Make:
+        """What makes a wrapper that calls *action* after each call that returned, or *also_failed* ones."""
+
+        def begins(*args: Any, **kwargs: Any) -> bool:
+            return True
+
+        return self.around(begins, lambda _: action(), fails=None if also_failed else _ignore_failure)
+
+    def instead(self, choose: Callable[..., tuple[Function, tuple[Any, ...], dict[str, Any]]]) -> Make:
+        """What makes a wrapper that calls what *choose* says, given the function and the call's arguments."""
+        border = self._border
+
+        def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
-                self._training_stops(name)
                 try:
-                    return inner(*args, **kwargs)
-                finally:
-                    self._training_goes_on(name)
+                    call = original
+                    if not border.closed:
+                        call, args, kwargs = choose(original, *args, **kwargs)
+                except BaseException as error:
+                    call = original
+                    border.broke(error)
+                return call(*args, **kwargs)
 
             return run
 
         return make
 
-    @guarded
-    def _training_stops(self, reason: str) -> None:
-        if self._monitor is not None:
-            self._monitor.exclude(reason)
+    def part(self, part: str, *, counts: bool = True) -> Make:
+        """What makes a wrapper whose every call is *part* of a step; *counts* as in ``Recorder.enter``."""
+        session, border, mark = self._session, self._border, Mark(part, counts)
 
-    @guarded
-    def _training_goes_on(self, reason: str) -> None:
-        if self._monitor is not None:
-            self._monitor.include(reason)
+        def make(original: Function) -> Function:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                # As in ``around``, but with no call of ours between the timer's stamps and the function.
+                try:
+                    leave: Callable[[], object] = _nothing
+                    if not border.closed:
+                        timer = session.window.recorder.timer
+                        if timer is None:
+                            leave = session.leave
+                            session.enter(part, counts=counts)
+                        else:
+                            leave = timer.leave
+                            timer.enter(mark)
+                except BaseException as error:
+                    leave = _nothing
+                    border.broke(error)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    try:
+                        leave()
+                    except BaseException as error:
+                        border.broke(error)
 
-    @guarded
-    def _epoch_ends(self) -> None:
-        assert self._recorder is not None
-        self._recorder.epoch_ends()
-        if self._monitor is not None:
-            self._monitor.exclude("epoch restart")
+            return run
 
-    @guarded
-    def _epoch_begins(self) -> None:
-        assert self._recorder is not None
-        self._recorder.epoch_begins()
-        if self._monitor is not None:
-            self._monitor.include("epoch restart")
+        return make
+
+    def outside_of_steps(self, name: str) -> Make:
+        """What makes a wrapper whose every call is no part of any step, known as *name*."""
+        session, marked = self._session, self.part(name)
+
+        def begins(*args: Any, **kwargs: Any) -> bool:
+            session.training_stops(name)
+            return True
+
+        outside = self.around(begins, lambda _: session.training_goes_on(name))
+        return lambda original: outside(marked(original))
+
+    def optimizer_work(self) -> Make:
+        """What makes a wrapper in whose calls what is counted is the optimizer's, whatever part of the step runs."""
+        session = self._session
+        return self.around(lambda *args, **kwargs: session.optimizer_work_begins(), session.optimizer_work_ends)
+
+    def _failed(self, fails: Callable[[T, BaseException], object], token: T, error: BaseException) -> None:
+        try:
+            if not self._border.closed:
+                fails(token, error)
+        except BaseException as ours:
+            self._border.broke(ours)
+
+
+def _broke(border: Border | None, error: BaseException) -> None:
+    if border is not None:
+        border.broke(error)
+    elif not isinstance(error, Exception):
+        raise error
+
+
+def _ignore(token: object) -> None:
+    pass
+
+
+def _ignore_failure(token: object, error: BaseException) -> None:
+    pass

@@ -21,8 +21,9 @@ class LoggersSink:
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Log all *scalars* in one call per logger."""
-        # A dict of its own for each: some loggers add a prefix or a step in place.
-        self._loggers.each(lambda target: target.log_metrics(dict(scalars), step=step))
+        # A dict of its own for each: some loggers add a prefix or a step in place. By name, as Lightning's own call has
+        # it: a logger of the user's need not take it in any other way.
+        self._loggers.each(lambda target: target.log_metrics(metrics=dict(scalars), step=step))
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Add *text*, which TensorBoard reads as Markdown, and flush it so that it shows at once.

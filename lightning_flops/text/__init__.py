@@ -1,1 +1,1 @@
-"""Text from outside, and text for people: read within bounds, shown without tricks."""
+"""Reads text from outside within bounds, and makes text for people safe to show."""

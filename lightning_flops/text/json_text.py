@@ -1,7 +1,7 @@
-"""JSON texts from outside, read within bounds: what is longer or deeper than any real one is one error.
+"""Reads JSON from outside within bounds: a text that is longer or deeper than any real one is an error.
 
-Python's own reader recurses for every bracket, as deep as the program's recursion limit lets it, which some programs
-raise to where the process ends; and its time for a whole number of many digits grows with their square.
+Python's own reader recurses at every bracket. Some programs raise the recursion limit so far that this ends the
+process. For a whole number, its time grows with the square of the digits.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from itertools import accumulate
 from typing import Any, NoReturn
 
 MOST_DEPTH = 100
-"""Most brackets inside one another: a profile has 12, and the configs of frameworks not many more."""
+"""How deep brackets may be nested. A profile has 12 levels, and configs of frameworks not many more."""
 
 MOST_DIGITS = 1_000
-"""Of a whole number: a profile's FLOPs have 20."""
+"""Of a whole number: a profile's FLOPs have 20. Python itself writes and reads at most 4,300, and raises beyond."""
 
+_TOO_LONG: int = 10**MOST_DIGITS
 _SHOWN_CHARS = 500
 _TEXT = re.compile(r'"[^"]*"')
 _NO_BRACKETS = re.compile(r"[^\[\]{}]+")
@@ -24,25 +25,25 @@ _LEVEL = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 class JsonTextError(ValueError):
-    """What is wrong with a text, in words that follow its name: "the profile" and this make a sentence."""
+    """What is wrong with a text. The words continue a sentence that begins with its name, such as "the profile"."""
 
 
 class JsonSyntaxError(JsonTextError):
-    """A text within all bounds that is no JSON."""
+    """The text is within all bounds, but it is not JSON."""
 
 
 def read_json(text: str, *, most_chars: int, constants: bool = False) -> Any:
-    """The value that *text* holds; every key stands once in its object.
+    """The value that *text* holds.
 
     Args:
         text: JSON.
         most_chars: length of the longest text that is read.
-        constants: NaN and the infinities are numbers, too, as for Python's own reader.
+        constants: whether NaN and the infinities are numbers, as for Python's own reader.
 
     Raises:
-        JsonSyntaxError: it is no JSON.
-        JsonTextError: it is longer or nested deeper than it may be, holds a whole number of more than
-            ``MOST_DIGITS`` digits, or a key twice.
+        JsonSyntaxError: it is not JSON.
+        JsonTextError: it is too long or nested too deep, holds a whole number of more than ``MOST_DIGITS`` digits, or
+            has a key twice in one object.
     """
     if len(text) > most_chars:
         raise JsonTextError(f"is longer than {most_chars:,} characters")
@@ -64,10 +65,10 @@ def read_json(text: str, *, most_chars: int, constants: bool = False) -> Any:
 
 
 def object_of_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of *pairs*; a key given twice is a mistake.
+    """The object of *pairs*.
 
     Raises:
-        JsonTextError: one is.
+        JsonTextError: a key is given twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -77,17 +78,22 @@ def object_of_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def is_too_long(number: int) -> bool:
+    """Whether *number* has more than ``MOST_DIGITS`` digits. ``read_json`` would refuse a file that holds it."""
+    return bool(abs(number) >= _TOO_LONG)
+
+
 def shown(value: object, *, chars: int = _SHOWN_CHARS) -> str:
-    """*value* as Python writes it, for a message: cut short, and in words where Python cannot write it."""
+    """*value* as Python writes it, for a message: cut short, and only its type if Python cannot write it."""
     try:
         text = repr(value)
-    except Exception:  # nested too deep, a whole number of thousands of digits, or whatever a class of its own raises
+    except Exception:  # nested too deep, a whole number of thousands of digits, or a class whose repr raises
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
 def _depth(text: str) -> int:
-    """How deep brackets are inside one another, those in texts left out."""
+    """How deep brackets are nested, not counting those inside strings."""
     if text.count("[") + text.count("{") <= MOST_DEPTH:
         return 0
     plain = text.replace("\\\\", "").replace('\\"', "")

@@ -1,7 +1,7 @@
-"""Names on a page are data: nothing in them ends a line, moves the cursor or turns the text around.
+"""Shows names safely: no name can end a line, move the cursor or change the direction of the text.
 
-A name may come from a model, a file, another rank or a trace that somebody sent. Whatever shows one to people escapes
-it here; JSON keeps it as it is.
+A name may come from a model, a file, another rank or a trace that somebody sent. Text for people is escaped here. JSON
+keeps names as they are.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    r"""*text* on one line, with an escape as Python writes it for each character that does not print.
+    r"""*text* on one line. A character that does not print becomes an escape as Python writes it.
 
-    Those are control characters and line breaks (``\x1b``, ``\n``), whatever changes direction or has no width
-    (``\u202e``), spaces that are not the space, and what no file can hold (``\ud800``).
+    Such characters are control characters and line breaks (``\x1b``, ``\n``), those that change the direction of text
+    or have no width (``\u202e``), spaces other than the usual one, and those that no file can hold (``\ud800``).
     """
     if text.isprintable():
         return text
@@ -22,24 +22,24 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""*text* with its own line breaks, each line of it ``printable``: for what has several lines by right."""
+    r"""*text* with its line breaks kept and each line made ``printable``: for text that may have several lines."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def page(lines: Iterable[str]) -> str:
-    """*lines* one below the other, as many as they are, with a line break after each."""
+    """*lines* as one text, each made ``printable``, with a line break after each."""
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def package_logger(name: str) -> logging.Logger:
-    """The logger of the module *name*, whose every record is one line of printable text."""
+    """The logger of the module *name*. Every record of it is one line of printable text."""
     logger = logging.getLogger(name)
     logger.addFilter(_on_one_line)
     return logger
 
 
 def _on_one_line(record: logging.LogRecord) -> bool:
-    """Have *record* say what it says on one line; always True, it is for everybody."""
+    """Put the message of *record* on one line. Returns True, since no record is held back."""
     message = record.getMessage()
     if not message.isprintable():
         record.msg, record.args = printable(message), ()

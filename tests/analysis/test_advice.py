@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.advice import Advice, advise
+from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, device_abilities
 from lightning_flops.analysis.evidence import Evidence
-from lightning_flops.analysis.stragglers import Straggler
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.report.advice_text import advice_lines, render_advice_markdown
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.ranks import Straggler
 
 DEFAULTS = AdviceThresholds()
 VOLTA = device_abilities(device_type="cuda", name="Tesla V100-SXM2-16GB", compute_capability=(7, 0))
@@ -26,6 +27,22 @@ def rules(evidence: Evidence, thresholds: AdviceThresholds = DEFAULTS) -> list[s
 
 
 A_LITTLE = 1e-6
+
+
+def late(rank: int) -> Straggler:
+    return Straggler(
+        rank=rank,
+        late_sec=0.5,
+        share=0.5,
+        shown_by="timed steps",
+        part="data wait",
+        part_sec=0.5,
+        module=None,
+        module_sec=None,
+        exposed_sec=None,
+        others_exposed_sec=None,
+    )
+
 
 # For each rule: evidence at its threshold, where it is silent, and a little beyond, where it speaks.
 BORDERS = {
@@ -68,8 +85,8 @@ BORDERS = {
         Evidence(short_kernel_ratio=0.5 + A_LITTLE, idle_share=0.11),
     ),
     "straggler": (
-        Evidence(slowest_rank=3, slowest_over_median=1.1, slowest_longer_sec=0.002),
-        Evidence(slowest_rank=3, slowest_over_median=1.1 + A_LITTLE, slowest_longer_sec=0.002),
+        Evidence(waiting_share=0.5),  # of whom the others wait for, find_stragglers decides
+        Evidence(straggler=late(3)),
     ),
     "waiting": (Evidence(waiting_share=0.1), Evidence(waiting_share=0.1 + A_LITTLE)),
     "data_parallel": (Evidence(data_parallel_devices=1), Evidence(data_parallel_devices=2)),
@@ -94,8 +111,6 @@ def test_no_rule_speaks_when_any_one_of_its_measurements_is_missing(rule: str) -
     beyond = BORDERS[rule][1]
     given = [field.name for field in fields(Evidence) if getattr(beyond, field.name) not in (None, (), UNKNOWN_DEVICE)]
     for name in given:
-        if name == "slowest_rank":
-            continue  # it names the rank; the factor is what is measured
         unknown: Any = {"device": UNKNOWN_DEVICE, "optimizer_arguments": ()}.get(name)
         assert rule not in rules(replace(beyond, **{name: unknown}))
 
@@ -128,10 +143,6 @@ def test_healthy_run_is_told_nothing() -> None:
         kernel_gap_share=0.01,
         idle_share=0.02,
         short_kernel_ratio=0.3,
-        slowest_rank=1,
-        slowest_over_median=1.02,
-        slowest_longer_sec=0.002,
-        slowest_longer_share=0.01,
         mfu=0.45,
         data_parallel_devices=0,
         backend="nccl",
@@ -140,7 +151,7 @@ def test_healthy_run_is_told_nothing() -> None:
     assert advise(healthy, DEFAULTS) == ()
     # Nothing is left out of what is healthy here, so that a new rule must say what healthy means to it.
     unset = {field.name for field in fields(Evidence) if getattr(healthy, field.name) is None}
-    assert unset == {"loader_workers", "straggler", "slowest_source"}  # a healthy job has none
+    assert unset == {"loader_workers", "straggler", "straggler_name"}  # a healthy job has none
 
 
 def test_slow_loader_is_told_first() -> None:
@@ -165,7 +176,7 @@ def test_low_mfu_points_at_the_largest_loss() -> None:
         rule="mfu",
         evidence="MFU is 10.00%.",
         threshold="less than 30.00%",
-        action="Begin with the first of the above, data_wait.",
+        action="Begin with the first one above, data_wait.",
         source="this project",
         stake=None,
     )
@@ -184,17 +195,23 @@ def test_threshold_that_breaks_its_rule_is_refused(wrong: object) -> None:
         ProfilerConfig(advice_thresholds=wrong)  # type: ignore[arg-type]
 
 
-def test_what_a_straggler_computes_longer_is_at_stake() -> None:
-    slow = Evidence(slowest_rank=3, slowest_over_median=2.0, slowest_longer_sec=0.004, slowest_longer_share=0.4)
-    (advice,) = advise(slow, DEFAULTS)
-    assert advice.stake == 0.4
-    assert advice.evidence == "Rank 3 computes 2 times as long as the median rank, 4 ms a step more."
+def test_what_the_others_wait_for_a_straggler_is_at_stake() -> None:
+    (advice,) = advise(Evidence(straggler=late(3)), DEFAULTS)
+    assert advice.stake == 0.5
+    assert advice.evidence == (
+        "The other ranks wait 500 ms a step (50.00% of it) for rank 3: its data wait takes 500 ms longer than theirs "
+        "(timed steps)."
+    )
 
 
-def test_a_straggler_by_microseconds_is_none() -> None:
-    slow = Evidence(slowest_rank=3, slowest_over_median=2.0, slowest_longer_sec=0.001)
-    assert rules(slow) == []
-    assert rules(slow, AdviceThresholds(straggler_sec=0.0009)) == ["straggler"]
+def test_a_straggler_without_a_number_goes_by_its_name() -> None:
+    (advice,) = advise(Evidence(straggler=late(0), straggler_name="c.json"), DEFAULTS)
+    assert " for c.json: " in advice.evidence
+
+
+def test_what_is_in_no_named_part_of_a_step_is_told_in_words() -> None:
+    (advice,) = advise(Evidence(straggler=replace(late(3), part="other", part_sec=0.4)), DEFAULTS)
+    assert ": what is in no named part of its step takes 400 ms longer than theirs (" in advice.evidence
 
 
 # ---- as text
@@ -207,12 +224,11 @@ def test_advice_reads_evidence_then_stake_then_what_to_do() -> None:
         "Raise the DataLoader's num_workers (now",
         "   0), and set pin_memory and persistent_workers.",
         "   (Rule data_wait: more than 5.00%; PyTorch Profiler's recommendations.)",
-        "2. MFU is 10.00%. Begin with the first of the above, data_wait.",
+        "2. MFU is 10.00%. Begin with the first one above, data_wait.",
         "   (Rule mfu: less than 30.00%; this project.)",
     ]
     assert render_advice_markdown(advice).splitlines()[1] == (
-        "2. MFU is 10.00%. **Begin with the first of the above, data_wait.** "
-        "*(Rule mfu: less than 30.00%; this project.)*"
+        "2. MFU is 10.00%. **Begin with the first one above, data_wait.** *(Rule mfu: less than 30.00%; this project.)*"
     )
 
 
@@ -336,21 +352,6 @@ def test_what_two_rules_see_belongs_to_the_first_and_what_lies_outside_to_the_se
     # Smaller buckets and larger batches hide or save the same transfer, and so does a faster backend.
     transfer = Evidence(exposed_communication_share=0.5, overlap_ratio=0.0, backend="gloo")
     assert stakes(transfer) == {"backend": 0.5, "exposed_communication": None, "overlap": None}
-
-
-def late(rank: int) -> Straggler:
-    return Straggler(
-        rank=rank,
-        late_sec=0.5,
-        share=0.5,
-        shown_by="timed steps",
-        part="data wait",
-        part_sec=0.5,
-        module=None,
-        module_sec=None,
-        exposed_sec=None,
-        others_exposed_sec=None,
-    )
 
 
 def test_a_straggler_that_waits_for_data_is_told_once_where_the_report_is_its_own() -> None:

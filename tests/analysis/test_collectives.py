@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_flops.analysis import collectives
-from lightning_flops.analysis.collectives import CollectiveCalls, RanksError, TracedRank, compare
-from lightning_flops.schema.trace import Overlap, RankRow
+from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
+from lightning_flops.schema.communication import CollectiveCalls, Overlap, RankRow
 
 EVERYONE = "[0, 1, 2]"
 
@@ -84,7 +84,7 @@ def test_unequally_many_calls_are_left_alone_and_named_even_if_as_many_latencies
     found = compare([rank(0, calls(9, 2, made=5)), rank(1, calls(4, 5, made=6))])
     assert waits(found.ranks) == [(None, None), (None, None)]
     assert found.notes == (
-        "Calls of all_reduce without a counterpart in the other traces, whose waiting is not known: 11.",
+        "Calls of all_reduce without a counterpart in the other traces, so their waiting is not known: 11.",
     )
 
 
@@ -95,7 +95,7 @@ def test_calls_of_different_steps_are_not_matched() -> None:
 def test_one_unknown_group_does_not_keep_others_from_being_matched() -> None:
     found = compare([rank(one, calls(9 - one), calls(20, name="barrier", group=None)) for one in (0, 1)])
     assert waits(found.ranks) == [(8, 1), (8, 0)]
-    assert found.notes == ("Calls of barrier that do not say which ranks take part, whose waiting is not known: 2.",)
+    assert found.notes == ("Calls of barrier that do not say which ranks take part, so their waiting is not known: 2.",)
 
 
 def test_two_records_of_one_rank_are_refused() -> None:

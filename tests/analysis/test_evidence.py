@@ -7,30 +7,14 @@ from dataclasses import fields, replace
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.device_abilities import DeviceAbilities
 from lightning_flops.analysis.evidence import Evidence, gather_evidence
-from lightning_flops.analysis.step_flops import DtypeFlops
-from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.analysis.timing import build_timing
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.records import (
-    ModuleRecord,
-    OptimizerFacts,
-    PhaseSeconds,
-    RunFacts,
-    StepRecord,
-    StepSignature,
-)
-from lightning_flops.schema.trace import (
-    DeviceMetrics,
-    Durations,
-    IdleTime,
-    KernelRow,
-    KernelSummary,
-    Overlap,
-    StepTime,
-    StepTimes,
-    TraceReport,
-    TransferRow,
-)
+from lightning_flops.records import ModuleRecord, OptimizerFacts, PhaseSeconds, RunFacts, StepRecord, StepSignature
+from lightning_flops.schema.communication import Overlap
+from lightning_flops.schema.step import DtypeFlops, Rates
+from lightning_flops.schema.trace import TraceReport
+from lightning_flops.schema.trace_events import IdleTime, KernelRow, KernelSummary, TransferRow
+from lightning_flops.schema.trace_steps import DeviceMetrics, Durations, StepTime, StepTimes
 from tests.report.windows import A100, CPU, cell
 
 DEFAULTS = AdviceThresholds()

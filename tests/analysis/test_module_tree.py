@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.analysis.module_tree import ModuleProfile, build_modules, folded_tree
+from lightning_flops.analysis.module_tree import build_modules, depth_shown, heaviest_types, module_tree
 from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseBytes, PhaseFlops
+from lightning_flops.schema.modules import ModuleProfile
 
 
 def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:
@@ -49,7 +50,7 @@ def test_work_outside_the_model_is_no_module() -> None:
 
 def test_model_that_was_not_described_and_did_nothing_has_no_modules() -> None:
     assert _modules([]) == ()
-    assert folded_tree(()) is None
+    assert module_tree(()) is None
 
 
 @settings(deadline=None)  # a busy machine is no failure
@@ -73,7 +74,7 @@ def test_tree_loses_no_flops_and_no_module(names: list[str], work: list[tuple[st
 
 def test_equal_neighbours_fold_into_the_first() -> None:
     cells = tuple(_cell(f"blocks.{i}.fc", 7) for i in range(3))
-    root = folded_tree(_modules(["", "blocks", *(f"blocks.{i}{end}" for i in range(3) for end in ("", ".fc"))], cells))
+    root = module_tree(_modules(["", "blocks", *(f"blocks.{i}{end}" for i in range(3) for end in ("", ".fc"))], cells))
     assert root is not None
     (blocks,) = root.children
     (block,) = blocks.children
@@ -85,35 +86,68 @@ def test_equal_neighbours_fold_into_the_first() -> None:
 
 def test_neighbour_that_differs_deep_inside_stays_apart() -> None:
     names = ["", *(f"{i}{end}" for i in range(4) for end in ("", ".fc", ".fc.lin"))]
-    root = folded_tree(_modules(names, (_cell("0.fc.lin", 1), _cell("1.fc.lin", 1), _cell("2.fc.lin", 2))))
+    root = module_tree(_modules(names, (_cell("0.fc.lin", 1), _cell("1.fc.lin", 1), _cell("2.fc.lin", 2))))
     assert root is not None
     assert [(node.module.name, node.count) for node in root.children] == [("0", 2), ("2", 1), ("3", 1)]
 
 
 def test_modules_fold_only_when_they_are_numbered_in_a_row() -> None:
-    root = folded_tree(_modules(["", "0", "2", "3", "query", "key"]))
+    root = module_tree(_modules(["", "0", "2", "3", "query", "key"]))
     assert root is not None
     assert [(node.module.name, node.count) for node in root.children] == [("0", 1), ("2", 2), ("query", 1), ("key", 1)]
 
 
 def test_modules_with_other_params_or_settings_do_not_fold() -> None:
     root, first, second, third = _modules(["", "0", "1", "2"])
-    tree = folded_tree((root, first, replace(second, params=1), replace(third, params=1, extra_repr="p=0.1")))
+    tree = module_tree((root, first, replace(second, params=1), replace(third, params=1, extra_repr="p=0.1")))
     assert tree is not None
     assert [node.count for node in tree.children] == [1, 1, 1]
 
 
 def test_modules_that_differ_in_bytes_alone_fold() -> None:
     root, first, second = _modules(["", "0", "1"])
-    tree = folded_tree((root, first, replace(second, total_bytes=PhaseBytes(forward=1))))
+    tree = module_tree((root, first, replace(second, total_bytes=PhaseBytes(forward=1))))
     assert tree is not None
     assert [node.count for node in tree.children] == [2]
 
 
 def test_node_is_called_when_a_module_below_it_is() -> None:
     records = [ModuleRecord(name=name, type_name="Block") for name in ("", "list", "list.a", "list.b")]
-    root = folded_tree(build_modules(records, FlopCounts(FlopRecord(module_calls={"list.b": 2}))))
+    root = module_tree(build_modules(records, FlopCounts(FlopRecord(module_calls={"list.b": 2}))))
     assert root is not None
     (container,) = root.children
     assert (root.called, container.called) == (True, True)
     assert [child.called for child in container.children] == [False, True]
+
+
+def test_without_folding_every_module_is_a_node_of_its_own() -> None:
+    names = ["", "blocks", "blocks.0", "blocks.1", "blocks.2"]
+    folded, whole = module_tree(_modules(names)), module_tree(_modules(names), fold=False)
+    assert folded is not None and whole is not None
+    assert [(node.module.name, node.count) for node in folded.children[0].children] == [("blocks.0", 3)]
+    assert [(node.module.name, node.count) for node in whole.children[0].children] == [
+        ("blocks.0", 1),
+        ("blocks.1", 1),
+        ("blocks.2", 1),
+    ]
+    assert (folded.size, whole.size) == (5, 5)
+
+
+def test_classes_of_one_level_are_added_up_and_the_heaviest_come_first() -> None:
+    types = {"": "Net", "a": "Linear", "b": "Norm", "c": "Linear", "d": "Empty", "c.x": "Linear"}
+    records = [ModuleRecord(name=name, type_name=of) for name, of in types.items()]
+    cells = (_cell("a", 3), _cell("b", 5), _cell("c", 1), _cell("c.x", 4))
+    modules = build_modules(records, FlopCounts(FlopRecord(cells=cells)))
+
+    def heaviest(top: int, depth: int = 1) -> list[tuple[str, float]]:
+        return heaviest_types(modules, depth=depth, weight=lambda module: module.total.forward, top=top)
+
+    # Linear: 3 of a, 1 of c and 4 of what is inside c, which is a level deeper itself.
+    assert heaviest(3) == [("Linear", 8), ("Norm", 5), ("Empty", 0)]
+    assert heaviest(1) == [("Linear", 8)]
+    assert heaviest(3, depth=2) == [("Linear", 4)]
+
+
+def test_a_limit_of_minus_one_shows_every_level() -> None:
+    modules = _modules(["", "a", "a.b"])
+    assert [depth_shown(modules, limit=limit) for limit in (-1, 0, 1, 2, 9)] == [2, 0, 1, 2, 2]

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.step_rates import Rates
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError, ProfileFormatError
 from lightning_flops.records import (
@@ -27,8 +26,11 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import Rates
 from tests.golden_files import golden
 from tests.report import windows
+from tests.report.windows import build_profile
 
 TICK = 2.0**-10
 
@@ -211,7 +213,7 @@ def test_step_whose_clock_cannot_be_right_is_left_out_and_told(wrong: float) -> 
     assert profile.timed_steps == (5,)
     assert profile.timing is not None
     assert profile.timing.global_step_sec == 10 * TICK
-    assert "1 timed steps were left out: their clock showed times that cannot be right." in profile.notes
+    assert "Left out: 1 timed step with times that cannot be right." in profile.notes
 
 
 def test_negative_counts_give_no_rate() -> None:
@@ -285,7 +287,6 @@ STEPS = st.builds(
 WINDOWS = st.builds(
     WindowRecord,
     profile_step=st.integers(),
-    report_step=st.integers(),
     context=st.builds(
         RunContext,
         framework=NAMES,
@@ -433,3 +434,7 @@ def test_text_that_no_file_can_hold_is_escaped_in_json() -> None:
     assert "é" in text
     assert text.encode("utf-8")
     assert Profile.from_json(text) == profile
+
+
+def test_a_pickle_finds_profiles_where_they_were_defined_before() -> None:
+    assert pickle.loads(b"clightning_flops.analysis.profile\nProfile\n.") is Profile

@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.collectives import CollectiveCalls
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.rank_record import (
     FORM_LIMIT_BYTES,
     RECORD_LIMIT_BYTES,
-    RankAbsence,
-    RankRecord,
     RankRecordError,
     make_rank_record,
     pack,
     unpack,
 )
 from lightning_flops.analysis.templates import Numbers, Template
-from lightning_flops.analysis.timing import PartTiming
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops
+from lightning_flops.schema.communication import CollectiveCalls
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence
+from lightning_flops.schema.step import PartTiming
 from tests.report import windows
 from tests.report.traced_windows import clocked, mlp_traced
+from tests.report.windows import build_profile
 
 WINDOW, TRACED = mlp_traced()
 PROFILE = build_profile(WINDOW, config=ProfilerConfig(peak_flops_per_sec=700e9), traced=TRACED)

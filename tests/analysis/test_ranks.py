@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.advice import Advice
-from lightning_flops.analysis.profile import Profile, build_profile
 from lightning_flops.analysis.rank_names import name_ranks
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
-from lightning_flops.analysis.ranks import RanksProfile, with_ranks
-from lightning_flops.analysis.spreads import RankSpread
+from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
 from lightning_flops.report.scalars import profile_scalars
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence, RankSpread, RanksProfile
 from tests.report import jobs, windows
+from tests.report.windows import build_profile
 
 Answers = list[RankRecord | RankAbsence]
 
@@ -315,7 +316,7 @@ def test_late_rank_is_named_in_the_advice_with_its_cause_before_all_else() -> No
     assert whole.advice[0].stake == pytest.approx(8 / 24, rel=1e-12)
     assert "rank 2: its data wait takes 8 ms longer than theirs" in whole.advice[0].evidence
     assert whole.advice[1].evidence == "MFU is 8.33%."  # 4 x 1.4 G over 4 x 700 GFLOP/s x 24 ms: the job's
-    assert whole.advice[1].action == "Begin with the first of the above, straggler."
+    assert whole.advice[1].action == "Begin with the first one above, straggler."
 
 
 def test_what_ranks_wait_for_a_straggler_is_at_stake_there_and_not_in_communication() -> None:

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary, build_throughput
+from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.errors import ProfileFormatError
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTotals, Extremes
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 
 Batch = tuple[float, float, int | None]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_flops.analysis.trace import Trace, TracesReport, analyze_traces
+from lightning_flops.analysis.trace import analyze_traces
+from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.trace import TracesReport
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, step, trace
 
 V100: dict[str, Any] = {
     "deviceProperties": [{"id": 0, "name": "V100", "numSms": 80, "computeMajor": 7, "computeMinor": 0}]
 }
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 FULL: dict[str, Any] = {"blocks per SM": 4.0, "est. achieved occupancy %": 60}
 
 
@@ -38,24 +42,51 @@ def test_a_trace_of_steps_that_nothing_holds_back_has_no_advice() -> None:
     assert analyze_traces([trace(step(1, 0, 1000), operator("aten::mm", 0, 1000))]).advice == ()
 
 
+def communicating(rank: int, *starts: float, ranks: int = 2, of_kernel: Mapping[str, Any] = FULL) -> Trace:
+    """One step of 10,000 us of this rank: it computes until each start, and then communicates until the next end.
+
+    The ends lie evenly up to 9,000 us, so ranks with other starts wait for each other there.
+    """
+    group: dict[str, Any] = {"Collective name": "allreduce", "Process Group Ranks": str(list(range(ranks)))}
+    events, begin = [step(1, 0, 10_000)], 0.0
+    for number, start in enumerate(starts):
+        end = 9_000 * (number + 1) / len(starts)
+        events += [
+            launch(2 * number, begin, 1),
+            kernel(2 * number, begin, start - begin, **of_kernel),
+            launch(2 * number + 1, begin + 5, 1),
+            kernel(2 * number + 1, start, end - start, name=ALL_REDUCE, stream=20, **group),
+        ]
+        begin = end
+    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks})
+
+
 def test_a_straggler_is_told_of_where_all_ranks_are_at_hand() -> None:
-    report = analyze_traces([busy(0, 8000), busy(1, 8000), busy(2, 9600)])
+    report = analyze_traces([communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 7_600))])
     (advice,) = (one for one in report.advice if one.rule == "straggler")
-    assert advice.evidence == "Rank 2 computes 1.2 times as long as the median rank, 1.6 ms a step more."
+    assert advice.evidence == (
+        "The other ranks wait 1.6 ms a step (16.00% of it) for rank 2 (traced step). In the traced step its "
+        "communication took 1.4 ms that no computation hid, theirs 3 ms."
+    )
     assert advice.stake is not None
     assert round(advice.stake, 9) == 0.16  # 1.6 of the step's 10 ms
     assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "rank 2"}
 
 
 def test_who_computes_longest_is_no_straggler_by_less_than_the_thresholds() -> None:
-    traces = [busy(0, 8000), busy(1, 8000), busy(2, 8400)]
+    traces = [communicating(rank, start, ranks=3) for rank, start in enumerate((6_000, 6_000, 6_400))]
     report = analyze_traces(traces)
     assert not any(one.rule == "straggler" for one in report.advice)
     assert report.ranks is not None
     assert report.ranks.computes_longest == 2
     assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "none"}
-    lower = AdviceThresholds(straggler=1.04, straggler_sec=0.0003)
+    lower = AdviceThresholds(straggler=1.03, straggler_sec=0.0003)
     assert any(one.rule == "straggler" for one in analyze_traces(traces, thresholds=lower).advice)
+
+
+def test_who_computes_longest_while_nobody_waits_is_no_straggler() -> None:
+    report = analyze_traces([busy(0, 8000), busy(1, 8000), busy(2, 9600)])
+    assert said_of_ranks(report) == {"computes longest": "rank 2", "straggler": "none"}
 
 
 def test_what_several_ranks_show_is_told_once_with_the_rank_that_has_most_at_stake() -> None:
@@ -109,11 +140,8 @@ def test_what_is_advised_to_a_trace_is_for_the_device_that_its_kernels_ran_on() 
 def test_nothing_is_claimed_twice_of_a_rank_that_others_wait_for() -> None:
     small: dict[str, Any] = {"blocks per SM": 0.1, "est. achieved occupancy %": 60}
 
-    def of_rank(rank: int, kernel_us: float) -> Trace:
-        events = (step(1, 0, 10_000), launch(1, 1, 1), kernel(1, 10, kernel_us, **small))
-        return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 3})
-
-    report = analyze_traces([of_rank(0, 4_000), of_rank(1, 4_000), of_rank(2, 6_000)])
+    starts = (4_000, 4_000, 6_000)
+    report = analyze_traces([communicating(rank, start, ranks=3, of_kernel=small) for rank, start in enumerate(starts)])
     found = {one.rule: (one.evidence.split(":")[0], round(one.stake or 0.0, 9)) for one in report.advice}
     # Rank 2 computes 2 of its 10 ms longer. Its kernels, all of them small, take 6 ms: for those 4 are left.
     assert found["straggler"][1] == 0.2
@@ -121,30 +149,17 @@ def test_nothing_is_claimed_twice_of_a_rank_that_others_wait_for() -> None:
     assert sum(one.stake or 0.0 for one in report.advice) <= 1.0
 
 
-def communicating(rank: int, start: float) -> Trace:
-    """One step of 10,000 us of this rank, which computes until *start* and communicates with the other until 9,000."""
-    group: dict[str, Any] = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1]"}
-    events = (
-        step(1, 0, 10_000),
-        launch(1, 0, 1),
-        kernel(1, 0, start, **FULL),
-        launch(2, 5, 1),
-        kernel(2, start, 9_000 - start, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", stream=20, **group),
-    )
-    return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
-
-
 def test_waiting_for_another_rank_is_no_reason_for_larger_batches() -> None:
-    def stakes(*starts: float) -> dict[str, float | None]:
-        report = analyze_traces([communicating(rank, start) for rank, start in enumerate(starts)])
+    def stakes(*ranks: Sequence[float]) -> dict[str, float | None]:
+        report = analyze_traces([communicating(rank, *starts) for rank, starts in enumerate(ranks)])
         return {one.rule: None if one.stake is None else round(one.stake, 9) for one in report.advice}
 
-    # Rank 0's call takes 3,500 us and rank 1's 2,000: so much is transfer on both, the rest waiting. Rank 1 computes
-    # 750 us longer than the median, and a straggler would by 1 ms.
-    found = stakes(5500, 7000)
+    # The calls end at 4,500 and at 9,000 us. Rank 0 waits 1,500 us in the first, rank 1 in the second; 1,000 us of
+    # each are transfer. Both have as much work of their own, so none of them is a straggler.
+    found = stakes((2_000, 8_000), (3_500, 6_500))
     assert (found["exposed_communication"], found["waiting"]) == (0.2, 0.15)
     assert "straggler" not in found
-    # Here it is one, and what rank 0 waits is for it.
-    found = stakes(4000, 7000)
-    assert (found["exposed_communication"], found["straggler"]) == (0.2, 0.15)
+    # Here rank 1 is one, and what rank 0 waits is for it: 3 ms of 10.
+    found = stakes((4_000,), (7_000,))
+    assert (found["exposed_communication"], found["straggler"]) == (0.2, 0.3)
     assert "waiting" not in found

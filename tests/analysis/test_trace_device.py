@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import (
-    DeviceMetrics,
-    IdleTime,
+from lightning_flops.analysis.trace.device import (
     device_metrics,
-    device_summary,
     idle_times,
     kernel_summary,
     kernel_table,
@@ -18,6 +15,9 @@ from lightning_flops.analysis.trace import (
 )
 from lightning_flops.analysis.trace.durations import durations_of, group_by
 from lightning_flops.analysis.trace.names import collective_of_kernel, may_use_tensor_cores, uses_tensor_cores
+from lightning_flops.analysis.trace.scopes import device_summary
+from lightning_flops.schema.trace_events import IdleTime
+from lightning_flops.schema.trace_steps import DeviceMetrics
 from tests.analysis.spans import columns
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
 

@@ -10,15 +10,10 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.trace import (
-    DeviceMetrics,
-    Trace,
-    TraceReport,
-    TracesReport,
-    analyze_trace,
-    analyze_traces,
-    load_trace,
-)
+from lightning_flops.analysis.trace import analyze_trace, analyze_traces, load_trace
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_steps import DeviceMetrics
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"

@@ -12,7 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_flops.analysis.trace import Trace, analyze_trace, analyze_traces, load_trace
+from lightning_flops.analysis.trace import analyze_trace, analyze_traces, load_trace
+from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.report.trace_text import render_traces
 
 STEPS = 3

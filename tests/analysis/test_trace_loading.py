@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import Trace, TraceFormatError, load_trace, loading, trace_from_events
+from lightning_flops.analysis.trace import load_trace, loading
+from lightning_flops.analysis.trace.columns import Trace, TraceFormatError
 from lightning_flops.analysis.trace.json_stream import VALUE_LIMIT, StreamError, event_batches, fast_decoder
 from lightning_flops.errors import LightningFlopsError
-from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace
+from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace, trace_from_events
 
 RANK_0 = Path(__file__).parents[1] / "data" / "traces" / "two_ranks_known_answers.rank0.pt.trace.json"
 
@@ -280,7 +281,8 @@ PIECE = "x" * (1 << 20)
 
 _MEASURED = """
 import json, resource, sys
-from lightning_flops.analysis.trace import TraceFormatError, load_trace
+from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace.columns import TraceFormatError
 try:
     import orjson
 except ImportError:

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops.analysis.trace import ModuleMemoryRow, analyze_trace, load_trace, module_memory_table
-from lightning_flops.analysis.traced_step import TracedStep
+from lightning_flops.analysis.trace import analyze_trace, load_trace
+from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import MemoryRecord, StepSignature
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.memory_text import module_memory_table as as_text
+from lightning_flops.schema.trace import TracedStep
+from lightning_flops.schema.trace_events import ModuleMemoryRow
 from tests.analysis.trace_events import accumulation, made, memory, module, node, operator, phase, step, trace
 
 STEP = (
@@ -156,4 +158,4 @@ def test_on_the_host_a_traced_step_tells_what_a_forward_keeps() -> None:
     traced = TracedStep(index=0, like_counted=True, files=(), tables=tables, own_forward_sec=None)
     # Two micro-steps.
     assert memory_lines(record, traced)[-1].endswith("  2 KB (of the traced step)")
-    assert memory_lines(record, None)[-1].endswith("  n/a (set profile_memory, which tells)")
+    assert memory_lines(record, None)[-1].endswith("  n/a (set profile_memory to know it)")

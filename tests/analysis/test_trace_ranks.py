@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.trace import (
-    RanksError,
-    Trace,
-    analyze_traces,
-    collective_calls,
-    collective_table,
-    compare_ranks,
-    overlap,
-    trace_from_events,
-)
+from lightning_flops.analysis.collectives import RanksError
+from lightning_flops.analysis.trace import analyze_traces, collective_calls
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.communication import collective_table, overlap
+from lightning_flops.analysis.trace.ranks import compare_ranks
 from lightning_flops.report.trace_text import render_traces
-from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace
+from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
 
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -83,7 +78,7 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
     (row,) = found.ranks[1].collectives
     assert (row.calls, row.matched_calls, row.transfer_us, row.wait_us) == (2, 1, 4, 3)
     assert found.notes == (
-        "Calls of allreduce without a counterpart in the other traces, whose waiting is not known: 3.",
+        "Calls of allreduce without a counterpart in the other traces, so their waiting is not known: 3.",
     )
 
 
@@ -98,7 +93,7 @@ def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
     of_four: dict[str, Any] = {"Group size": 4}
     traces = [of_rank(rank, *collective(1, 10, 8 + rank, **of_four)) for rank in (0, 1)]
     assert compare_ranks(traces).notes == (
-        "Calls of allreduce in groups whose traces are not all here, where waiting may count as transfer: 1.",
+        "Calls of allreduce in groups that have ranks without a trace here, so waiting may be counted as transfer: 1.",
     )
 
 
@@ -241,7 +236,7 @@ def test_a_send_is_matched_with_its_receive_and_not_with_another_send() -> None:
 def test_sends_that_do_not_say_to_whom_are_left_unmatched_and_named() -> None:
     found = compare_ranks([of_rank(rank, *collective(1, 10, 8, name="send")) for rank in (0, 1)])
     assert [row.wait_us for row in found.ranks] == [None, None]
-    assert found.notes == ("Calls of send that do not say which ranks take part, whose waiting is not known: 2.",)
+    assert found.notes == ("Calls of send that do not say which ranks take part, so their waiting is not known: 2.",)
 
 
 def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and_receives() -> None:
@@ -289,7 +284,9 @@ def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
 def test_host_collectives_in_several_groups_do_not_say_theirs_and_stay_unmatched() -> None:
     found = compare_ranks([host_collective(0, 9, [], [0, 1]), host_collective(1, 4, [], [0, 1])])
     assert [row.wait_us for row in found.ranks] == [None, None]
-    assert found.notes == ("Calls of all_reduce that do not say which ranks take part, whose waiting is not known: 2.",)
+    assert found.notes == (
+        "Calls of all_reduce that do not say which ranks take part, so their waiting is not known: 2.",
+    )
 
 
 def test_an_nccl_scope_on_the_host_only_launches() -> None:
@@ -328,7 +325,7 @@ def said(*traces: Trace) -> tuple[list[str], str]:
     return [one.rule for one in report.advice], report.ranks.notes[0]
 
 
-APART = "The traces do not say which ranks they are of, and {}: they are not held against each other."
+APART = "The traces do not say their ranks, and they {}: they are not compared."
 
 
 def test_files_that_can_be_of_one_job_are_compared_under_their_own_names() -> None:
@@ -336,13 +333,16 @@ def test_files_that_can_be_of_one_job_are_compared_under_their_own_names() -> No
     rules, note = said(fast, also, slow)
     assert "straggler" in rules
     assert note == (
-        "No trace says which rank it is of. They go by their files, and are taken for ranks of one job, as they hold "
-        "equally many steps and the same collectives at the same time."
+        "No trace says its rank. Ranks are named by their files. They are taken as ranks of one job, because they hold "
+        "the same number of steps and the same collectives at the same time."
     )
     report = analyze_traces([fast, also, slow])
     (straggler,) = (one for one in report.advice if one.rule == "straggler")
-    assert straggler.evidence == "c.json computes 2 times as long as the median rank, 4 ms a step more."
-    assert straggler.stake == 4_000 / 10_000
+    assert straggler.evidence == (
+        "The other ranks wait 4 ms a step (40.00% of it) for c.json (traced step). In the traced step its "
+        "communication took 2 ms that no computation hid, theirs 6 ms."
+    )
+    assert straggler.stake == pytest.approx(4_000 / 10_000, rel=1e-12)
     assert report.ranks is not None
     assert (report.ranks.computes_longest, report.ranks.computes_longest_source) == (None, "/logs/c.json")
     assert "straggler:" in render_traces(report)
@@ -404,5 +404,5 @@ def test_traces_with_different_numbers_of_steps_are_told_of() -> None:
     assert compare_ranks([steps(0, 2), steps(1, 2)]).notes == ()
     (note,) = compare_ranks([steps(1, 3), steps(0, 2)]).notes
     assert note == (
-        "The traces hold different numbers of steps (2 of rank 0, 3 of rank 1): only what is per step compares."
+        "The traces hold different numbers of steps (2 of rank 0, 3 of rank 1): only figures per step can be compared."
     )

@@ -7,20 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import StepTime, model_summary, overlap, overview, step_times
+from lightning_flops.analysis.trace.communication import overlap
+from lightning_flops.analysis.trace.phases import model_summary
+from lightning_flops.analysis.trace.scopes import overview
+from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_marks import phase_mark
-from lightning_flops.schema.trace import PhaseRow
-from tests.analysis.trace_events import (
-    Event,
-    data_loader,
-    kernel,
-    launch,
-    on_device,
-    operator,
-    scope,
-    step,
-    trace,
-)
+from lightning_flops.schema.trace_steps import PhaseRow, StepTime
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, on_device, operator, scope, step, trace
 
 
 def test_each_moment_of_a_step_goes_to_the_first_kind_that_ran_in_it() -> None:

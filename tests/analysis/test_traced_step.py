@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.traced_step import ModuleTimes, build_traced_step, mean_times
+from lightning_flops.analysis.traced_step import build_traced_step, mean_times
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import TraceColumns, TracedStepRecord, WindowRecord
 from lightning_flops.report.traced_text import traced_lines
+from lightning_flops.schema.modules import ModuleTimes
+from lightning_flops.schema.profile import Profile
 from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.windows import build_profile
 
 PEAK = ProfilerConfig(peak_flops_per_sec=800e9)
 

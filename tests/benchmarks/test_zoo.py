@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 
-from benchmarks.zoo import results_of
+from benchmarks.zoo import _held, results_of
 from benchmarks.zoo_table import WAYS, Result, Row, report, why_not
 
 TWENTY = {
@@ -70,6 +71,26 @@ def test_figures_that_agree_are_exact_and_others_wrong_by_name() -> None:
     assert one.verdict_of("eager") == ("exact", "")
     assert one.verdict_of("autocast") == ("wrong", "backward 5, expected 4; recompute 0, expected 3")
     assert one.verdict == "wrong"
+
+
+def test_figures_that_agree_are_wrong_if_they_are_called_lower_bounds() -> None:
+    said = Result(way="eager", counted=(1, 2, 0), expected=(1, 2, 0), said_at_least=("user::scan",))
+    verdict, reason = row(eager=said).verdict_of("eager")
+    assert (verdict, "user::scan" in reason) == ("wrong", True)
+
+
+def test_what_may_cost_and_has_no_formula_is_in_the_figures_result() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            unknown: torch.Tensor = torch.ops.zoo_test.unknown(x.detach())
+            return torch.mm(x, x) + unknown
+
+    with torch.library._scoped_library("zoo_test", "DEF") as library:
+        library.define("unknown(Tensor x) -> Tensor")
+        library.impl("unknown", lambda x: torch.from_numpy(x.numpy() @ x.numpy()), "CPU")
+        result = _held(Net(), {"x": torch.ones(2, 2, requires_grad=True)})
+    assert result.said_at_least == ("zoo_test.unknown",)
+    assert _held(torch.nn.Linear(2, 2), {"input": torch.ones(2, 2)}).said_at_least == ()
 
 
 def test_an_operator_that_is_no_product_is_explained_only_if_all_else_agrees() -> None:

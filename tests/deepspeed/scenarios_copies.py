@@ -17,6 +17,7 @@ from lightning_flops.deepspeed import Handle, attach
 from tests.deepspeed.engines import BLOCK, SAMPLES, config, engine_of, left_on
 from tests.left_on_objects import is_ours
 from tests.made_of import made_of
+from tests.window_state import window_state
 
 STEPS = 8
 
@@ -65,9 +66,8 @@ class Run:
         yield "module.forward", engine.module.forward
 
     def look(self, when: str) -> None:
-        profiler = None if self.handle is None else self.handle._profiler()
-        recorder = None if profiler is None else profiler._recorder
-        self.states.add("nothing" if recorder is None else recorder.state.name)
+        door = None if self.handle is None else self.handle._door()
+        self.states.add("nothing" if door is None else window_state(door.session.window.recorder))
         for name, thing in self.whole():
             for way, through in WAYS.items():
                 self.found[f"{when}: {way} of {name}"] = self.outcome(through, thing)

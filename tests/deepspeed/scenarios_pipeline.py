@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import nn
 import lightning_flops.deepspeed
 from lightning_flops import ProfilerConfig
 from lightning_flops.instrument.timing.clocks import WallClock
-from lightning_flops.session import run_profiler
+from lightning_flops.session import session as session_module
 from tests.deepspeed.engines import config, installed, left_on
 from tests.fake_clock import FakeNow
 
@@ -175,6 +176,7 @@ def interrupted() -> dict[str, Any]:
 
     model = net(2)
     engine = engine_of(model, Failing(model.parameters(), lr=0.1))
+    gc.collect()  # an engine of another scenario takes its taps with it
     before = own_names(engine)
     handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**WINDOW))
     data = batches()
@@ -219,8 +221,8 @@ def timed() -> dict[str, Any]:
     layers = [LayerSpec(Slow, IN, IN), LayerSpec(Slow, IN, OUT)]
     model = PipelineModule(layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
     with (
-        _replaced(run_profiler, "clock_for", lambda original: lambda device: WallClock(now)),
-        _replaced(run_profiler, "Monitor", lambda monitor: lambda **given: monitor(now, **given)),
+        _replaced(session_module, "clock_for", lambda original: lambda device: WallClock(now)),
+        _replaced(session_module, "Monitor", lambda monitor: lambda **given: monitor(now, **given)),
         _replaced(p2p, "send", lambda send: _slow(send, now, SEND_SEC)),
         _replaced(p2p, "recv", lambda receive: _slow(receive, now, RECEIVE_SEC)),
         _replaced(PipelineEngine, "_aggregate_total_loss", lambda share: _slow(share, now, LOSS_SEC)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
 from tests.ranks import DEEPSPEED_ON_CPU, run_ranks
@@ -32,7 +32,7 @@ def test_the_block_is_found_in_every_form_of_a_config(form: str) -> None:
 def test_an_engine_without_an_enabled_block_is_left_alone(block: str) -> None:
     returned = returned_by(f"left_alone_{block}")
     assert returned["same"] and returned["left"] == []
-    assert "EngineProfiler" not in returned["kinds"]
+    assert "_Holder" not in returned["kinds"]
     # Off is what somebody wrote; without a word the block may have been forgotten, or its name misspelt.
     said = 'this engine is not profiled: its config has no "flops_profiler" block that is enabled'
     assert returned["logged"] == ([] if block == "disabled" else [said])

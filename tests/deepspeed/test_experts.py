@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
 from tests.deepspeed.launching import INSTALLED, OLD, launch, profile_in
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs deepspeed")

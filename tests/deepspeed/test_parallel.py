@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
 from tests.deepspeed.launching import INSTALLED, launch, profile_in
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs deepspeed")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lightning_flops import count_flops
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.deepspeed.launching import INSTALLED, launch, profile_in
 
 pytestmark = pytest.mark.skipif(not INSTALLED, reason="needs deepspeed")

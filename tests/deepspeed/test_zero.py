@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, FORWARD_BY_MODULE, PARAMS
 from tests.deepspeed.launching import OLD, launch, profile_in
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import FlopPhase, FlopRecord, OperatorCell, PhaseFlops, RunContext, WindowRecord
 from tests.fake_clock import FakeNow
+from tests.window_state import window_state
 
 CONTEXT = RunContext(
     framework="test", framework_version="1", torch_version="2", device_type="cpu", device_name="cpu", precision="32"
@@ -25,6 +27,7 @@ class FakeCounter:
 
     def __init__(self) -> None:
         self.entered = 0
+        self.sweeps = 0
         self.paused = 0
         self.roots = 0
         self.optimizers = 0
@@ -35,6 +38,9 @@ class FakeCounter:
 
     def __exit__(self, *exc: object) -> None:
         self.entered -= 1
+
+    def sweep(self) -> None:
+        self.sweeps += 1
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -84,7 +90,8 @@ class Run:
     ) -> None:
         self.now = FakeNow()
         self.counter = FakeCounter()
-        self.states: list[State] = []
+        self.notes = Notes()
+        self.states: list[str] = []
         self.recorder = Recorder(
             nn.Linear(3, 2),
             profile_step=profile_step,
@@ -92,6 +99,7 @@ class Run:
             settle_steps=settle_steps,
             clock=WallClock(self.now) if clock else None,
             new_counter=lambda root: self.counter,
+            notes=self.notes,
             tracing=tracing,
         )
 
@@ -108,7 +116,7 @@ class Run:
     def batch(
         self, *, shapes: Any = SHAPES, samples: int | None = 4, ends_step: bool = True, slow: float = 0.0
     ) -> None:
-        self.states.append(self.recorder.state)
+        self.states.append(window_state(self.recorder))
         with self.recorder.batch_scope():
             self.part("data_wait", 1.0, "forward", 10**9)  # what a loader computes is not the model's work
             self.part("forward", 2.0 + slow, "forward", 100)
@@ -118,6 +126,6 @@ class Run:
             self.recorder.end_batch(shapes=shapes, samples=samples, tokens=None, ends_step=ends_step)
 
     def close(self) -> WindowRecord:
-        window = self.recorder.close(context=CONTEXT, report_step=99)
+        window = self.recorder.close(context=CONTEXT)
         assert window is not None
         return window

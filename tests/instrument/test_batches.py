@@ -82,6 +82,15 @@ def test_tokens_are_samples_times_tokens_or_what_a_function_says() -> None:
     [
         (lambda batch: batch["missing"], "batch_size raised KeyError: 'missing'; what needs it is n/a."),
         (lambda batch: 0, "batch_size must return a number > 0, got 0; what needs it is n/a."),
+        # Python writes no integer of more than 4,300 digits.
+        (
+            lambda batch: 10**5_000,
+            "batch_size must return a number > 0, got a value of type int; what needs it is n/a.",
+        ),
+        (
+            lambda batch: -(10**5_000),
+            "batch_size must return a number > 0, got a value of type int; what needs it is n/a.",
+        ),
         (lambda batch: "many", "batch_size raised ValueError"),
     ],
 )

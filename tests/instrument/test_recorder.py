@@ -1,12 +1,26 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from lightning_flops.instrument.recorder import State
+from benchmarks.fault_lines import PACKAGE, Site, Tripwire
+from lightning_flops.config import TraceSchedule
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.recorder import Recorder
+from lightning_flops.instrument.torch_private.dispatch import depth
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.records import PhaseFlops, PhaseSeconds
 from tests.instrument.small_run import CONTEXT, SHAPES, Run
+from tests.instrument.tracing.fake_tracer import FakeTracer
+from tests.left_on_torch import torch_state
+from tests.window_state import window_state
 
 
 def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_then_it_times() -> None:
@@ -14,15 +28,15 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
     for _ in range(9):
         run.batch()
     assert run.states == [
-        State.WAITING,
-        State.WAITING,
-        State.COUNTING,
-        State.SETTLING,
-        State.SETTLING,
-        State.TIMING,
-        State.TIMING,
-        State.TIMING,
-        State.CLOSED,
+        "waiting",
+        "waiting",
+        "counting",
+        "settling",
+        "settling",
+        "timing",
+        "timing",
+        "timing",
+        "closed",
     ]
     window = run.close()
     assert [step.index for step in window.counted_steps] == [2]
@@ -37,7 +51,7 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
 def test_step_zero_is_counted_from_the_first_batch_on() -> None:
     run = Run(profile_step=0)
     run.batch()
-    assert run.states == [State.COUNTING]
+    assert run.states == ["counting"]
     assert [step.index for step in run.close().counted_steps] == [0]
 
 
@@ -88,7 +102,7 @@ def test_a_rare_signature_is_watched_for_at_most_ten_windows_and_the_report_says
     for i in range(200):
         run.batch(shapes=SHAPES if i in (0, 5, 25) else ((1, 3), (1,)))
     window = run.close()
-    assert run.states.count(State.TIMING) == 30
+    assert run.states.count("timing") == 30
     assert [step.index for step in window.timed_steps] == [5, 25]
     assert window.notes == (
         "Steps differ: only 2 of the 30 steps watched had the counted step's batch shapes and numbers of forwards, "
@@ -132,7 +146,7 @@ def test_a_step_cut_off_in_the_middle_is_neither_counted_nor_timed() -> None:
 
     cut_off = Run(profile_step=0)
     cut_off.batch(ends_step=False)
-    assert cut_off.recorder.close(context=CONTEXT, report_step=0) is None
+    assert cut_off.recorder.close(context=CONTEXT) is None
 
 
 def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
@@ -140,7 +154,7 @@ def test_a_run_that_never_reaches_the_step_has_no_window() -> None:
     for _ in range(3):
         run.batch()
     assert not run.recorder.reached
-    assert run.recorder.close(context=CONTEXT, report_step=0) is None
+    assert run.recorder.close(context=CONTEXT) is None
     assert run.counter.entered == 0
 
 
@@ -148,7 +162,7 @@ def test_a_step_that_is_next_when_the_run_ends_was_not_reached() -> None:
     run = Run(profile_step=3)
     for _ in range(3):
         run.batch()
-    assert run.recorder.state is State.COUNTING
+    assert window_state(run.recorder) == "counting"
     assert not run.recorder.reached
 
 
@@ -156,7 +170,7 @@ def test_settling_is_bounded_by_the_number_of_timed_steps() -> None:
     run = Run(profile_step=0, timing_steps=4, settle_steps=64)
     for _ in range(9):
         run.batch()
-    assert run.states.count(State.SETTLING) == 4
+    assert run.states.count("settling") == 4
 
 
 def test_excluded_time_and_the_pause_between_epochs_belong_to_no_step() -> None:
@@ -226,7 +240,7 @@ def test_a_nested_backward_is_one_backward() -> None:
 def test_a_device_without_a_clock_is_counted_and_not_timed() -> None:
     run = Run(profile_step=0, clock=False)
     run.batch()
-    assert run.recorder.state is State.CLOSED
+    assert window_state(run.recorder) == "closed"
     window = run.close()
     assert window.timed_steps == ()
     assert "no clock" in window.notes[0]
@@ -286,7 +300,7 @@ def test_more_steps_are_left_alone_when_that_is_asked_for_meanwhile() -> None:
     run.recorder.settle_for(2)
     for _ in range(5):
         run.batch()
-    assert run.states == [State.COUNTING, State.SETTLING, State.SETTLING, State.SETTLING, State.TIMING]
+    assert run.states == ["counting", "settling", "settling", "settling", "timing"]
     run.recorder.settle_for(100)  # no more than are timed
     assert run.close().settle_steps == 3
 
@@ -303,3 +317,167 @@ def test_work_for_the_update_is_the_optimizers_in_whatever_part_it_runs() -> Non
     assert run.counter.flops == {"forward": 0, "backward": 200, "recompute": 0, "optimizer": 11}
     with run.recorder.optimizer_work():  # nothing is counted any more
         assert run.counter.optimizers == 0
+
+
+# Out of the way
+
+
+class Raising(Run):
+    """A run whose counter, part scopes and tracer raise *error* when they are to end, after they have ended."""
+
+    def __init__(self, error: type[BaseException], *, raises: str) -> None:
+        self.tracer = FakeTracer()
+        super().__init__(profile_step=0, tracing=TraceCycles([self.tracer], TraceSchedule()))
+        counter: Any = self.counter
+        leave, pause, give_up = counter.__exit__, counter.pause, self.tracer.give_up
+
+        class Failing(type(counter)):  # type: ignore[misc]
+            def __exit__(self, *exc: object) -> None:
+                leave(*exc)
+                if raises == "counter":
+                    raise error("on purpose")
+
+            @contextmanager
+            def pause(self) -> Iterator[None]:
+                with pause():
+                    yield
+                if raises == "part":
+                    raise error("on purpose")
+
+        def given_up() -> None:
+            give_up()
+            if raises == "tracer":
+                raise error("on purpose")
+
+        counter.__class__ = Failing
+        vars(self.tracer)["give_up"] = given_up
+
+
+def test_abandoning_the_window_leaves_the_batch_that_runs_and_its_step_is_not_counted() -> None:
+    run = Run(profile_step=0)
+    scope = run.recorder.batch_scope()
+    scope.__enter__()
+    run.part("forward", 2.0, "forward", 100)
+    run.recorder.enter("data_wait")
+    run.recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=True)
+    run.recorder.abandon()
+    assert (run.counter.entered, run.counter.paused) == (0, 0)
+    scope.__exit__(None, None, None)
+    run.recorder.abandon()
+    assert run.counter.entered == 0
+    assert run.recorder.closed
+    assert not run.recorder.has_counted
+    run.batch()
+    assert run.counter.flops["forward"] == 100
+    assert run.recorder.close(context=CONTEXT) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("raises", ["part", "counter", "tracer"])
+def test_what_raises_while_the_window_is_abandoned_keeps_nothing_else_on_torch(
+    error: type[BaseException], raises: str
+) -> None:
+    run = Raising(error, raises=raises)
+    scope = run.recorder.batch_scope()
+    scope.__enter__()
+    run.recorder.enter("data_wait")
+    with pytest.raises(error):
+        run.recorder.abandon()
+    assert (run.counter.entered, run.counter.paused) == (0, 0)
+    assert run.tracer.calls == ["give_up"]
+    assert run.recorder.closed
+    scope.__exit__(None, None, None)
+    run.recorder.abandon()
+    assert (run.counter.entered, run.tracer.calls) == (0, ["give_up"])
+
+
+def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_behind() -> None:
+    net = nn.Linear(3, 2)
+    recorder = Recorder(
+        net, profile_step=0, timing_steps=1, settle_steps=0, clock=None, new_counter=FlopCounter, notes=Notes()
+    )
+    before = torch_state()
+    scope = recorder.batch_scope()
+    scope.__enter__()
+    loss = net(torch.ones(4, 3)).sum()
+    loss.register_hook(lambda gradient: recorder.abandon())
+    loss.backward()
+    assert depth() == 1  # torch resets a thread's modes after every node
+    scope.__exit__(None, None, None)
+    assert torch_state() == before
+
+
+def test_a_window_that_is_abandoned_while_a_step_ends_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(profile_step=0)
+
+    def abandoned(*args: Any, **kwargs: Any) -> Any:
+        run.recorder.abandon()  # as when what the user's modules say of themselves drops a loader's iterator
+        return ()
+
+    monkeypatch.setattr("lightning_flops.instrument.window_states.describe_modules", abandoned)
+    run.batch()
+    assert run.recorder.closed
+
+
+class Whole(Run):
+    """A run that leaves its batches' scopes where nothing has raised, and there alone."""
+
+    def __init__(self) -> None:
+        self.tracer = FakeTracer()
+        super().__init__(timing_steps=2, settle_steps=1, tracing=TraceCycles([self.tracer], TraceSchedule()))
+
+    def step(self, index: int) -> None:
+        """Two batches; their shapes and the work for the update are those of no other step."""
+        for micro in range(2):
+            self.states.append(window_state(self.recorder))
+            scope = self.recorder.batch_scope()
+            scope.__enter__()
+            self.part("forward", 2.0, "forward", 100)
+            self.recorder.claim("forward")
+            with self.recorder.optimizer_work():
+                self.part("optimizer", 8.0, "optimizer", 7)
+            self.recorder.end_batch(shapes=((index,),), samples=4, tokens=None, ends_step=micro == 1)
+            scope.__exit__(None, None, None)
+
+    def window(self) -> None:
+        """A whole window."""
+        index = 0
+        while not self.recorder.closed:
+            self.step(index := index + 1)
+        self.close()
+
+
+def lines_of_a_window() -> list[Site]:
+    """The first and the last time that each line of the window and its states runs."""
+    run = Whole()
+    with Tripwire() as wire:
+        run.window()
+    assert set(run.states) == {"waiting", "counting", "settling", "timing", "counting more", "tracing"}
+    files = ("instrument/recorder.py", "instrument/window_states.py")
+    return [
+        Site(file=name, line=line, hit=hit)
+        for (path, line), hits in wire.hits.items()
+        if (name := Path(path).relative_to(PACKAGE).as_posix()) in files
+        for hit in sorted({1, hits})
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_whatever_line_of_the_window_raises_an_abandoned_one_leaves_nothing_on_torch(
+    error: type[BaseException],
+) -> None:
+    sites = lines_of_a_window()
+    assert len(sites) > 200
+    left = []
+    for site in sites:
+        run, raised = Whole(), False
+        try:
+            with Tripwire(site, error):
+                run.window()
+        except error:
+            raised = True
+            run.recorder.abandon()
+            if run.counter.entered or run.tracer.calls[-1:] != ["give_up"] or not run.recorder.closed:
+                left.append(str(site))
+        assert raised, site
+    assert left == []

@@ -139,24 +139,58 @@ def test_no_step_of_a_fit_has_less_room(profile_step: int, tmp_path: Path) -> No
     assert callback.profile is not None and callback.profile.notes == ()
 
 
-def test_the_limit_follows_the_modules_that_run_and_is_put_back(limit: int) -> None:
+def test_the_limit_follows_the_modules_that_run_in_steps_of_eight_and_is_put_back(limit: int) -> None:
     room = StackRoom()
+
+    def deeper(modules: int) -> int:
+        for _ in range(modules):
+            room.deeper()
+        return sys.getrecursionlimit()
+
+    def back(modules: int) -> int:
+        for _ in range(modules):
+            room.back()
+        return sys.getrecursionlimit()
+
     with room.open(6):
         assert sys.getrecursionlimit() == limit + 6
-        room.deeper()
-        room.deeper()
-        assert sys.getrecursionlimit() == limit + 8
-        room.back()
-        assert sys.getrecursionlimit() == limit + 7
+        assert deeper(1) == limit + 6 + 8
+        assert deeper(7) == limit + 6 + 8
+        assert deeper(1) == limit + 6 + 16  # nine modules run
+        assert deeper(31) == limit + 6 + 40
+        assert back(16) == limit + 6 + 40  # two steps may be too many: a model that goes to and fro sets no limits
+        assert back(1) == limit + 6 + 24  # 23 run
         with room.open(10):
-            assert sys.getrecursionlimit() == limit + 17
-        assert sys.getrecursionlimit() == limit + 7
-        room.back()
-        room.back()  # a module whose beginning nobody heard of
-        assert sys.getrecursionlimit() == limit + 6
+            assert sys.getrecursionlimit() == limit + 16 + 24
+        assert sys.getrecursionlimit() == limit + 6 + 24
+        back(23)
+        assert back(1) == limit + 6  # a module whose beginning nobody heard of
     assert sys.getrecursionlimit() == limit
-    room.deeper()
-    assert sys.getrecursionlimit() == limit
+    assert deeper(20) == limit
+
+
+def test_a_model_of_few_levels_leaves_the_limit_alone(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, limits = StackRoom(), list[int]()
+    with room.open(6):
+        monkeypatch.setattr(sys, "setrecursionlimit", limits.append)
+        for _ in range(100):
+            for move in (room.deeper, room.deeper, room.back, room.deeper, room.back, room.back):
+                move()
+            monkeypatch.setattr(sys, "getrecursionlimit", lambda: limits[-1])
+        monkeypatch.undo()
+    assert limits == [limit + 6 + 8]
+
+
+def test_room_is_given_back_once_and_by_who_took_it(limit: int) -> None:
+    room = StackRoom()
+    room.take("one", 6)
+    room.take("other", 10)
+    for _ in range(2):
+        room.give_back("one")
+        assert sys.getrecursionlimit() == limit + 10
+    for _ in range(2):
+        room.give_back("other")
+        assert sys.getrecursionlimit() == limit
 
 
 def test_a_limit_that_the_user_sets_inside_is_the_users_afterwards(limit: int) -> None:
@@ -164,9 +198,13 @@ def test_a_limit_that_the_user_sets_inside_is_the_users_afterwards(limit: int) -
     with room.open(6):
         room.deeper()
         sys.setrecursionlimit(5000)
-        room.back()
-        assert sys.getrecursionlimit() == 5006
+        for _ in range(8):
+            room.deeper()
+        assert sys.getrecursionlimit() == 5006 + 16
     assert sys.getrecursionlimit() == 5000
+    with room.open(6):
+        sys.setrecursionlimit(4000)
+    assert sys.getrecursionlimit() == 4000
     sys.setrecursionlimit(limit)
 
 
@@ -176,8 +214,11 @@ def test_a_limit_that_the_user_raises_for_a_while_and_puts_back_leaves_no_trace(
         room.deeper()
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(3000)
-        room.deeper()
-        room.back()
+        for _ in range(8):
+            room.deeper()
+        assert sys.getrecursionlimit() == 3006 + 16
+        for _ in range(8):
+            room.back()
         sys.setrecursionlimit(before)
         room.back()
     assert sys.getrecursionlimit() == limit

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 import re
+import types
 import warnings
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
+from lightning_flops.config import SETTINGS, TraceSchedule
+from lightning_flops.doors.lightning_deepspeed import log_choice
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -68,11 +71,74 @@ def test_an_argument_that_there_is_not_is_named_with_the_nearest(name: str, hint
         FlopsProfilerCallback(**arguments)
 
 
-def test_every_setting_but_those_of_an_engine_is_an_argument() -> None:
-    arguments = inspect.signature(FlopsProfilerCallback.__init__).parameters
-    # Whether a callback is enabled is said by adding it, or by a DeepSpeed config's block.
-    assert {field.name for field in fields(ProfilerConfig)} - set(arguments) == {"enabled", "tensorboard_dir"}
-    assert FlopsProfilerCallback(advice_thresholds={"data_wait": 0.2}).config.thresholds.data_wait == 0.2
+WIDER: Mapping[str, tuple[set[Any], set[Any]]] = {
+    # An argument takes every sequence or mapping, a setting is kept in one form; a path may be a Path.
+    "profile_step": ({tuple[int, ...]}, {Sequence[int]}),
+    "trace_schedule": ({TraceSchedule}, {Mapping[str, int]}),
+    "output_file": (set(), {Path}),
+    "trace_dir": (set(), {Path}),
+}
+"""By argument: the types of the setting that it does not name, and those that it takes in their place."""
+NO_WIDER: tuple[set[Any], set[Any]] = (set(), set())
+
+
+def test_the_signature_has_every_setting_under_its_name_and_type() -> None:
+    settings, parameters = get_type_hints(ProfilerConfig), inspect.signature(FlopsProfilerCallback).parameters
+    arguments = get_type_hints(FlopsProfilerCallback.__init__)
+    assert {name for name, setting in SETTINGS.items() if not setting.in_a_block_only} | {"unknown"} == set(parameters)
+    # A program that counts on the place of an argument counts on DeepSpeed's own.
+    in_place = [name for name, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    assert in_place == [name for name in SETTINGS if SETTINGS[name].read_by_deepspeed][1:] == list(SETTINGS)[1:7]
+    for name, parameter in parameters.items():
+        if name != "unknown":
+            narrower, wider = WIDER.get(name, NO_WIDER)
+            assert parameter.default is None
+            assert members(arguments[name]) == (members(settings[name]) - narrower) | wider | {type(None)}, name
+
+
+def members(hint: Any) -> set[Any]:
+    """The types that a union is made of."""
+    return set(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else {hint}
+
+
+def test_every_argument_reaches_the_setting_of_its_name() -> None:
+    other_than_default: dict[str, Any] = {
+        "profile_step": 2,
+        "module_depth": 3,
+        "top_modules": 4,
+        "detailed": False,
+        "output_file": "report.txt",
+        "recompute_fwd_factor": 0.5,
+        "timing_steps": 5,
+        "every": 6,
+        "trace_schedule": {"wait": 7},
+        "trace_dir": "traces",
+        "record_shapes": True,
+        "profile_memory": True,
+        "with_stack": True,
+        "batch_size": 8,
+        "tokens_per_sample": 9,
+        "causal_attention": "half",
+        "peak_flops_per_sec": 10.0,
+        "advice_thresholds": {"data_wait": 0.2},
+        "ranks_timeout_sec": 11.0,
+        "all_ranks": True,
+        "tag_prefix": "mine",
+    }
+    apart: dict[str, Any] = {"timer_only": True, "trace": False, "monitor": False}  # none of them goes with all others
+    assert {*other_than_default, *apart} == {*inspect.signature(FlopsProfilerCallback).parameters} - {"unknown"}
+    assert FlopsProfilerCallback(**other_than_default).config == ProfilerConfig(**other_than_default)
+    for name, value in {**other_than_default, **apart}.items():
+        assert FlopsProfilerCallback(**{name: value}).config == ProfilerConfig(**{name: value}) != ProfilerConfig()
+    assert FlopsProfilerCallback(2, 3, 4, False, Path("a"), 0.5).config == ProfilerConfig(
+        profile_step=2, module_depth=3, top_modules=4, detailed=False, output_file="a", recompute_fwd_factor=0.5
+    )
+    assert FlopsProfilerCallback(trace_dir=Path("a")).config == ProfilerConfig(trace_dir="a")
+
+
+def test_a_path_is_text_for_what_is_a_path_alone() -> None:
+    with pytest.raises(ConfigError, match=r"flops_profiler\.tag_prefix must be .*, got PosixPath\('a'\)"):
+        FlopsProfilerCallback(tag_prefix=Path("a"))  # type: ignore[arg-type]
 
 
 BLOCK = {"enabled": True, "profile_step": 3, "module_depth": 2, "top_modules": 4, "detailed": False, "timing_steps": 5}
@@ -90,6 +156,16 @@ def test_a_deepspeed_block_may_lie_in_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"flops_profiler": BLOCK}))
     for form in (path, str(path)):
         assert FlopsProfilerCallback.from_deepspeed_config(form).config.profile_step == 3
+
+
+def test_what_a_block_had_to_give_way_with_is_shown_whatever_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lightning_flops"):
+        log_choice({"profile_step": 10**5_000, "top_modules": 4}, given={"profile_step": 2})  # Python cannot write it
+    assert [record.getMessage() for record in caplog.records] == [
+        "arguments of FlopsProfilerCallback win over the DeepSpeed config's flops_profiler block: "
+        "profile_step=2 (the block has a value of type int)",
+        "taken from the DeepSpeed config's flops_profiler block: top_modules",
+    ]
 
 
 def test_a_missing_or_broken_config_file_is_named(tmp_path: Path) -> None:
@@ -111,6 +187,21 @@ def test_a_block_that_is_absent_or_not_enabled_profiles_nothing_and_says_so(
     assert callback.profile is None
     said = [record.getMessage() for record in caplog.records if record.name.startswith("lightning_flops")]
     assert said == ["flops_profiler.enabled is not true: this fit is not profiled"]
+
+
+def test_the_command_line_says_of_every_argument_what_it_does(
+    root: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setenv("COLUMNS", "10000")  # a narrow page breaks words at their hyphens
+    cli = importlib.import_module(f"{root}.cli")
+    asked = ["--trainer.callbacks.help=lightning_flops.FlopsProfilerCallback"]
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        warnings.simplefilter("ignore")  # jsonargparse's, of how Lightning calls it
+        cli.LightningCLI(type(new_net(root)), run=False, args=asked)
+    words = " ".join(capsys.readouterr().out.split())
+    described = [name for name, setting in SETTINGS.items() if f" {setting.help}" in words]
+    assert described == [name for name, setting in SETTINGS.items() if not setting.in_a_block_only]
 
 
 def test_the_command_line_takes_the_callback_by_its_class_path(

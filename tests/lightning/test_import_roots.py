@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from lightning_flops.doors.when_imported import when_imported
 from tests.lightning.nets import ROOTS
 
 START = """
@@ -109,31 +104,3 @@ def test_only_the_programs_own_root_is_loaded_and_takes_the_callback_for_its_own
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=200, check=False
     )
     assert child.returncode == 0, f"{child.stdout}\n{child.stderr}"
-
-
-def test_a_module_is_heard_of_when_it_is_imported_and_not_when_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "heard_of.py").write_text("value = 3\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before, heard = list(sys.meta_path), list[ModuleType]()
-    when_imported("heard_of", heard.append)
-    assert importlib.util.find_spec("heard_of") is not None and heard == []
-    module = importlib.import_module("heard_of")
-    assert heard == [module] and sys.meta_path == before
-    assert module.__spec__ is not None and "exec_module" not in vars(module.__spec__.loader)
-    when_imported("heard_of", heard.append)
-    assert heard == [module, module]
-    sys.modules.pop("heard_of")
-
-
-def test_a_module_that_fails_to_import_fails_as_it_does_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fails.py").write_text("raise RuntimeError('its own')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before, heard = list(sys.meta_path), list[ModuleType]()
-    when_imported("fails", heard.append)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="its own"):
-            importlib.import_module("fails")
-    assert heard == []
-    sys.meta_path[:] = before

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from lightning_flops import FlopsProfilerCallback
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.lightning_launch import send_home
-from tests.report.windows import mlp_window
+from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
 

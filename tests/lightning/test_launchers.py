@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_flops import Profile
-from lightning_flops.analysis.throughput import ThroughputSummary
+from lightning_flops.schema.throughput import ThroughputSummary
 from tests.lightning.nets import BATCH, batch_flops
 
 REPOSITORY = Path(__file__).parents[2]

@@ -80,66 +80,6 @@ def test_nothing_is_left_behind_when_the_users_step_raises(
     assert footprint(*train(FlopsProfilerCallback(profile_step=1, timing_steps=3))) == expected
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "lightning_flops.session.run_profiler.Recorder",
-        "lightning_flops.doors.lightning_fit.fit_output",
-        "lightning_flops.doors.lightning_fit.run_context",
-        "lightning_flops.doors.lightning_fit.settle_steps",
-        "lightning_flops.session.run_profiler.tensor_shapes",
-        "lightning_flops.session.run_profiler.FlopCounter",
-        "lightning_flops.session.window_profile.build_profile",
-        "lightning_flops.session.output.render_text",
-        "lightning_flops.instrument.recorder.Recorder.enter",
-        "lightning_flops.instrument.recorder.Recorder.leave",
-        "lightning_flops.instrument.recorder.Recorder.batch_scope",
-        "lightning_flops.instrument.recorder.Recorder.end_batch",
-        "lightning_flops.instrument.recorder.Recorder.epoch_ends",
-        "lightning_flops.instrument.recorder.Recorder.epoch_begins",
-        "lightning_flops.instrument.recorder.describe_modules",
-        "lightning_flops.instrument.counting.flop_counter.FlopCounter.__enter__",
-        "lightning_flops.instrument.counting.flop_counter.FlopCounter.record",
-        "lightning_flops.instrument.counting.flop_counter.FlopCounter.total",
-        "lightning_flops.instrument.timing.phase_timer.PhaseTimer.cut",
-        "lightning_flops.instrument.tracing.trace_cycles.TraceCycles.batch_begins",
-        "lightning_flops.instrument.tracing.trace_cycles.TraceCycles.step_ends",
-        "lightning_flops.instrument.tracing.trace_cycles.TraceCycles.enter",
-        "lightning_flops.session.run_profiler.StepTracer",
-        "lightning_flops.instrument.timing.monitor.Monitor.batch",
-        "lightning_flops.instrument.timing.monitor.Monitor.fetch_begins",
-        "lightning_flops.instrument.timing.monitor.Monitor.fetch_ends",
-    ],
-)
-def test_a_failure_of_ours_is_one_warning_and_the_training_goes_on_untouched(
-    target: str,
-    trainer: MakeTrainer,
-    root: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    plain_run, plain = trainer(), new_net(root)
-    torch.manual_seed(11)
-    plain_run.fit(plain, loader(12))
-    expected = footprint(plain_run, plain)
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(target, broken)
-    run, net = trainer(FlopsProfilerCallback(timing_steps=3)), new_net(root)
-    torch.manual_seed(11)
-    run.fit(net, loader(12))
-    warnings = [
-        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "broken on purpose" in r.getMessage()
-    ]
-    assert len(warnings) == 1, warnings
-    assert "taken itself out" in warnings[0]
-    assert net.losses == plain.losses
-    monkeypatch.undo()
-    assert footprint(run, net) == expected
-
-
 def test_a_failure_while_the_profiler_takes_itself_out_leaves_nothing_of_the_rest(
     root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,21 +129,6 @@ def test_a_logging_handler_that_fails_on_our_warning_does_not_end_the_training(
     assert footprint(run, net) == expected
 
 
-def test_a_profiler_that_cannot_be_made_is_one_warning_and_the_training_goes_on(
-    root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr("lightning_flops.session.run_profiler.BatchMeter", broken)
-    net, callback = new_net(root), FlopsProfilerCallback(timing_steps=3)
-    trainer(callback).fit(net, loader(12))
-    assert len(net.losses) == 12
-    assert callback.profile is None
-    (warning,) = [message for message in caplog.messages if "broken on purpose" in message]
-    assert warning == "this fit is not profiled: RuntimeError: broken on purpose"
-
-
 def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothing(
     root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +144,7 @@ def test_an_interrupt_while_the_profiler_taps_the_loop_arrives_and_leaves_nothin
 
     expected = left_after(on_train_start=interrupted)
     expected["module "].remove("on_train_start")
-    monkeypatch.setattr("lightning_flops.session.run_profiler.Recorder", interrupted)
+    monkeypatch.setattr("lightning_flops.session.session.Recorder", interrupted)
     assert left_after(FlopsProfilerCallback(timing_steps=3)) == expected
 
 

@@ -12,11 +12,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.doors.lightning_context import loader_iterators
 from lightning_flops.instrument.timing.loader_queue import backlog_of
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
 from tests.lightning.nets import BATCH, Rows, batch_flops, loader, new_net
@@ -28,7 +28,7 @@ MakeTrainer = Callable[..., Any]
 @pytest.fixture
 def monitor_now(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> FakeNow:
     """The clock of the phases and of the monitor, in the test's hands."""
-    monkeypatch.setattr("lightning_flops.session.run_profiler.Monitor", lambda **given: Monitor(now, **given))
+    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
     return now
 
 
@@ -143,9 +143,9 @@ def test_timer_only_counts_times_and_traces_nothing(
     def unwanted(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("not to be used")
 
-    for name in ("run_profiler.FlopCounter", "run_profiler.StepTracer", "window_profile.build_profile"):
+    for name in ("session.FlopCounter", "session.StepTracer", "results.build_profile"):
         monkeypatch.setattr(f"lightning_flops.session.{name}", unwanted)
-    monkeypatch.setattr("lightning_flops.doors.lightning_fit.FitProfiler._tap_parts", unwanted)
+    monkeypatch.setattr("lightning_flops.doors.lightning_fit.LightningFit.tap_parts", unwanted)
     net = new_net(root, now=monitor_now)
     callback = FlopsProfilerCallback(timer_only=True)
     run = trainer(callback, logger=tensorboard_logger(root, tmp_path), log_every_n_steps=4)

@@ -21,16 +21,17 @@ from lightning_flops import FlopsProfilerCallback
 from lightning_flops.doors.lightning_deepspeed import _StoodDown
 from tests.lightning import seen
 from tests.lightning.nets import ROOTS, batch_flops
+from tests.window_state import window_state
 
 MakeTrainer = Callable[..., Any]
 Moment = tuple[str, int]
 """A hook, and the how manieth call of it."""
 
 WINDOWS: dict[str, tuple[type, dict[str, Any], set[str]]] = {
-    "one window": (seen.Net, {"timing_steps": 2}, {"WAITING", "COUNTING", "SETTLING", "TIMING", "TRACING"}),
-    "by hand": (seen.ManualNet, {"timing_steps": 2}, {"WAITING", "COUNTING", "SETTLING", "TIMING", "TRACING"}),
-    "several windows": (seen.Net, {"timing_steps": 1, "every": 4, "trace": False}, {"WAITING", "COUNTING", "TIMING"}),
-    "monitor only": (seen.Net, {"timer_only": True}, {"WAITING"}),
+    "one window": (seen.Net, {"timing_steps": 2}, {"waiting", "counting", "settling", "timing", "tracing"}),
+    "by hand": (seen.ManualNet, {"timing_steps": 2}, {"waiting", "counting", "settling", "timing", "tracing"}),
+    "several windows": (seen.Net, {"timing_steps": 1, "every": 4, "trace": False}, {"waiting", "counting", "timing"}),
+    "monitor only": (seen.Net, {"timer_only": True}, {"waiting"}),
 }
 
 FIRST, SECOND = ROOTS
@@ -42,7 +43,7 @@ under_both_roots = pytest.mark.parametrize("root", [FIRST, pytest.param(SECOND, 
 def state_of(callback: FlopsProfilerCallback) -> str:
     """What the profiler is doing, in a word."""
     fit = callback._fit
-    return "nothing" if fit is None or fit._recorder is None else fit._recorder.state.name
+    return "nothing" if fit is None else window_state(fit.session.window.recorder)
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[...,
         weights.append((state_of(callback), saved.max().item(), module.net[1].bias.max().item()))
 
     fit(callback, look)
-    assert {state for state, _, _ in weights} >= {"COUNTING", "TIMING", "TRACING"}
+    assert {state for state, _, _ in weights} >= {"counting", "timing", "tracing"}
     assert {saved for _, saved, _ in weights} == {7.0}
     assert all(own < 7.0 for _, _, own in weights)
 
@@ -209,7 +210,7 @@ def test_workers_that_are_started_afresh_get_a_method_of_the_datamodule(
 
     loading = {"num_workers": 1, "multiprocessing_context": method}
     made = fit(callback, look, batches=4, loading=loading, num_sanity_val_steps=0)
-    assert states == ["SETTLING"]  # step 1 is counted, validation comes after step 2
+    assert states == ["settling"]  # step 1 is counted, validation comes after step 2
     assert callback.profile is not None and callback.profile.flops.forward == batch_flops().forward
     assert made.global_step == 4
 

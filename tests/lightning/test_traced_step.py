@@ -15,7 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.trace import load_trace, module_memory_table, module_table
+from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace.module_memory import module_memory_table
+from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.report.text import render_text
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
 
@@ -233,7 +235,7 @@ def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: Make
 def test_without_numpy_the_report_says_what_is_missing_and_has_the_forwards(
     root: str, trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("lightning_flops.session.run_profiler.can_read_traces", lambda: False)
+    monkeypatch.setattr("lightning_flops.session.session.can_read_traces", lambda: False)
     with caplog.at_level(logging.WARNING, logger="lightning_flops"):
         report = profile_of(trainer, new_net(root))
     note = "No step was traced: reading a trace needs numpy: pip install 'lightning-flops[trace]'."

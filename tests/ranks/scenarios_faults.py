@@ -145,12 +145,12 @@ def every() -> dict[str, Any]:
 
 
 def profiler_fails() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.session.window_profile.build_profile", RuntimeError("broken on purpose")):
+    with on_rank_1("lightning_flops.session.results.build_profile", RuntimeError("broken on purpose")):
         return profiled()
 
 
 def fails_at_start() -> dict[str, Any]:
-    with on_rank_1("lightning_flops.session.run_profiler.Recorder", RuntimeError("broken on purpose")):
+    with on_rank_1("lightning_flops.session.session.Recorder", RuntimeError("broken on purpose")):
         return profiled()
 
 

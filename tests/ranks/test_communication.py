@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.rank_communication import RanksCommunication
-from lightning_flops.analysis.rank_record import RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
-from lightning_flops.analysis.spreads import RankSpread
 from lightning_flops.analysis.stragglers import find_stragglers
 from lightning_flops.analysis.trace import analyze_trace, collective_calls, load_trace, step_parts
-from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.records import PhaseSeconds
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RanksCommunication, RankSpread
+from lightning_flops.schema.trace import TracedStep
 from tests.ranks import DEEPSPEED_ON_CPU
 from tests.ranks.launching import Launched, launch_worker, profile_in
 from tests.report import windows
+from tests.report.windows import build_profile
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 US = 1e-6

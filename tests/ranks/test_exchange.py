@@ -303,10 +303,10 @@ class Looks:
         submitted: list[Errand] = []
         self.exchanges[0]._submit = submitted.append  # type: ignore[assignment, method-assign]
         self.collection: Collection[bytes] = self.exchanges[0].collect(7, read=as_sent)
-        assert submitted == [self.collection]
+        assert submitted == [self.collection.errand]
 
     def look(self) -> bool:
-        return self.collection._look(self.store)
+        return self.collection.look_for_answers(self.store)
 
     def send(self, rank: int, packed: bytes = b"there") -> None:
         assert self.exchanges[rank].send(7, packed).wait(60.0)
@@ -369,7 +369,7 @@ def test_a_look_asks_about_one_rank_however_many_there_are() -> None:
             return False
 
     looks = Looks(distributed.HashStore(), world_size=4096)
-    assert not looks.collection._look(Counting())  # type: ignore[arg-type]
+    assert not looks.collection.look_for_answers(Counting())  # type: ignore[arg-type]
     assert len(asked) == 2  # its answer, and whether it is out
 
 

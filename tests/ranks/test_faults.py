@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.schema.profile import Profile
 from tests.lightning.nets import batch_flops
 from tests.ranks import REPOSITORY, run_ranks
 from tests.ranks.launching import launch, profile_in

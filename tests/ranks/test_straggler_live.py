@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.ranks import RanksProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RanksProfile
 from tests.ranks.launching import launch, profile_in
 from tests.ranks.scenarios_stragglers import SLOW_RANK
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
+from lightning_flops.schema.profile import Profile
 from tests.ranks.launching import Launched, launch, profile_in
 from tests.ranks.strategies_truth import (
     BATCH,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.ranks import RanksProfile
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RanksProfile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD, PARAMS
 from tests.deepspeed.launching import INSTALLED, launch, profile_in
 

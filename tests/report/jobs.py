@@ -6,13 +6,15 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lightning_flops.analysis.collectives import CollectiveCalls
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseFlops, PhaseSeconds, WindowRecord
-from lightning_flops.schema.trace import Overlap
+from lightning_flops.schema.communication import CollectiveCalls, Overlap
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence
 from tests.report import windows
+from tests.report.windows import build_profile
 
 CONFIG = ProfilerConfig(peak_flops_per_sec=700e9, detailed=False)
 

@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_flops.analysis.advice import Advice
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.standalone import get_model_profile
@@ -22,6 +20,7 @@ from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.markdown import render_markdown
 from lightning_flops.report.text import render_text
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.advice import Advice
 from tests.analysis.trace_events import data_loader, memory, module, operator, scope, step, trace
 from tests.golden_files import golden
 from tests.report import windows
@@ -29,6 +28,7 @@ from tests.report.test_ranks_text import CASES as JOBS
 from tests.report.test_trace_text import cpu_only, loaded
 from tests.report.test_traced_text import CASES as TRACED
 from tests.report.test_traced_text import profile_of
+from tests.report.windows import build_profile
 
 NAMES = {
     "ModuleProfile": "name type_name extra_repr alias_of",

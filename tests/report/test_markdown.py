@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.markdown import fenced, render_markdown
 from lightning_flops.report.text import render_text
 from tests.report import windows
+from tests.report.windows import build_profile
 
 
 def _shown_by_tensorboard(markdown: str) -> str:

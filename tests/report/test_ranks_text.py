@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.rank_record import RankAbsence, RankRecord
 from lightning_flops.analysis.ranks import with_ranks
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.ranks_text import ranks_lines
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.rank_record import RankRecord
+from lightning_flops.schema.ranks import RankAbsence
 from tests.golden_files import golden
 from tests.report import jobs
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.scalars import monitor_scalars, profile_scalars
 from tests.report import windows
+from tests.report.windows import build_profile
 
 TAGS = {
     *("fwd_flops", "bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import FlopRecord, ModuleRecord, PhaseSeconds, WindowRecord
 from lightning_flops.report.text import render_text
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.traced_windows import mlp_traced
+from tests.report.windows import build_profile
 
 CASES = {
     "mlp": (windows.mlp_window(), ProfilerConfig(peak_flops_per_sec=700e9)),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
 
 

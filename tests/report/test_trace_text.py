@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_flops.analysis.trace import TracesReport, analyze_traces, load_trace
+from lightning_flops.analysis.trace import analyze_traces, load_trace
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.trace import TracesReport
 from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
 from tests.golden_files import golden
 from tests.report.traced_windows import mlp_traced, transformer_traced

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from lightning_flops.analysis.profile import Profile, build_profile
-from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import WindowRecord
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TracedStep
 from tests.golden_files import golden
 from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.windows import build_profile
 
 CASES: dict[str, Callable[[], tuple[WindowRecord, TracedStep]]] = {
     "traced": mlp_traced,

@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning_flops.analysis.trace import analyze_trace
 from lightning_flops.analysis.trace_marks import module_mark, phase_mark
-from lightning_flops.analysis.traced_step import TracedStep
 from lightning_flops.records import ModuleSecondsRecord, WindowRecord
+from lightning_flops.schema.trace import TracedStep
 from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, scope, step, trace
 from tests.report import windows
 

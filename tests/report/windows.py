@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lightning_flops.analysis import profile
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopPhase,
     FlopRecord,
@@ -20,6 +22,8 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TracedStep
 
 CPU = RunContext(
     framework="lightning.pytorch",
@@ -33,6 +37,15 @@ CPU = RunContext(
 )
 
 A100 = replace(CPU, device_type="cuda", device_name="NVIDIA A100-SXM4-80GB", precision="bf16-mixed")
+
+SHOWN_AT = {3: 7, 10: 33, 0: 0}
+"""A window's ``profile_step``, and the run's own step where its report came out."""
+
+
+def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
+    """``analysis.profile.build_profile``, of one of the windows below."""
+    report_step = SHOWN_AT.get(window.profile_step, window.profile_step)
+    return profile.build_profile(window, config=config, report_step=report_step, traced=traced)
 
 
 def cell(
@@ -99,7 +112,6 @@ def mlp_window() -> WindowRecord:
     """
     return WindowRecord(
         profile_step=3,
-        report_step=7,
         context=CPU,
         memory=MemoryRecord(
             kind="resident",
@@ -311,7 +323,6 @@ def transformer_window() -> WindowRecord:
     ]
     return WindowRecord(
         profile_step=10,
-        report_step=33,
         context=replace(A100, micro_batch_size=4, accumulate=2),
         memory=MemoryRecord(
             kind="allocated",
@@ -475,7 +486,6 @@ def unknown_window() -> WindowRecord:
     """A window of which next to nothing is known."""
     return WindowRecord(
         profile_step=0,
-        report_step=0,
         context=RunContext(
             framework="torch",
             framework_version="2.13.0",

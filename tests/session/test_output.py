@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.throughput import Spread, ThroughputSummary
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
 from lightning_flops.sinks.console import StandardOutputSink
-from lightning_flops.sinks.memory import MemorySink
-from tests.report.windows import mlp_window
+from tests.memory_sink import MemorySink
+from tests.report.windows import build_profile, mlp_window
 
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
 TEXT = render_text(PROFILE)

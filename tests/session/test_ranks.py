@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 from torch import distributed as torch_distributed
 
-from lightning_flops.analysis.profile import Profile
-from lightning_flops.analysis.rank_record import RankAbsence, make_rank_record, pack, unpack
+from lightning_flops.analysis.rank_record import make_rank_record, pack, unpack
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.ranks import RankAbsence
 from lightning_flops.session.rank_exchange import RankExchange
 from lightning_flops.session.ranks import RankReports
 from tests.analysis.test_rank_record import deflated_spaces, forged

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from lightning_flops.sinks.console import ConsoleSink
-from lightning_flops.sinks.memory import MemorySink
 from lightning_flops.sinks.sink import Sink, TextSink
+from tests.memory_sink import MemorySink
 
 
 def test_a_text_is_one_info_record_of_the_packages_logger(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import importlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,16 @@ REPORT = "```\nfwd flops   1 M\n  × indented\n```"
 
 
 @pytest.fixture(params=ROOTS)
-def loggers_of_root(request: pytest.FixtureRequest) -> Any:
+def root(request: pytest.FixtureRequest) -> str:
+    """Each import root."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def loggers_of_root(root: str) -> Any:
     """The ``loggers`` module of each import root."""
-    return importlib.import_module(f"{request.param}.loggers")
+    return importlib.import_module(f"{root}.loggers")
 
 
 @pytest.fixture
@@ -46,6 +54,19 @@ class Recording:
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self.calls.append((dict(metrics), step))
         metrics["added in place"] = 1.0
+
+
+class ByName:
+    """A logger that takes what it is given by name alone, which is all that Lightning's own call needs."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def log_metrics(self, **given: Any) -> None:
+        self.calls.append(given)
+
+    def save(self) -> None:
+        """Lightning asks for it after each call."""
 
 
 class Broken:
@@ -108,6 +129,15 @@ def test_each_logger_gets_scalars_of_its_own() -> None:
     LoggersSink([first, second]).write_scalars(scalars, step=3)
     assert first.calls == second.calls == [({"mfu": 0.5}, 3)]
     assert scalars == {"mfu": 0.5}
+
+
+def test_a_logger_is_called_as_lightning_calls_it(root: str) -> None:
+    connector = importlib.import_module(f"{root}.trainer.connectors.logger_connector.logger_connector")
+    by_lightning, by_us = ByName(), ByName()
+    trainer = SimpleNamespace(loggers=[by_lightning])
+    connector._LoggerConnector(trainer).log_metrics({"mfu": 0.5, "step": 3.0})
+    LoggersSink([by_us]).write_scalars({"mfu": 0.5}, step=3)
+    assert by_us.calls == by_lightning.calls == [{"metrics": {"mfu": 0.5}, "step": 3}]
 
 
 def test_a_logger_that_raises_costs_one_warning_and_the_others_get_theirs(

@@ -310,6 +310,8 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
     for shape in [("8", 3), (-1, 3), (2.0, 3)]:
         with pytest.raises(TypeError, match=re.escape(f"must be a tuple of at least one size, got {shape!r}")):
             quiet(model, input_shape=shape)
+    with pytest.raises(TypeError, match="must be a tuple of at least one size, got a value of type tuple"):
+        quiet(model, input_shape=(-(10**5_000), 3))  # Python cannot write it
     for args in (torch.ones(1, 3), torch.ones(2, 3), "text", 3):
         kind = type(args).__name__
         with pytest.raises(TypeError, match=f"args must be a list or tuple of the model's .* arguments, got {kind}"):

@@ -748,4 +748,4 @@ def test_a_model_on_a_device_without_a_clock_is_counted_and_its_latency_is_not_a
     assert "fwd FLOPS per GPU = fwd flops per GPU / fwd latency:" + " " * 20 + "n/a\n" in printed
     assert "    fwd latency - {'Sequential': 'n/a'}\n" in printed
     assert "(0): Linear(20 = 32.26% Params, 30 MACs = 30% MACs, n/a = n/a latency, n/a, in_features=3" in printed
-    assert "Note: Latencies are n/a: no clock of ours reads this device" in printed
+    assert "Note: Latencies are n/a: this package has no clock for this device" in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,13 @@ def test_an_error_quotes_on_one_printable_line_and_keeps_what_it_was_given() -> 
     assert str(unread.value).isprintable()
 
 
-def test_the_command_line_complains_on_one_printable_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_complains_on_one_printable_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `run` is the last thing that its process does; this one goes on.
+    monkeypatch.setenv("LIGHTNING_FLOPS", "0")
+    monkeypatch.setattr("sys.argv", list(sys.argv))
+    monkeypatch.setattr("sys.meta_path", list(sys.meta_path))
     missing = str(tmp_path / f"no{HOSTILE}such.json")
     assert main(["trace", missing]) == 1
     assert main(["run", missing]) == 2

@@ -13,9 +13,14 @@ import numpy.typing as npt
 from lightning_flops.analysis.trace import structure
 from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
 from lightning_flops.analysis.trace.names import Kind
+from lightning_flops.errors import LightningFlopsError
 
 NONE = -1
 """What stands in an integer column where the trace has no value."""
+
+
+class TraceFormatError(LightningFlopsError, ValueError):
+    """A trace file cannot be read; the message names the file and what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +71,10 @@ class MemoryEvents:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """Everything of one trace file that the tables are made of; a row of the columns is one event.
+    """All of a trace file that the tables need; a row of the columns is one event.
 
-    Times are whole nanoseconds on the trace's own clock, so sums are exact. What is derived from the columns and used
-    by several tables is worked out once, when it is first asked for.
+    Times are whole nanoseconds on the trace's own clock, so sums are exact. What several tables derive from the columns
+    is computed once, when it is first needed.
     """
 
     source: str
@@ -171,5 +176,5 @@ class Trace:
         return merge(self.start_ns[rows], self.end_ns[rows])
 
     def names_where(self, holds: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-        """Rows whose name *holds* says yes to; it is asked once for each name."""
+        """Rows whose name *holds* accepts; it is called once for each name."""
         return np.array([holds(name) for name in self.names], dtype=bool)[self.name]

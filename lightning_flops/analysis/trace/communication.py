@@ -8,7 +8,7 @@ from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect, union
 from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, computes_on_host, host_collective
-from lightning_flops.schema.trace import CollectiveRow, Overlap
+from lightning_flops.schema.communication import CollectiveRow, Overlap
 
 _NOTHING = CollectiveArguments()
 _GATHERING = ("all_gather", "gather")

@@ -11,16 +11,16 @@ from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Floats, Ints, intersect, load_within
 from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
-from lightning_flops.schema.trace import (
+from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     LONG_DELAY_US,
     SHORT_KERNEL_LIMIT_US,
-    DeviceMetrics,
     IdleTime,
     KernelRow,
     KernelSummary,
     LaunchRow,
 )
+from lightning_flops.schema.trace_steps import DeviceMetrics
 
 
 def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:

@@ -1,4 +1,4 @@
-"""Statistics of groups of events: how many, how long together, on average, at most and at least."""
+"""Statistics of groups of events: how many, and their total, mean, longest and shortest time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.schema.trace import Durations
+from lightning_flops.schema.trace_steps import Durations
 
 NS_PER_US = 1000
 

@@ -95,7 +95,7 @@ def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, 
     order = np.argsort(moments, kind="stable")
     moments = moments[order]
     running = np.cumsum(np.concatenate([weights, -weights])[order])
-    # Sums of binary fractions leave a residue of about 1e-13 where nothing runs.
+    # Sums of binary fractions leave about 1e-13 where nothing runs.
     level = np.clip(np.round(running, 9), 0.0, limit)[:-1]
     inside = covered_within(spans, moments[:-1], moments[1:])
     return float((level * inside).sum())

@@ -1,8 +1,8 @@
 """Trace JSON read as a stream: a block of text in memory at a time, whatever the size of the file.
 
 ``orjson`` decodes the events where it is installed, ``json`` of the standard library where it is not; both give the
-same events. What stands beside the events and is not asked for is passed over: a piece of at most a block is decoded
-and dropped, of a longer one only the end is looked for, block by block, in one pass and however deep it is nested.
+same events. What stands beside the events and is not needed is skipped: a piece of at most a block is decoded and
+dropped; of a longer one only the end is searched, block by block, in one pass, however deeply it is nested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 
 BLOCK_BYTES = 1 << 20
-"""How much of the file is read at once; what is decoded at once is not much more."""
+"""How much of the file is read at once; not much more is decoded at once."""
 
 VALUE_LIMIT = 4 << 20
 """Most characters of one event, one key, or one value beside the events that is asked for.
@@ -107,7 +107,7 @@ def event_batches(
 
 
 class _Text:
-    """A position in a text of which only a window is in memory."""
+    """A position in a text; only a window of the text is in memory."""
 
     def __init__(self, stream: IO[bytes], block_bytes: int, value_limit: int) -> None:
         self._stream = stream
@@ -136,14 +136,14 @@ class _Text:
         self._position = 0
         block = self._stream.read(size)
         if self._decode is None:
-            while 0 < len(block) < 4 and (more := self._stream.read(4 - len(block))):  # as much as tells the encoding
+            while 0 < len(block) < 4 and (more := self._stream.read(4 - len(block))):  # enough to tell the encoding
                 block += more
             self._decode = codecs.getincrementaldecoder(json.detect_encoding(block))(errors="replace").decode
         self._ended = not block
         self._buffer += self._decode(block, self._ended)
 
     def peek(self) -> str:
-        """The next character that is not space, without taking it; nothing at the end."""
+        """The next character that is not space, not consumed; empty at the end."""
         while True:
             match = _SPACE.match(self._buffer, self._position)
             self._position = match.end() if match else self._position
@@ -197,13 +197,13 @@ class _Text:
             size *= 2  # a value larger than a block: not so many tries
 
     def _fail_if_broken(self, error: json.JSONDecodeError) -> None:
-        """Return if *error* may only be that of a text of which the rest is still to be read."""
+        """Return if *error* may only mean that the rest of the text is not read yet; raise otherwise."""
         unterminated = error.msg.startswith("Unterminated")
         if self._ended:
             self._position = error.pos if error.pos < len(self._buffer) and not unterminated else len(self._buffer)
             self.fail(error.msg)
         if error.pos < len(self._buffer) - 16 and not unterminated:
-            # The text that is here already breaks a rule: reading on cannot mend it.
+            # What is here is already wrong: reading on cannot help.
             self._position = error.pos
             self.fail(error.msg)
 
@@ -218,7 +218,7 @@ class _Text:
             except (
                 RecursionError,
                 ValueError,
-            ):  # nested deeply, or a number of thousands of digits: nobody asks for it
+            ):  # deeply nested, or a number of thousands of digits: not needed
                 break
             else:
                 if end < len(self._buffer) or self._ended:
@@ -241,14 +241,14 @@ class _Text:
             self._read(self._block_bytes)
 
     def _pass_over_nested(self) -> None:
-        """Likewise a text, list or object: brackets outside of texts are counted, and that is all."""
+        """The same for a text, list or object: only brackets outside of texts are counted."""
         level, inside = 0, False
         while True:
             held_back = 0
             piece = self._buffer[self._position :]
             if not self._ended and (len(piece) - len(piece.rstrip("\\"))) % 2:
                 held_back = 1  # what it escapes is in the next block
-            # One byte a character, so that places in the one are places in the other.
+            # One byte per character, so positions in the one are positions in the other.
             plain = piece[: len(piece) - held_back].encode("latin-1", errors="replace")
             plain = plain.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
             characters = np.frombuffer(plain, dtype=np.uint8)

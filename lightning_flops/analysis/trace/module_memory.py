@@ -17,13 +17,13 @@ from lightning_flops.analysis.trace.modules import (
     modules_above,
     with_below,
 )
-from lightning_flops.schema.trace import MemoryPart, ModuleMemoryRow
+from lightning_flops.schema.trace_events import MemoryPart, ModuleMemoryRow
 
 _PHASES: tuple[tuple[Phase, MemoryPart], ...] = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
 
 
 def module_memory_table(trace: Trace) -> tuple[ModuleMemoryRow, ...] | None:
-    """Bytes by module, part of the step and device, what a module allocated most itself first.
+    """Bytes by module, part of the step and device; modules that allocated most themselves come first.
 
     An allocation or a free belongs to the innermost module whose forward ran in its thread then, or to the module of
     the node that autograd ran.

@@ -20,13 +20,13 @@ from lightning_flops.analysis.trace.intervals import Ints, intersect, merge, sub
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace.structure import enclosing_operators, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase
-from lightning_flops.schema.trace import ModuleRow, ModuleTable
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATES = "AccumulateGrad"
 
 NOBODY = -1
-"""Owner of what no module, optimizer or gradient accumulation owns."""
+"""Owner of what belongs to no module, optimizer or gradient accumulation."""
 OPTIMIZER = -2
 """Owner of what the optimizer does."""
 ACCUMULATION = -3
@@ -36,7 +36,7 @@ _OUTSIDE_NODES = -5
 
 
 class Phase(IntEnum):
-    """Of what a frame is a part, whatever its owner."""
+    """What a frame is part of, whoever owns it."""
 
     NONE = 0
     FORWARD = 1
@@ -45,12 +45,12 @@ class Phase(IntEnum):
 
 _OWN_PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD}
 _INSIDE_STEP = ("data_wait", "transfer", "optimizer", "bubble", "other")
-"""In these parts a module that is called runs forward all the same; in others, such as validation, it is nobody's."""
+"""A module called in one of these parts runs forward all the same; in others, such as validation, it does not count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """The frames of a trace, and whose they are."""
+    """The frames of a trace, and their owners."""
 
     modules: tuple[str, ...]
     """Qualified names; owners are indexes into these, or negative."""
@@ -164,7 +164,7 @@ def module_table(trace: Trace) -> ModuleTable | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Times:
-    """Nanoseconds by module, forward and then backward, and what of the phases no module owns."""
+    """Nanoseconds by module, forward and then backward, and those of the phases that no module owns."""
 
     own: tuple[Ints, Ints]
     total: tuple[Ints, Ints]
@@ -211,7 +211,7 @@ def _host_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
 def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
     """Nanoseconds of the backward in which its thread runs no node: with a collective under way, with an operator.
 
-    A wrapper that synchronizes gradients waits there, and does there what it has put off to the backward's end.
+    A wrapper that synchronizes gradients waits there, and does there what it postponed to the backward's end.
     """
     rows = frames.rows
     marks = rows[trace.names_where(lambda name: marked_phase(name) == "backward")[rows]]
@@ -238,7 +238,7 @@ def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
     frame = frames.at(trace, lanes=trace.lane[source], moments_ns=trace.start_ns[source])
     events, frame = events[frame >= 0], frame[frame >= 0]
     owner, phase = frames.owner[frame], frames.phase[frame]
-    # Gradients are synchronized by hooks of accumulation, and after the last node: nobody's, and no accumulation.
+    # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
     synchronizes = trace.is_collective[events] & (phase == Phase.BACKWARD) & (owner < 0)
     owner = np.where(synchronizes, _COMMUNICATION, owner)
     is_mark = trace.names_where(lambda name: marked_phase(name) == "backward")[frame]
@@ -296,7 +296,7 @@ def _maker_frames(trace: Trace, rows: Ints, parent: Ints, is_node: npt.NDArray[n
     for thread in np.unique(trace.forward_thread[nodes]).tolist():
         here = nodes[trace.forward_thread[nodes] == thread]
         made_by = _thread_of(trace, trace.sequence[here], of_lane)
-        # Numbers only rise on a thread; an operator that starts in another's middle may be told a moment late.
+        # Numbers only rise on a thread; an operator that starts inside another may be recorded a moment late.
         numbers = np.maximum.accumulate(trace.sequence[made_by])
         last = np.searchsorted(numbers, trace.sequence[here], side="right") - 1
         known = last >= 0
@@ -337,7 +337,7 @@ def _sums(owner: Ints, values: Ints, wanted: npt.NDArray[np.bool_], count: int) 
 
 
 def with_below(own: Ints, parents: Ints) -> Ints:
-    """For each module *own* of it and of all modules below it; *parents* is as ``modules_above`` has it."""
+    """For each module its *own* and that of all modules below it; *parents* as ``modules_above`` returns it."""
     total = own.copy()
     above = parents.copy()
     while (inside := above >= 0).any():
@@ -347,7 +347,7 @@ def with_below(own: Ints, parents: Ints) -> Ints:
 
 
 def _with_owners_above(owner: Ints, parents: Ints) -> tuple[Ints, Ints]:
-    """Each owner and everyone above it, and which of *owner* each of these stands for."""
+    """Each owner and all modules above it, and the entry of *owner* that each of these is for."""
     which = np.arange(len(owner))
     owners, places = [owner], [which]
     above = parents[owner]

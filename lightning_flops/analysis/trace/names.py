@@ -16,7 +16,7 @@ class Kind(IntEnum):
     """What an event of a trace stands for."""
 
     OTHER = 0
-    """Known, but in no table: overheads, Python calls, marks that the device's lanes repeat."""
+    """Known, but in no table: overheads, Python calls, marks repeated on the device's lanes."""
     OPERATOR = 1
     ANNOTATION = 2
     """A named scope on the host: ``record_function``, a profiler step, a loader's next batch, an optimizer step."""
@@ -157,7 +157,7 @@ def collective_of_kernel(name: str) -> str:
 
 
 def computes_on_host(operator: str) -> bool:
-    """Whether an operator of this name computes, rather than starts communication, waits for it, or runs any Python.
+    """Whether an operator of this name computes, and does not start communication, wait for it or run any Python.
 
     A node of autograd, or a ``torch.autograd.Function``, runs operators that compute, and hooks that may well wait.
     """
@@ -178,7 +178,7 @@ def is_point_to_point(collective: str, event: str) -> bool:
 def uses_tensor_cores(name: str) -> bool:
     """Whether a kernel's name says that it runs on tensor cores.
 
-    A name is all that a trace tells: a kernel with a name of its own, such as one that Triton made, reads False.
+    A trace tells no more than the name: a kernel with another name, such as one that Triton made, gives False.
     """
     return _TENSOR_CORE.search(name) is not None
 

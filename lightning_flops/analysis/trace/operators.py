@@ -12,7 +12,7 @@ from lightning_flops.analysis.trace.durations import group_by
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import may_use_tensor_cores
 from lightning_flops.analysis.trace.structure import enclosing_operators
-from lightning_flops.schema.trace import ChildRow, MemoryRow, OperatorRow
+from lightning_flops.schema.trace_events import ChildRow, MemoryRow, OperatorRow
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
@@ -78,7 +78,7 @@ def self_host_ns(trace: Trace) -> Ints:
     own = trace.duration_ns.copy()
     called = links.operators[links.parent[links.operators] >= 0]
     callers = links.parent[called]
-    # A callee that seems to end after its caller, by rounding or across threads, takes only what the caller has.
+    # A callee may seem to end after its caller, by rounding or across threads: it takes only what the caller has.
     inside = np.minimum(trace.end_ns[called], trace.end_ns[callers]) - trace.start_ns[called]
     np.subtract.at(own, callers, inside)
     return np.maximum(own, 0)
@@ -94,7 +94,7 @@ def device_ns_of_operators(trace: Trace) -> Ints:
 
 
 def with_callees(trace: Trace, own: Ints) -> Ints:
-    """For each row of an operator, *own* plus that of all it called, directly or not."""
+    """For each row of an operator, its *own* and that of all it called, directly or not."""
     links = trace.links
     total = own.copy()
     depth = links.depth[links.operators]

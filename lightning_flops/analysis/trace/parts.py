@@ -20,8 +20,8 @@ _NS_PER_SEC = 1e9
 def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     """The parts of the steps of *trace* by the marks around them, in order of their first moments.
 
-    With a device, a part ends when the work that was launched before its end is done, as an event that is recorded
-    there on the device's stream would show; communication puts off no border, so its waits stay where they are waited.
+    With a device, a part ends when the work launched before its end is done, as an event recorded there on the device's
+    stream would show. Communication does not move a border, so a wait stays in the part that waited.
     """
     communication, computation = communication_and_computation(trace)
     exposed = subtract(communication, computation)
@@ -90,7 +90,7 @@ def _pieces(marks: list[tuple[int, int, str]], last: int) -> Iterator[tuple[int,
 
 
 def _on_device(trace: Trace, moments_ns: Ints) -> Ints:
-    """When the device is done with what was launched before each moment on the host, and no earlier than that."""
+    """When the device has finished what was launched before each moment on the host; never before that moment."""
     rows = trace.device_rows
     rows = rows[~trace.is_collective[rows]]
     launch = trace.links.launch[rows] if len(rows) else rows

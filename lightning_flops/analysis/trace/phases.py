@@ -13,7 +13,7 @@ from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, ra
 from lightning_flops.analysis.trace.intervals import NOTHING, Intervals, Ints, covered_within, merge, subtract, union
 from lightning_flops.analysis.trace.names import Kind, is_backward, is_data_loader, is_forward, is_optimizer
 from lightning_flops.analysis.trace.parts import moments_of
-from lightning_flops.schema.trace import ModelSummary, PhaseRow, PhaseSource, Remainder
+from lightning_flops.schema.trace_steps import ModelSummary, PhaseRow, PhaseSource, Remainder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class PhaseSpans:
     ends: Ints
     source: PhaseSource
     lent: Intervals = NOTHING
-    """Moments that something else owns which runs inside the phase."""
+    """Moments in the phase that belong to something else."""
 
     def merged(self) -> Intervals:
         """The moments in the phase."""
@@ -61,7 +61,7 @@ def find_phases(trace: Trace) -> Phases:
 
 
 def _lent(trace: Trace, optimizer: PhaseSpans, others: Sequence[PhaseSpans | None]) -> Intervals:
-    """What of an optimizer's step is not its own: its closure, and by marks of parts all that they tell apart."""
+    """What is not the optimizer's own in its step: the closure, and whatever other part is marked there."""
     own = moments_of(trace, "optimizer")
     if own is not None:
         return subtract(optimizer.merged(), own)
@@ -109,7 +109,7 @@ def model_summary(trace: Trace) -> ModelSummary:
 
 
 def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals | None = None) -> Ints:
-    """Lengths of all device events launched in each span, whatever the thread, less those launched in *without*."""
+    """Lengths of all device events launched in each span by any thread, without those launched in *without*."""
     rows = trace.device_rows
     calls = trace.links.launch[rows]
     rows, calls = rows[calls >= 0], calls[calls >= 0]
@@ -123,7 +123,7 @@ def launched_ns(trace: Trace, starts: Ints, ends: Ints, *, without: Intervals | 
 
 
 def sums_between(moments: Ints, values: Ints, starts: Ints, ends: Ints) -> Ints:
-    """For each span ``[start, end)``, the sum of the *values* whose *moments*, which rise, lie in it."""
+    """For each span ``[start, end)``, the sum of the *values* whose *moments* lie in it; *moments* are sorted."""
     before = np.concatenate([[0], np.cumsum(values)]).astype(np.int64)
     return before[np.searchsorted(moments, ends, side="left")] - before[np.searchsorted(moments, starts, side="left")]
 
@@ -157,7 +157,7 @@ def _by_operators(
     rows = in_steps(trace, outermost)
     backward = links.is_backward[rows]
     with_gradients = (trace.sequence[rows] >= 0) & ~backward
-    # Merged, spans without a length are gone: a loader that took no time at all covers nothing.
+    # Merging drops spans without a length: a loader that took no time covers nothing.
     if data_loader is not None and len((loading := data_loader.merged()).starts):
         index = np.searchsorted(loading.starts, trace.start_ns[rows], side="right") - 1
         with_gradients &= (index < 0) | (trace.start_ns[rows] >= loading.ends[np.maximum(index, 0)])

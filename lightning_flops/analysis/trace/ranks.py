@@ -1,4 +1,4 @@
-"""What traces of several ranks say to each other: each rank's collectives, and the ranks side by side."""
+"""Traces of several ranks: each rank's collectives, and the ranks side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightning_flops.analysis.collectives import CollectiveCalls, RanksError, TracedRank, compare
+from lightning_flops.analysis.collectives import RanksError, TracedRank, compare
+from lightning_flops.analysis.rates import sum_if_all_known
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.communication import (
     collective_bytes,
@@ -18,20 +19,20 @@ from lightning_flops.analysis.trace.communication import (
     overlap,
 )
 from lightning_flops.analysis.trace.names import is_point_to_point
-from lightning_flops.schema.trace import RankComparison
+from lightning_flops.schema.communication import CollectiveCalls, RankComparison
 
 _LONGEST_GROUP_CHARS = 40
 _UNNAMED = (
-    "No trace says which rank it is of. They go by their files, and are taken for ranks of one job, as they hold "
-    "equally many steps and the same collectives at the same time."
+    "No trace says its rank. Ranks are named by their files. They are taken as ranks of one job, because they hold "
+    "the same number of steps and the same collectives at the same time."
 )
-_APART = "The traces do not say which ranks they are of, and {}: they are not held against each other."
+_APART = "The traces do not say their ranks, and they {}: they are not compared."
 
 
 def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
-    Traces that do not say their ranks are held against each other only if they can be of one run.
+    Traces that do not say their ranks are compared only if they can be of one run.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
@@ -61,7 +62,7 @@ def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
 
 
 def _why_not_of_one_run(traces: Sequence[Trace], traced: Sequence[TracedRank]) -> str | None:
-    """What keeps traces without ranks from being taken for those of one run, in words; None if nothing does."""
+    """Why traces without ranks cannot be of one run, in words; None if they can."""
     if len({one.steps for one in traced}) > 1:
         return "hold different numbers of steps"
     # By name and calls: a group's name may differ, and so may its members.
@@ -79,7 +80,7 @@ def _why_not_of_one_run(traces: Sequence[Trace], traced: Sequence[TracedRank]) -
 
 
 def _span_ns(trace: Trace) -> tuple[int, int, bool]:
-    """The first moment and the last, and whether they are of the calendar's clock for certain."""
+    """The first moment and the last, and whether they are certainly by the calendar's clock."""
     base = trace.metadata.get("baseTimeNanoseconds")
     known = type(base) is int
     begin = base if isinstance(base, int) and known else 0
@@ -87,7 +88,7 @@ def _span_ns(trace: Trace) -> tuple[int, int, bool]:
 
 
 def rank_numbers(traces: Sequence[Trace]) -> list[int] | list[None]:
-    """The rank of each trace, as it says itself; None for all where none says.
+    """The rank that each trace names; None for all if no trace names one.
 
     Raises:
         RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
@@ -111,7 +112,7 @@ _Key = tuple[str, str | None, str | None, int | None]
 
 
 def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
-    """The collectives of *trace*, apart by name, process group and the step in which they were started."""
+    """The collectives of *trace*, grouped by name, process group and the step in which they were started."""
     found: dict[_Key, list[int]] = {}
     every = collective_rows_by_start(trace)
     launch = trace.links.launch[every]
@@ -139,7 +140,7 @@ def collective_calls(trace: Trace) -> tuple[CollectiveCalls, ...]:
             channel=channel,
             step=number,
             calls=len(rows),
-            bytes=_sum([collective_bytes(trace, row) for row in rows]),
+            bytes=sum_if_all_known(collective_bytes(trace, row) for row in rows),
             total_ns=int(trace.duration_ns[rows].sum()),
             latency_ns=array("q", trace.duration_ns[rows].tolist()),
         )
@@ -157,7 +158,7 @@ def _channel(trace: Trace, arguments: CollectiveArguments) -> str | None:
 
 
 def _default_group(trace: Trace) -> str | None:
-    """The group of calls that do not say theirs; None if this rank is in several."""
+    """The group of calls that name none; None if this rank is in several."""
     if trace.only_group is not None:
         return str(list(trace.only_group))
     return "" if trace.groups is None else None
@@ -168,11 +169,3 @@ def _short(group: str) -> str:
     if len(group) <= _LONGEST_GROUP_CHARS:
         return group
     return hashlib.blake2b(group.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def _sum(sizes: list[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
-
-
-__all__ = ["RanksError", "collective_calls", "compare_ranks", "rank_numbers"]

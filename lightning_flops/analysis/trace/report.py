@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
+from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import collective_table, overlap
 from lightning_flops.analysis.trace.device import (
@@ -17,18 +18,15 @@ from lightning_flops.analysis.trace.device import (
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.operators import memory_table, operator_table
+from lightning_flops.analysis.trace.parts import step_parts
 from lightning_flops.analysis.trace.phases import model_summary
 from lightning_flops.analysis.trace.ranks import compare_ranks, rank_numbers
 from lightning_flops.analysis.trace.scopes import device_summary, overview, transfer_table, user_scope_table
 from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.schema.trace import (
-    TraceReport,
-    TracesReport,
-)
-
-SCHEMA_VERSION = 3
+from lightning_flops.schema.ranks import Straggler
+from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
 
 
 def analyze_trace(trace: Trace) -> TraceReport:
@@ -64,25 +62,34 @@ def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | No
 
     Args:
         traces: each of another rank.
-        thresholds: from where on something is worth a word of advice; None for the defaults.
+        thresholds: of the advice; None for the defaults.
 
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    rank_numbers(traces)  # before the work: whether they can be told apart
+    rank_numbers(traces)  # refuse traces of the same rank before the work
     ordered = sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank)
     reports = tuple(map(analyze_trace, ordered))
     comparison = compare_ranks(traces) if len(traces) > 1 else None
+    stragglers: tuple[Straggler, ...] = ()
+    if comparison is not None and are_compared(comparison):
+        stragglers = find_stragglers_in_traces([step_parts(trace) for trace in ordered], thresholds=thresholds)
     return TracesReport(
         schema_version=SCHEMA_VERSION,
         traces=reports,
         ranks=comparison,
-        advice=advise_on_traces(reports, comparison, devices=tuple(map(_abilities, ordered)), thresholds=thresholds),
+        advice=advise_on_traces(
+            reports,
+            comparison,
+            straggler=stragglers[0] if stragglers else None,
+            devices=tuple(map(_abilities, ordered)),
+            thresholds=thresholds,
+        ),
     )
 
 
 def _abilities(trace: Trace) -> DeviceAbilities:
-    """Of the device that the trace's kernels ran on; a trace describes all of its machine."""
+    """What the device that ran the kernels can do; a trace lists all devices of its machine."""
     if not trace.has_device:
         return UNKNOWN_DEVICE
     used = set(trace.device[trace.on_device].tolist())

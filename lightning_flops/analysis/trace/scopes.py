@@ -14,13 +14,8 @@ from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect
 from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.phases import find_phases, sums_between
 from lightning_flops.analysis.trace_marks import METADATA_KEY
-from lightning_flops.schema.trace import (
-    DeviceSummary,
-    DeviceUse,
-    OverviewRow,
-    TransferRow,
-    UserScopeRow,
-)
+from lightning_flops.schema.trace_events import TransferRow, UserScopeRow
+from lightning_flops.schema.trace_steps import DeviceSummary, DeviceUse, OverviewRow
 
 
 def user_scope_table(trace: Trace) -> tuple[UserScopeRow, ...] | None:
@@ -66,7 +61,7 @@ def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
 
 
 def overview(trace: Trace) -> tuple[OverviewRow, ...]:
-    """Each kind of event inside the steps: how many, and the time that they cover together."""
+    """Each kind of event inside the steps: how many there are, and the time they cover together."""
     kind, links, phases = trace.kind, trace.links, find_phases(trace)
     annotation, operator = kind == Kind.ANNOTATION, kind == Kind.OPERATOR
     found: list[OverviewRow | None] = [

@@ -9,7 +9,7 @@ from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Intervals, covered_within, union
 from lightning_flops.analysis.trace.names import Kind, is_data_loader
-from lightning_flops.schema.trace import StepTime, StepTimes
+from lightning_flops.schema.trace_steps import StepTime, StepTimes
 
 
 def step_times(trace: Trace) -> StepTimes:

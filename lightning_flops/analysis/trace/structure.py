@@ -1,4 +1,4 @@
-"""Who called and launched whom, and where steps begin and end: what several tables of a trace rest on."""
+"""Who called and launched whom, and where steps begin and end: several tables of a trace need it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Links:
     operators: Ints
     """Rows of operators: thread by thread, by start, callers before what they call."""
     parent: Ints
-    """For each row, the operator that called this operator."""
+    """For each row of an operator, the operator that called it."""
     depth: npt.NDArray[np.int32]
     """For each row of an operator, how many operators enclose it."""
     launch: Ints
-    """For each row, the runtime call that launched this device event."""
+    """For each row of a device event, the runtime call that launched it."""
     operator_of_launch: Ints
-    """For each row, the innermost operator in which this device event was launched."""
+    """For each row of a device event, the innermost operator in which it was launched."""
     is_backward: npt.NDArray[np.bool_]
     """Rows of operators that autograd runs for a backward, or that such an operator called."""
     backward_lanes: npt.NDArray[np.bool_]
@@ -42,7 +42,7 @@ class Steps:
     """Steps in order of time; they do not overlap."""
 
     marked: bool
-    """False when the trace has no profiler steps: the whole trace then stands as one step."""
+    """False when the trace has no profiler steps; the whole trace is then one step."""
     numbers: tuple[int | None, ...]
     """The profiler's number of each step."""
     host_start_ns: Ints
@@ -126,7 +126,7 @@ def enclosing_operators(
         moments = moments_ns[wanted]
         last = np.searchsorted(trace.start_ns[here], moments, side="right") - 1
         rows = np.where(last >= 0, here[np.maximum(last, 0)], -1)
-        # Whoever encloses the moment also encloses the operator that began last before it, or is that operator.
+        # What encloses the moment is the operator that began last before it, or encloses that operator.
         while len(ended := np.flatnonzero((rows >= 0) & (trace.end_ns[rows] <= moments))):
             rows[ended] = parent[rows[ended]]
         found[wanted] = rows
@@ -170,7 +170,7 @@ def _whole_trace(trace: Trace) -> Steps:
 
 
 def nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int32] | None = None) -> None:
-    """Fill in who encloses each of *operators*, which stand thread by thread, by start, outer before inner.
+    """Fill in what encloses each of *operators*, which are sorted by thread, then by start, outer before inner.
 
     Args:
         trace: whose rows *operators* are.

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.autograd_state import (
+from lightning_flops.instrument.counting.operators import Operator
+from lightning_flops.instrument.counting.thread_state import FORGOTTEN, UNKNOWN, Books, GraphTask, Table, ThreadState
+from lightning_flops.instrument.torch_private.autograd import (
     ACCUMULATES_GRADIENT,
     NO_GRAPH_TASK,
     current_node,
@@ -16,10 +18,8 @@ from lightning_flops.instrument.autograd_state import (
     graph_task_id,
     node_sequence,
     sequence_number,
-    whole_backward_is_compiled,
 )
-from lightning_flops.instrument.counting.operators import Operator
-from lightning_flops.instrument.counting.thread_state import FORGOTTEN, UNKNOWN, Books, GraphTask, Table, ThreadState
+from lightning_flops.instrument.torch_private.compiler import whole_backward_is_compiled
 from lightning_flops.records import OUTSIDE, FlopPhase
 
 _REMEMBERED_TASKS = 256

@@ -9,6 +9,7 @@ two made.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +17,30 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from lightning_flops.instrument.autograd_state import current_node, function_in_forward, node_sequence, sequence_number
-from lightning_flops.instrument.counting.compiled_backward import is_compiled
 from lightning_flops.instrument.counting.counting_mode import CountingMode
 from lightning_flops.instrument.counting.formulas import Work
 from lightning_flops.instrument.counting.formulas.contract import Arguments, Entry, Keywords
 from lightning_flops.instrument.counting.operators import Operator, needs_gradient
 from lightning_flops.instrument.counting.thread_state import Cell, Table, ThreadState
+from lightning_flops.instrument.torch_private.autograd import (
+    current_node,
+    function_in_forward,
+    node_sequence,
+    sequence_number,
+)
+from lightning_flops.instrument.torch_private.compiler import is_compiled
+from lightning_flops.instrument.torch_private.operators import schema_if_any
 
 _PRODUCTS = frozenset(("aten.bmm", "aten.mm", "aten.baddbmm"))
 _MASKING = ("aten.mul", "aten.ones", "aten.tril")
 """What the math backend runs, one right after the other, where it is called with the causal flag."""
+
+
+@functools.cache
+def _name_of(function: Any) -> str:
+    """Name of an operator as entries have it; nothing for one of higher order."""
+    schema = schema_if_any(function)
+    return "" if schema is None else schema.name.replace("::", ".", 1)
 
 
 class _Calls(threading.local):
@@ -60,7 +74,7 @@ class HalvingMode(CountingMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
         calls = self._calls
-        name = getattr(func, "_schema", None) and func._schema.name.replace("::", ".", 1)
+        name = _name_of(func)
         calls.scalings += name == _MASKING[0]
         if name == _MASKING[calls.masking]:
             calls.masking += 1

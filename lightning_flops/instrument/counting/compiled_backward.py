@@ -10,26 +10,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from lightning_flops.instrument.border import listening
 from lightning_flops.instrument.counting.formulas import Work, lookup
 from lightning_flops.instrument.counting.thread_state import Cell, CountedCell, Table, ThreadState
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private import compiler
+from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.operators import HigherOrderOperator, OpOverload
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
 
 _INCOMING_GRADIENT = "tangents"
 """Start of the names of a backward graph's inputs that are gradients."""
-
-_ENTRY_POINT = "_backward_impl"
-"""Attribute of a compiled region's ``autograd.Function`` that calls its backward graph with ``(ctx, inputs)``."""
-
-_COMPILED_FUNCTION = "CompiledFunction"
-"""Name of that class."""
 
 Products = Counter[tuple[str, int]]
 """How often a graph runs a product, by operator and FLOPs."""
@@ -83,26 +81,16 @@ class CompiledBackwards:
         if function in self._watched:
             return
         self._watched.add(function)
-        if not is_compiled(function):
-            return
-        if not hasattr(function, _ENTRY_POINT):
-            self._note(
-                f"This torch ({torch.__version__}) does not show what compiled backwards repeat of their forwards: "
-                "activation checkpointing inside compiled code counts as backward, not as recompute."
-            )
+        if not compiler.is_compiled(function) or not compiler.shows_its_backward(function):
             return
 
-        def looked_at(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(context: Any, inputs: list[Any]) -> Any:
-                ends = self._begins(function, inputs)
-                try:
-                    return original(context, inputs)
-                finally:
-                    ends()
+        def begins(context: Any, inputs: list[Any]) -> Callable[[], None]:
+            return self._begins(function, inputs)
 
-            return call
-
-        self._patches.replace(function, _ENTRY_POINT, looked_at)
+        failed = partial(self._failed, "the beginning of a compiled backward")
+        self._patches.replace(
+            function, compiler.BACKWARD_ENTRY, lambda original: listening(original, before=begins, failed=failed)
+        )
 
     def close(self) -> None:
         """Looks at nothing any more, and leaves what torch made as it was."""
@@ -154,7 +142,7 @@ class CompiledBackwards:
         key = (function, tuple(_described(value) for value in inputs))
         if key not in self._repeats:
             try:
-                products: Products | None = repeated_products(_backward_graph(function), inputs, self._flops_of)
+                products: Products | None = repeated_products(compiler.backward_graph(function), inputs, self._flops_of)
             except Exception:
                 # Any operator of the user's may be in it, and raise on tensors without values; what then cannot be
                 # told is noted where the backward ends.
@@ -195,11 +183,6 @@ class CompiledBackwards:
         return not counted or (products is not None and not any(sizes.values()))
 
 
-def is_compiled(function: Any) -> bool:
-    """Whether an ``autograd.Function`` is a compiled region's."""
-    return getattr(function, "__name__", "") == _COMPILED_FUNCTION
-
-
 def _nothing() -> None:
     """Ends a backward that nothing was begun for."""
 
@@ -215,13 +198,6 @@ def _described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.device
     return value if isinstance(value, (int, float, bool)) else type(value)
-
-
-def _backward_graph(function: Any) -> torch.fx.Graph:
-    from torch._dynamo.compiled_autograd import extract_bw_module
-
-    graph: torch.fx.Graph = extract_bw_module(function).graph  # type: ignore[attr-defined]
-    return graph
 
 
 def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: Callable[[int | Work], int]) -> Products:
@@ -261,7 +237,7 @@ def repeated_products(graph: torch.fx.Graph, inputs: Iterable[Any], flops_of: Ca
 
 
 def _is_product(target: Any) -> bool:
-    if not isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+    if not isinstance(target, (OpOverload, HigherOrderOperator)):
         return False
     return lookup(target).kind == "formula"
 
@@ -274,11 +250,11 @@ def _sizes(
     flops_of: Callable[[int | Work], int],
 ) -> Products:
     """FLOPs of the nodes *products*, whose sources are *needed*, from fake tensors of the inputs' shapes."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from lightning_flops.instrument.torch_private.fakes import FakeTensorMode  # loads more of torch than most runs need
 
     sizes: Products = Counter()
     values: dict[torch.fx.Node, Any] = {}
-    with _disable_current_modes(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with modes_off(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         for node in graph.nodes:
             if node not in needed:
                 continue

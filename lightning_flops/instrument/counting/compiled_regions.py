@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 from torch import nn
 
-from lightning_flops.instrument.autograd_state import calling_modules
 from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.instrument.torch_private import compiler
+from lightning_flops.instrument.torch_private.autograd import calling_modules
 
 
 class CompiledRegions:
@@ -25,16 +24,10 @@ class CompiledRegions:
 
     def refresh(self) -> None:
         """Looks for modules compiled in place; a model may be compiled at any time."""
-        modules = frozenset(self._names.modules()) if "torch._dynamo" in sys.modules else frozenset()
-        self.in_place = any(module.__dict__.get("_compiled_call_impl") is not None for module in modules)
+        modules = frozenset(self._names.modules()) if compiler.was_used() else frozenset()
+        self.in_place = any(map(compiler.is_compiled_in_place, modules))
         self._known = modules if self.in_place else frozenset()
 
     def running_module(self) -> nn.Module | None:
         """The model's module that is running, hooks or not; a compiler's own graph modules are looked past."""
         return next((module for module in calling_modules() if module in self._known), None)
-
-
-def autograd_is_compiled() -> bool:
-    """Whether backward passes are compiled too, so that a hook on a node would compile them anew."""
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(compiled, "compiled_autograd_enabled", False))

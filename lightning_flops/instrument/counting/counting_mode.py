@@ -14,20 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.nn.parameter import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.autograd_state import (
-    ACCUMULATES_GRADIENT,
-    NO_GRAPH_TASK,
-    current_node,
-    function_in_forward,
-    graph_task_id,
-    sequence_number,
-)
-from lightning_flops.instrument.compiler_sight import hide
+from lightning_flops.instrument.border import border
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
-from lightning_flops.instrument.counting.dispatch_stack import depth, is_pushed, pushed
 from lightning_flops.instrument.counting.formulas import Entry, Work, hides_flops
 from lightning_flops.instrument.counting.formulas.contract import (
     ARITHMETIC,
@@ -36,19 +26,38 @@ from lightning_flops.instrument.counting.formulas.contract import (
     whole_flops,
 )
 from lightning_flops.instrument.counting.higher_order import runs_only_functions, with_seen_functions
-from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel, run_python_kernel
+from lightning_flops.instrument.counting.opaque_bodies import BodyWatch, keys_of_python_kernel
 from lightning_flops.instrument.counting.operators import (
     NO_TENSORS,
+    QUIET,
     Operator,
+    Way,
     bytes_of,
     current_operators,
     elements_of,
-    hands_over,
-    is_fake,
     needs_gradient,
     operator_of,
 )
 from lightning_flops.instrument.counting.thread_state import Books, Cell, CountedCell, Repetition, Table, ThreadState
+from lightning_flops.instrument.torch_private.autograd import (
+    ACCUMULATES_GRADIENT,
+    NO_GRAPH_TASK,
+    current_node,
+    function_in_forward,
+    graph_task_id,
+    sequence_number,
+)
+from lightning_flops.instrument.torch_private.compiler import hide
+from lightning_flops.instrument.torch_private.dispatch import (
+    DispatchMode,
+    depth,
+    hands_over,
+    is_fake,
+    is_pushed,
+    pushed,
+)
+from lightning_flops.instrument.torch_private.kernels import run_python_kernel
+from lightning_flops.instrument.torch_private.operators import call_of
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -57,7 +66,7 @@ _LONG_JOURNAL = 1 << 14
 """Entries of a journal from which on it is posted."""
 
 
-class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, then books what it spent where the thread's state says.
 
     Args:
@@ -122,32 +131,30 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        # Every operator of a step goes through here. So this is the border's copy, in two halves: what an operator of
+        # the user's raises in between is the user's. A call of ours for each is what counting must not cost.
         try:
-            call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
-            operator = self._operators[call]
-        except (AttributeError, KeyError):
             try:
+                call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
+                operator = self._operators[call]
+                way = operator.way
+            except (AttributeError, KeyError):
                 operator = self._operator(func)
-                runs_functions = False
-                if operator.higher_order:
-                    repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
-                    args = with_seen_functions(self, func, args, repeating)
-                    runs_functions = operator.listed and runs_only_functions(func)
-            except Exception as error:  # as below: nothing has run yet, so the operator runs as it does without us
-                self._failed("an operator", error)
-                return func(*args, **(kwargs or {}))
-            call = operator.call
-            if runs_functions:
-                return call(*args, **(kwargs or {}))
-        if types:
-            for tensor_type in types:
-                if hands_over(tensor_type):
-                    return NotImplemented
-                if is_fake(tensor_type) and not self.counts_fake:
-                    return func(*args, **(kwargs or {}))
-        if operator.quiet:
-            return call(*args, **kwargs) if kwargs else call(*args)
-        if operator.opens:
+                call, way, args = self._first_call(func, operator, args)
+                if way is QUIET and operator.higher_order:
+                    types = ()  # whatever the tensors are, what runs are the functions
+            if types:
+                for tensor_type in types:
+                    if hands_over(tensor_type):
+                        return NotImplemented
+                    if is_fake(tensor_type) and not self.counts_fake:
+                        way = QUIET
+        except Exception as error:  # nothing has run yet: the operator runs as it does without us
+            self._failed("an operator", error)
+            call, way = func, QUIET
+        if way:
+            if way is QUIET:
+                return call(*args, **kwargs) if kwargs else call(*args)
             booked, out = self._open(operator, func, types, args, kwargs or {})
             if booked:
                 return out
@@ -198,6 +205,15 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._failed("an operator", error)
         return out
 
+    def _first_call(self, func: Any, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, Way, tuple[Any, ...]]:
+        """How to run an operator that is called for the first time, or a higher-order one, and with what."""
+        if not operator.higher_order:
+            return operator.call, operator.way, args
+        repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
+        args = with_seen_functions(self, func, args, repeating)
+        only_functions = operator.listed and runs_only_functions(func)
+        return operator.call, QUIET if only_functions else operator.way, args
+
     @contextmanager
     def _repeating(self) -> Iterator[None]:
         """Inside, what runs in a backward is a part of its graph that repeats the forward."""
@@ -227,24 +243,32 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return True, out
-        # Other modes below this one have the operator to come.
-        keys = None if types or depth() else keys_of_python_kernel(func, args, kwargs)
+        state, watch, keys = None, None, None
+        try:
+            # Other modes below this one have the operator to come.
+            keys = None if types or depth() else keys_of_python_kernel(func, args, kwargs)
+            if keys is not None and not operator.counted:
+                state, watch = self._state(), BodyWatch(args, kwargs)
+                state.bodies.append(watch)
+        except Exception as error:
+            self._failed("an operator", error)
         if keys is None:
             return False, operator.call(*args, **kwargs)
-        if operator.counted:
+        if watch is None or state is None:
             return False, run_python_kernel(func, keys, args, kwargs)
-        state, watch = self._state(), BodyWatch(args, kwargs)
-        state.bodies.append(watch)
         try:
             out = run_python_kernel(func, keys, args, kwargs, self, watch)
         finally:
-            if watch in state.bodies:
-                del state.bodies[state.bodies.index(watch) :]
-        if watch.saw_everything(func, args, kwargs, out):
-            return True, out
-        if not watch.ran:
-            return False, out
+            try:
+                if watch in state.bodies:
+                    del state.bodies[state.bodies.index(watch) :]
+            except Exception as error:
+                self._failed("an operator", error)
         try:
+            if watch.saw_everything(func, args, kwargs, out):
+                return True, out
+            if not watch.ran:
+                return False, out
             table = self._table_now(state, operator)
             if not (state.paused or (state.functions and self._stands_for(state))):
                 self._list(state, operator.name, table.module, args, kwargs, out)
@@ -255,7 +279,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _operator(self, func: Any) -> Operator:
         """What is kept about an operator that is called for the first time, or about a higher-order one."""
-        call = getattr(func, "_op", func)
+        call = call_of(func)
         operator = self._operators.get(call)
         if operator is None:
             operator = self._operators[call] = operator_of(func)
@@ -406,37 +430,32 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         listed[1] += elements
         listed[2] |= heavy
 
-    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step: they
-    # catch whatever there is, and tell it.
+    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step.
 
+    @border("an autograd function")
     def enter_function(self, entry: Entry) -> None:
         """A registered autograd function or kernel starts: its formula stands for all that runs inside."""
-        try:
-            state = self._state()
-            operator = self._operator_of(entry)
-            state.functions.append((operator, self._table_now(state, operator).phase))
-            state.replan()
-        except Exception as error:
-            self._failed("an autograd function", error)
+        state = self._state()
+        operator = self._operator_of(entry)
+        state.functions.append((operator, self._table_now(state, operator).phase))
+        state.replan()
 
+    @border("an autograd function")
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """A registered autograd function or kernel is done."""
-        try:
-            state = self._state()
-            operator = self._operator_of(entry)
-            if all(running is not operator for running, _ in state.functions):
-                return
-            while state.functions.pop()[0] is not operator:
-                pass
-            state.replan()
-            if state.paused or not ok or not is_pushed(self) or (state.functions and self._stands_for(state)):
-                return
-            table = self._table_now(state, operator)
-            self._work(state, table, operator, args, kwargs, out).calls += 1
-            if state.bodies:
-                state.bodies[-1].wrote((*args, *kwargs.values()))
-        except Exception as error:
-            self._failed("an autograd function", error)
+        state = self._state()
+        operator = self._operator_of(entry)
+        if all(running is not operator for running, _ in state.functions):
+            return
+        while state.functions.pop()[0] is not operator:
+            pass
+        state.replan()
+        if state.paused or not ok or not is_pushed(self) or (state.functions and self._stands_for(state)):
+            return
+        table = self._table_now(state, operator)
+        self._work(state, table, operator, args, kwargs, out).calls += 1
+        if state.bodies:
+            state.bodies[-1].wrote((*args, *kwargs.values()))
 
     def _stands_for(self, state: ThreadState) -> bool:
         """Whether the innermost running function's formula stands for what runs now.
@@ -459,17 +478,15 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._backward.switch_task(state, task)
         return self._backward.table(state, operator) if state.in_backward else state.table
 
+    @border("a compiled kernel")
     def list_kernel(self, name: str) -> None:
         """A kernel that the dispatcher does not know of runs: it is listed where it runs."""
-        try:
-            state = self._state()
-            if state.paused or not is_pushed(self):
-                return
-            table = self._table_now(state, self._kernel)
-            module = table.module if state.in_backward else self._table_of_region(state, table).module
-            self._list_as(state, name, module, 0, heavy=True)
-        except Exception as error:
-            self._failed("a compiled kernel", error)
+        state = self._state()
+        if state.paused or not is_pushed(self):
+            return
+        table = self._table_now(state, self._kernel)
+        module = table.module if state.in_backward else self._table_of_region(state, table).module
+        self._list_as(state, name, module, 0, heavy=True)
 
     def _state(self) -> ThreadState:
         try:

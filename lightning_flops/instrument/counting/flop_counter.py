@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -19,32 +19,35 @@ from torch.fx import GraphModule
 from torch.jit import ScriptModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_flops.instrument.autograd_state import (
-    NO_GRAPH_TASK,
-    current_node,
-    graph_task_id,
-    inside_function_forward,
-    running_calls,
-    runs_step_of,
-    sequence_number,
-)
+from lightning_flops.instrument.border import UndoLedger, border
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.causal_halves import HalvingMode
 from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
-from lightning_flops.instrument.counting.compiled_regions import CompiledRegions, autograd_is_compiled
+from lightning_flops.instrument.counting.compiled_regions import CompiledRegions
 from lightning_flops.instrument.counting.counting_mode import CountingMode, flops_of
-from lightning_flops.instrument.counting.dispatch_stack import is_pushed, push, remove
 from lightning_flops.instrument.counting.formulas import formulas_without_operator, watch_functions
 from lightning_flops.instrument.counting.graph_hooks import before_backward_of, nodes_behind, nodes_of
 from lightning_flops.instrument.counting.ledger import Ledger
 from lightning_flops.instrument.counting.operators import computes_on_fake_tensors, tf32_operators
 from lightning_flops.instrument.counting.repetitions import Repetitions
 from lightning_flops.instrument.counting.tallies import merge_records, total_flops
-from lightning_flops.instrument.counting.template_kernels import heard_kernels, heard_replays
+from lightning_flops.instrument.counting.template_kernels import hear_kernels, hear_replays
 from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall, Running, RunningKind, ThreadState
 from lightning_flops.instrument.counting.torchscript import unseen_products
-from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
+from lightning_flops.instrument.torch_private.autograd import (
+    NO_GRAPH_TASK,
+    current_node,
+    graph_task_id,
+    has_ended,
+    inside_function_forward,
+    runs_step_of,
+    sequence_number,
+)
+from lightning_flops.instrument.torch_private.compiler import autograd_is_compiled
+from lightning_flops.instrument.torch_private.dispatch import is_pushed, push, remove
+from lightning_flops.instrument.torch_private.modules import children_of, is_replica
 from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseFlops
 
 CausalAttention = Literal["full", "half"]
@@ -106,52 +109,82 @@ class FlopCounter:
         """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
         self._reducer_hooks: set[str] = set()
         self._lock = threading.RLock()
-        self._entered = 0
-        self._undo = ExitStack()
+        self._entered = False
+        """Whether any thread has entered the counter and not left it."""
+        self._undo = UndoLedger()
+        """Takes off what stands on torch while any thread is inside, as nothing else of this counter's may."""
 
     def __enter__(self) -> FlopCounter:
-        """Starts counting on this thread, and on every thread on which one of the root's modules is called."""
-        held = joined = False
+        """Starts counting on this thread, and on every thread on which one of the root's modules is called.
+
+        Raises:
+            Exception: whatever fails here; then nothing of ours is on torch.
+        """
+        before = None
         try:
-            with self._lock:
-                if self._entered == 0:
-                    self._undo = ExitStack()
-                    self._install(self._undo)
-                self._entered, held = self._entered + 1, True
             state = self._state()
-            if state.modes == 0:
-                state.entered_at = len(state.stack)
-                if state.entered_at == 1:
-                    state.makers.mark(sequence_number(), OUTSIDE)
-            state.modes, joined = state.modes + 1, True
-            state.replan()
-            if not is_pushed(self._mode):  # on the stack twice it would count twice
-                push(self._mode)
+            before = state.modes
+            self._enter(state)
+            return self
         except BaseException:  # also the user's Ctrl-C: nobody will leave what was not entered
-            try:
-                if joined:
-                    self._leave_thread()
-            finally:
-                self._let_go(held)
+            with suppress(Exception):
+                if before is not None:
+                    self._leave(before)
             raise
-        return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stops counting and takes everything off torch; what fails here is noted, and the user's code goes on."""
-        try:
-            self._leave_thread()
-        except Exception as error:
-            self._failed("the end of counting", error)
-        finally:
-            self._let_go(True)
+        """Stops counting and takes everything off torch; what fails here is noted, and the user's code goes on.
 
-    def _leave_thread(self) -> None:
-        """Closes this thread's books, if they were opened once; the mode comes off first, whatever fails then."""
+        Where this thread has not entered the counter, nothing happens.
+        """
+        remaining = None
+        try:
+            remaining = max(0, self._state().modes - 1)
+            self._leave(remaining)
+        except BaseException as error:
+            self._leave_again(remaining, error)
+
+    def _leave_again(self, remaining: int | None, error: BaseException) -> None:
+        """Goes on with what *error* kept from its end: everything in it may be done twice. Then it speaks."""
+        try:
+            self._leave(max(0, self._state().modes - 1) if remaining is None else remaining)
+        except Exception as second:
+            self._failed("the end of counting", second)
+        if not isinstance(error, Exception):
+            raise error
+        self._failed("the end of counting", error)
+
+    def _enter(self, state: ThreadState) -> None:
+        with self._lock:
+            if not self._entered:
+                self._install(self._undo)
+                self._entered = True
+            state.modes += 1
+        if state.modes == 1:
+            state.entered_at = len(state.stack)
+            if state.entered_at == 1:
+                state.makers.mark(sequence_number(), OUTSIDE)
+        state.replan()
+        if not is_pushed(self._mode):  # on the stack twice it would count twice
+            push(self._mode)
+
+    def _leave(self, remaining: int) -> None:
+        """Ends the entries of this thread beyond the first *remaining*."""
         state = self._state()
-        state.modes -= 1
-        if state.modes:
-            return
-        outermost = state.entered_at == 1  # else the mode came with a module that still runs, and leaves with it
+        try:
+            state.modes = remaining
+            if not remaining:
+                self._leave_thread(state)
+        finally:
+            with self._lock:
+                self._entered = any(other.modes for other in self._ledger.threads())
+                if not self._entered:
+                    self._undo.close()
+
+    def _leave_thread(self, state: ThreadState) -> None:
+        """Closes this thread's books; the mode comes off first, whatever fails then."""
+        # Else the mode came with a module that still runs, and leaves with it.
+        outermost = not any(running.mode_pushed for running in state.stack[: state.entered_at])
         if outermost:
             remove(self._mode)
         state.pop_to(state.entered_at)
@@ -164,34 +197,29 @@ class FlopCounter:
         state.replan()
         self._backward.post(state)
 
-    def _let_go(self, held: bool) -> None:
-        """Takes the hooks off torch if nobody is inside any more; *held* says whether the caller was counted as one."""
-        with self._lock:
-            self._entered -= held
-            if self._entered == 0:
-                self._undo.close()
-
-    def _install(self, undo: ExitStack) -> None:
+    def _install(self, undo: UndoLedger) -> None:
         """Puts the hooks in place. They are global: hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
-        hear_new_kernels = undo.enter_context(heard_kernels(self._mode.list_kernel))
-
-        def on_compiled() -> None:
-            try:
-                hear_new_kernels()
-            except Exception as error:
-                self._failed("code that was just compiled", error)
-
-        undo.enter_context(heard_replays(self._mode.list_kernel))
-        undo.enter_context(module_hooks(self._on_module_enter, self._on_module_leave, on_compiled))
-        undo.callback(register_optimizer_step_pre_hook(self._on_optimizer_enter).remove)
-        undo.callback(register_optimizer_step_post_hook(self._on_optimizer_leave).remove)
-        undo.enter_context(watch_functions(self._mode))
-        undo.callback(self._compiled_backwards.close)
-        undo.callback(self._repetitions.close)
+        hear_new_kernels = hear_kernels(undo, self._mode.list_kernel, self._failed)
+        hear_replays(undo, self._mode.list_kernel, self._failed)
+        put_up_hooks(undo, self._on_module_enter, self._on_module_leave, hear_new_kernels, failed=self._handler_failed)
+        undo.hook(register_optimizer_step_pre_hook, self._on_optimizer_enter)
+        undo.hook(register_optimizer_step_post_hook, self._on_optimizer_leave)
+        undo.enter(watch_functions(self._mode))
+        undo.add(self._compiled_backwards.close)
+        undo.add(self._repetitions.close)
         self._repetitions.watch()
+
+    def _handler_failed(self, where: str, error: Exception) -> None:
+        """A handler that torch called has failed: first takes out what nobody else would take out, then speaks."""
+        with suppress(Exception):
+            state = self._state()
+            if state.modes == 0:  # the mode came to this thread with a module, whose end may be what failed
+                remove(self._mode)
+                state.pop_to(1)
+        self._failed(where, error)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -216,6 +244,15 @@ class FlopCounter:
         """Inside, work is the optimizer's: for engines whose steps torch's optimizer hooks do not see."""
         with self._running(OUTSIDE, "optimizer"):
             yield
+
+    def sweep(self) -> None:
+        """Takes off this thread what torch has put back since the counter was left there.
+
+        Torch resets a thread's modes after every node of a backward, and after a mode's handler: whoever leaves a
+        counter inside one of them calls this outside.
+        """
+        if not self._entered:
+            remove(self._mode)
 
     @contextmanager
     def _running(self, name: str, kind: RunningKind) -> Iterator[None]:
@@ -246,8 +283,7 @@ class FlopCounter:
                 yield f"Traced or compiled code ran outside of the model's modules. {made_from}"
             elif not record.module_calls:
                 yield f"No module of the model was called while code outside of it was counted. {made_from}"
-        reducers = [module for module in self._names.modules() if "_comm_hooks" in module.__dict__]
-        hooks = self._reducer_hooks.union(*map(computing_hooks, reducers))
+        hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
         if hooks:
             yield (
                 f"DistributedDataParallel's communication hook {', '.join(sorted(hooks))} may go on computing on the "
@@ -266,8 +302,8 @@ class FlopCounter:
             self._backward.post(state)
         return threads
 
-    # What runs in the forward. Torch calls these handlers within the user's step: they catch whatever there is and tell
-    # the ledger, which notes it in the report.
+    # What runs in the forward. Torch calls these handlers within the user's step, through a border: what they raise is
+    # told to the ledger, which notes it in the report.
 
     def _enter_running(self, state: ThreadState, name: str, owner: Any, kind: RunningKind) -> Running:
         task = graph_task_id()
@@ -288,62 +324,58 @@ class FlopCounter:
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
         # This and the next one run for every module of a step: they begin with the usual case, and call little there.
         try:
-            try:
-                state: ThreadState = self._local.state
-            except AttributeError:
-                state = self._state()
-            name = self._names.known.get(module)
-            if (
-                type(name) is str
-                and name != state.books  # a wrapper and what it wraps have one name, and are called once
-                and name  # the root's calls are few, and tell what has ended without a word
-                and graph_task_id() == state.usual_task
-                and is_grad_enabled()
-            ):
-                # What state.push() does, without its calls
-                spare = state.spare_calls
-                call = spare.pop() if spare else ModuleCall()
-                call.name, call.owner = name, module
-                state.stack.append(call)
-                state.books = name
-                state.entered.append(name)
-                makers, start = state.makers, sequence_number()
-                if start > makers.starts[-1]:
-                    makers.starts.append(start)
-                    makers.names.append(name)
-                else:
-                    makers.names[-1] = name
-                return
-            caller = state.stack[-1]
-            name = self._name_for(module, caller.name)
+            state: ThreadState = self._local.state
+        except AttributeError:
+            state = self._state()
+        name = self._names.known.get(module)
+        if (
+            type(name) is str
+            and name != state.books  # a wrapper and what it wraps have one name, and are called once
+            and name  # the root's calls are few, and tell what has ended without a word
+            and graph_task_id() == state.usual_task
+            and is_grad_enabled()
+        ):
+            # What state.push() does, without its calls
+            spare = state.spare_calls
+            call = spare.pop() if spare else ModuleCall()
+            call.name, call.owner = name, module
+            state.stack.append(call)
+            state.books = name
+            state.entered.append(name)
+            makers, start = state.makers, sequence_number()
+            if start > makers.starts[-1]:
+                makers.starts.append(start)
+                makers.names.append(name)
+            else:
+                makers.names[-1] = name
+            return
+        caller = state.stack[-1]
+        name = self._name_for(module, caller.name)
+        if name is None:
+            name = _name_of_replica(state, module, caller)
             if name is None:
-                name = _name_of_replica(state, module, caller)
-                if name is None:
-                    # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
-                    if caller.kind == "optimizer":
-                        self._enter_running(state, OUTSIDE, module, "module")
-                    elif caller.kind == "base" and isinstance(module, GraphModule):
-                        self._graph_ran = True
-                    elif caller.wants_backward and state.modes and not is_grad_enabled():
-                        self._enter_teacher(state, caller.name, module)
-                    self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
-                    return
-            if not name:
-                self._drop_ended(state, module)
-                caller = state.stack[-1]
-            outermost = state.modes == 0 and len(state.stack) == 1
-            running = self._enter_running(state, name, module, "module")
-            if running.task == NO_GRAPH_TASK and not state.paused:
-                wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
-                if not wrapped:
-                    state.calls[name] = state.calls.get(name, 0) + 1
-            if outermost and not is_pushed(self._mode):
-                # A Python thread starts without our mode, and numbers its autograd nodes like any other.
-                push(self._mode)
-                running.mode_pushed = True
-                state.makers.claims = True
-        except Exception as error:
-            self._failed("a module's forward pre-hook", error)
+                # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
+                if caller.kind == "optimizer":
+                    self._enter_running(state, OUTSIDE, module, "module")
+                elif caller.kind == "base" and isinstance(module, GraphModule):
+                    self._graph_ran = True
+                elif caller.wants_backward and state.modes and not is_grad_enabled():
+                    self._enter_teacher(state, caller.name, module)
+                self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
+                return
+        if not name:
+            self._drop_ended(state, module)
+            caller = state.stack[-1]
+        outermost = state.modes == 0 and len(state.stack) == 1
+        running = self._enter_running(state, name, module, "module")
+        if running.task == NO_GRAPH_TASK and not state.paused:
+            wrapped = caller.name == name and caller.kind == "module" and _is_wrapped_by(module, caller.owner)
+            if not wrapped:
+                state.calls[name] = state.calls.get(name, 0) + 1
+        if outermost and not is_pushed(self._mode):
+            # A Python thread starts without our mode, and numbers its autograd nodes like any other.
+            running.mode_pushed = state.makers.claims = True
+            push(self._mode)
 
     def _drop_ended(self, state: ThreadState, begins: nn.Module) -> None:
         """Takes off the stack what ended without a word; *begins* is called, and not on it yet.
@@ -357,7 +389,7 @@ class FlopCounter:
             kind, owner = stack[depth - 1].kind, stack[depth - 1].owner
             if kind == "module":
                 calls = sum(running.owner is owner for running in stack[:depth]) + (owner is begins)
-                ended = running_calls(owner) < calls
+                ended = has_ended(owner, calls)
             else:
                 ended = kind == "optimizer" and owner is not None and not runs_step_of(owner)
             if not ended:
@@ -380,69 +412,62 @@ class FlopCounter:
 
     def _on_module_leave(self, module: nn.Module, args: Any, output: Any) -> None:
         try:
-            try:
-                state: ThreadState = self._local.state
-            except AttributeError:
-                state = self._state()
-            stack = state.stack
-            running = stack[-1]
-            if type(running) is ModuleCall and running.owner is module and state.task_id == NO_GRAPH_TASK:
-                caller = stack[-2]
-                if type(caller) is ModuleCall:
-                    # What state.pop_to() does, without its calls
-                    del stack[-1]
-                    state.spare_calls.append(running)
-                    name = state.books = caller.name
-                    makers, start = state.makers, sequence_number()
-                    if start > makers.starts[-1]:
-                        makers.starts.append(start)
-                        makers.names.append(name)
-                    else:
-                        makers.names[-1] = name
-                    return
-            if isinstance(module, ScriptModule) and output is not None:  # None: it raised
-                for name in unseen_products():
-                    self._mode.list_kernel(name)
-            depth = len(stack) - 1
-            while depth > 0 and stack[depth].owner is not module:
-                depth -= 1
-            if depth == 0:
+            state: ThreadState = self._local.state
+        except AttributeError:
+            state = self._state()
+        stack = state.stack
+        running = stack[-1]
+        if type(running) is ModuleCall and running.owner is module and state.task_id == NO_GRAPH_TASK:
+            caller = stack[-2]
+            if type(caller) is ModuleCall:
+                # What state.pop_to() does, without its calls
+                del stack[-1]
+                state.spare_calls.append(running)
+                name = state.books = caller.name
+                makers, start = state.makers, sequence_number()
+                if start > makers.starts[-1]:
+                    makers.starts.append(start)
+                    makers.names.append(name)
+                else:
+                    makers.names[-1] = name
                 return
-            mode_pushed = any(running.mode_pushed for running in stack[depth:])
-            task = graph_task_id()
-            if task != state.task_id:
-                self._backward.switch_task(state, task)
-            state.pop_to(depth)
-            if mode_pushed:
-                remove(self._mode)
-                self._claim_nodes(state, args, output)
-                state.makers.mark(sequence_number(), UNKNOWN)
-                state.replicas.clear()
-            elif state.stack[-1].kind in ("base", "root") and task == NO_GRAPH_TASK:
-                self._watch_backward_of(output)
-        except Exception as error:
-            self._failed("a module's forward hook", error)
+        if isinstance(module, ScriptModule) and output is not None:  # None: it raised
+            for name in unseen_products():
+                self._mode.list_kernel(name)
+        depth = len(stack) - 1
+        while depth > 0 and stack[depth].owner is not module:
+            depth -= 1
+        if depth == 0:
+            return
+        mode_pushed = any(running.mode_pushed for running in stack[depth:])
+        task = graph_task_id()
+        if task != state.task_id:
+            self._backward.switch_task(state, task)
+        state.pop_to(depth)
+        if mode_pushed:
+            remove(self._mode)
+            self._claim_nodes(state, args, output)
+            state.makers.mark(sequence_number(), UNKNOWN)
+            state.replicas.clear()
+        elif state.stack[-1].kind in ("base", "root") and task == NO_GRAPH_TASK:
+            self._watch_backward_of(output)
 
+    @border("an optimizer's pre-hook")
     def _on_optimizer_enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            state = self._state()
-            for depth, running in enumerate(state.stack):
-                if running.owner is optimizer:
-                    state.pop_to(depth)  # its last step raised, which no hook told
-                    break
-            self._enter_running(state, OUTSIDE, optimizer, "optimizer")
-        except Exception as error:
-            self._failed("an optimizer's pre-hook", error)
+        state = self._state()
+        for depth, running in enumerate(state.stack):
+            if running.owner is optimizer:
+                state.pop_to(depth)  # its last step raised, which no hook told
+                break
+        self._enter_running(state, OUTSIDE, optimizer, "optimizer")
 
+    @border("an optimizer's post-hook")
     def _on_optimizer_leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            state = self._state()
-            for depth in range(len(state.stack) - 1, 0, -1):
-                if state.stack[depth].owner is optimizer:
-                    state.pop_to(depth)
-                    return
-        except Exception as error:
-            self._failed("an optimizer's post-hook", error)
+        state = self._state()
+        for depth in range(len(state.stack) - 1, 0, -1):
+            if state.stack[depth].owner is optimizer:
+                state.pop_to(depth)
+                return
 
     # Backwards that start where our dispatch mode is not. Hooks on autograd nodes live as long as the graph, which the
     # user may keep: they know the counter by a weak reference.
@@ -450,7 +475,8 @@ class FlopCounter:
     def _watch_backward_of(self, output: Any) -> None:
         """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
         if is_grad_enabled() and not autograd_is_compiled():
-            before_backward_of(nodes_of(output), self._where_mode_is_missing(FlopCounter._follow_backward))
+            look = self._where_mode_is_missing(FlopCounter._follow_backward)
+            before_backward_of(nodes_of(output), look, failed=_failed_in(weakref.ref(self)))
 
     def _where_mode_is_missing(self, act: Callable[[FlopCounter], None]) -> Callable[[int], None]:
         """What calls *act* before a node's backward, if this counter is entered, and its mode not on that thread."""
@@ -468,16 +494,13 @@ class FlopCounter:
 
         The engine resets a thread's modes after every node.
         """
-        try:
-            self._ledger.note(
-                "A backward ran on a Python thread on which the counter was not entered: "
-                "what it did outside the model's modules is not counted."
-            )
-            bring_mode = self._where_mode_is_missing(lambda counter: push(counter._mode))
-            before_backward_of(nodes_behind((current_node(),)), bring_mode)
-            push(self._mode)
-        except Exception as error:
-            self._failed("a backward on another thread", error)
+        self._ledger.note(
+            "A backward ran on a Python thread on which the counter was not entered: "
+            "what it did outside the model's modules is not counted."
+        )
+        bring_mode = self._where_mode_is_missing(lambda counter: push(counter._mode))
+        before_backward_of(nodes_behind((current_node(),)), bring_mode, failed=_failed_in(weakref.ref(self)))
+        push(self._mode)
 
     def _claim_nodes(self, state: ThreadState, inputs: Any, output: Any) -> None:
         """Has the nodes that a module made on a thread of its own tell whose they are: threads number them alike."""
@@ -489,16 +512,24 @@ class FlopCounter:
             counter, maker = reach(), reach_state()
             if counter is None or maker is None or not counter._entered:
                 return
-            try:
-                segment = maker.makers.segment(sequence, sequence + 1)
-                if segment is not None:
-                    if not is_pushed(counter._mode):
-                        push(counter._mode)  # the engine takes it off after the node
-                    counter._backward.claim(counter._state(), sequence, segment[0])
-            except Exception as error:
-                counter._failed("a backward on another thread", error)
+            segment = maker.makers.segment(sequence, sequence + 1)
+            if segment is not None:
+                if not is_pushed(counter._mode):
+                    push(counter._mode)  # the engine takes it off after the node
+                counter._backward.claim(counter._state(), sequence, segment[0])
 
-        before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim)
+        before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim, failed=_failed_in(reach))
+
+
+def _failed_in(reach: weakref.ref[FlopCounter]) -> Callable[[Exception], None]:
+    """Tells a counter, if it is still there, that its hook on an autograd node has failed."""
+
+    def failed(error: Exception) -> None:
+        counter = reach()
+        if counter is not None:
+            counter._failed("a backward on another thread", error)
+
+    return failed
 
 
 def _is_strays(cell: OperatorCell) -> bool:
@@ -507,7 +538,7 @@ def _is_strays(cell: OperatorCell) -> bool:
 
 def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:
     """Name of a module that DataParallel copied: made anew for each forward, called on threads of their own."""
-    if not getattr(module, "_is_replica", False):
+    if not is_replica(module):
         return None
     name = state.replicas.get(module)
     if name is None and caller.kind == "base":
@@ -517,4 +548,4 @@ def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | Mo
 
 
 def _is_wrapped_by(module: nn.Module, wrapper: Any) -> bool:
-    return any(child is module and wraps(wrapper, key) for key, child in wrapper._modules.items())
+    return any(child is module and wraps(wrapper, key) for key, child in children_of(wrapper).items())

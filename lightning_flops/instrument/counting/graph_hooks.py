@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_flops.instrument.autograd_state import ACCUMULATES_GRADIENT, node_sequence
+from lightning_flops.instrument.torch_private.autograd import ACCUMULATES_GRADIENT, node_sequence
 
 _MOST_NODES = 1_000_000
 
@@ -53,15 +53,25 @@ def nodes_behind(outputs: Iterable[Any], inputs: Iterable[Any] = ()) -> Iterator
                 pending.append(following)
 
 
-def before_backward_of(nodes: Iterable[Any], action: Callable[[int], None]) -> None:
-    """Has *action* called with each node's sequence number, on the thread that runs its backward, just before it."""
+def before_backward_of(
+    nodes: Iterable[Any], action: Callable[[int], None], *, failed: Callable[[Exception], None]
+) -> None:
+    """Has *action* called with each node's sequence number, on the thread that runs its backward, just before it.
+
+    What it raises goes to *failed*, which raises nothing.
+    """
     for node in nodes:
-        node.register_prehook(_calling(action, node_sequence(node)))
+        node.register_prehook(_calling(action, node_sequence(node), failed))
 
 
-def _calling(action: Callable[[int], None], sequence: int) -> Callable[[Any], None]:
+def _calling(
+    action: Callable[[int], None], sequence: int, failed: Callable[[Exception], None]
+) -> Callable[[Any], None]:
     # The node itself must not be held: it holds the hook.
     def hook(gradients: Any) -> None:
-        action(sequence)
+        try:
+            action(sequence)
+        except Exception as error:
+            failed(error)
 
     return hook

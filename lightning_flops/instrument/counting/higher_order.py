@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.counting.dispatch_stack import pushed
+from lightning_flops.instrument.torch_private.dispatch import DispatchMode, is_traced, pushed
+from lightning_flops.instrument.torch_private.operators import higher_order_name
 
 _RUN_WHAT_THEY_ARE_HANDED = frozenset(
     (
@@ -37,11 +37,11 @@ Repeating = Callable[[], AbstractContextManager[None]]
 
 def runs_only_functions(operator: Any) -> bool:
     """Whether a higher-order operator is no more than the functions it is handed, and no tracer is there to ask."""
-    return getattr(operator, "_name", None) in _RUN_WHAT_THEY_ARE_HANDED and not _is_traced()
+    return higher_order_name(operator) in _RUN_WHAT_THEY_ARE_HANDED and not is_traced()
 
 
 def with_seen_functions(
-    mode: TorchDispatchMode, operator: Any, args: tuple[Any, ...], repeating: Repeating | None
+    mode: DispatchMode, operator: Any, args: tuple[Any, ...], repeating: Repeating | None
 ) -> tuple[Any, ...]:
     """The arguments of a higher-order operator, with functions in it that *mode* sees at work where that is safe.
 
@@ -51,29 +51,24 @@ def with_seen_functions(
         args: its positional arguments.
         repeating: inside a backward, says that what runs within it repeats a forward; outside None.
     """
-    name = getattr(operator, "_name", "")
-    if name not in _RUN_WHAT_THEY_ARE_HANDED | _RUN_MORE or _is_traced():
+    name = higher_order_name(operator)
+    if name not in _RUN_WHAT_THEY_ARE_HANDED | _RUN_MORE or is_traced():
         return args
     again = _FORWARD_OF.get(name)
     return tuple(_with_functions(mode, value, repeating, place == again) for place, value in enumerate(args))
 
 
-def _with_functions(mode: TorchDispatchMode, value: Any, repeating: Repeating | None, again: bool) -> Any:
+def _with_functions(mode: DispatchMode, value: Any, repeating: Repeating | None, again: bool) -> Any:
     if isinstance(value, tuple):  # a block mask, of which one part is its function
         return tuple(_seen(mode, item, repeating, again) if _is_function(item) else item for item in value)
     return _seen(mode, value, repeating, again) if _is_function(value) else value
-
-
-def _is_traced() -> bool:
-    keys = torch._C._TorchDispatchModeKey
-    return any(torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
 
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (torch.Tensor, type))
 
 
-def _seen(mode: TorchDispatchMode, function: Any, repeating: Repeating | None, again: bool) -> Callable[..., Any]:
+def _seen(mode: DispatchMode, function: Any, repeating: Repeating | None, again: bool) -> Callable[..., Any]:
     joint = repeating is not None and isinstance(function, GraphModule) and _has_a_forward(function)
 
     def run(*args: Any) -> Any:

@@ -11,22 +11,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lightning_flops.instrument.torch_private.dispatch import DispatchMode, modes_off
+from lightning_flops.instrument.torch_private.fakes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    tree_flatten,
+    tree_map_only,
+    tree_unflatten,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
-from torch.utils.weak import WeakIdKeyDictionary
+from lightning_flops.instrument.torch_private.operators import OpOverload, schema_if_any
+from lightning_flops.instrument.torch_private.tensors import storage_number
 
 LARGEST = 1 << 20
 """Elements of the largest tensor whose values are kept: a count on fake tensors is to take no memory."""
 
 
-class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class KnownValues(DispatchMode):  # type: ignore[no-untyped-call]
     """Entered above *mode*: works out beside its fake tensors the values of those that no unknown one went into."""
 
     supports_higher_order_operators = True
@@ -42,7 +46,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def tell(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """Lets *fake* have the values of *real*, which stays as it is whatever is written into *fake*."""
         if self._may_keep(real):
-            with _disable_current_modes(), torch.no_grad():
+            with modes_off(), torch.no_grad():
                 self._values[fake] = real.detach().clone()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,7 +63,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise
                 return out
             real_args, real_kwargs = tree_unflatten(reals, spec)
-            with _disable_current_modes():
+            with modes_off():
                 real = func(*real_args, **real_kwargs)
             out = tree_map_only(torch.Tensor, self._fakes.from_tensor, real)
             self._keep(out, real)
@@ -69,7 +73,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return out
         real_args, real_kwargs = tree_unflatten(reals, spec)
         try:
-            with _disable_current_modes():
+            with modes_off():
                 real = func(*real_args, **real_kwargs)
             self._keep(out, real)
         except Exception:  # values that fit no more, as those of an example that was never filled in
@@ -83,7 +87,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             selects = self._value_of(mask)
             if selects is None:
                 return None
-            with _disable_current_modes():
+            with modes_off():
                 shape = torch.broadcast_shapes(source.shape, mask.shape)  # type: ignore[no-untyped-call]
                 count = int(selects.expand(shape).sum())
             chosen: torch.Tensor = source.new_empty(count)
@@ -98,7 +102,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             mask = self._value_of(index)
             if mask is None:
                 return None
-            with _disable_current_modes():
+            with modes_off():
                 found = mask.nonzero(as_tuple=True)
             places += [self._fakes.from_tensor(place) for place in found]
         result: torch.Tensor = func(args[0], places)
@@ -106,7 +110,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         value: torch.Tensor | None = self._values.get(tensor)
-        return None if value is None or _place(value) in self._unknown else value
+        return None if value is None or storage_number(value) in self._unknown else value
 
     def _reals_of(self, func: Any, flat: list[Any]) -> list[Any] | None:
         """The arguments with values in the place of fake tensors; None where one is not known."""
@@ -132,7 +136,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
         """What *func* wrote into is known no more, nor is what shares its memory."""
-        schema = getattr(func, "_schema", None)  # an operator of higher order has none, and writes into nothing
+        schema = schema_if_any(func)  # an operator of higher order has none, and writes into nothing
         if schema is None or not schema.is_mutable:
             return
         for place, argument in enumerate(schema.arguments):
@@ -141,7 +145,7 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             for item in _tensors(value):
                 if (real := self._values.get(item)) is not None:
-                    self._unknown.add(_place(real))
+                    self._unknown.add(storage_number(real))
 
     @staticmethod
     def _may_keep(tensor: torch.Tensor) -> bool:
@@ -155,11 +159,6 @@ class KnownValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [item for item in tree_flatten(value)[0] if isinstance(item, torch.Tensor)]
-
-
-def _place(tensor: torch.Tensor) -> int:
-    place: int = tensor.untyped_storage()._cdata
-    return place
 
 
 def _grouped_product(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from contextlib import suppress
 
-from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.counting.thread_state import ENDED, ThreadState
+from lightning_flops.instrument.torch_private.names import LOST
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
@@ -20,11 +22,15 @@ class Ledger:
     def __init__(self) -> None:
         self.local = threading.local()
         """Holds each thread's books as ``local.state``, once ``state()`` was called on it."""
-        self.notes: list[str] = list(autograd_state.LOST)
-        """Sentences for the report."""
+        self._notes: list[str] = []
         self._lock = threading.Lock()
         self._threads: list[ThreadState] = []
         self._failures: set[str] = set()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the report, those on what this torch does not tell first."""
+        return tuple(dict.fromkeys((*LOST, *self._notes)))
 
     def state(self) -> ThreadState:
         """The books of this thread, new ones at first."""
@@ -46,16 +52,20 @@ class Ledger:
 
     def note(self, sentence: str) -> None:
         """Takes a sentence for the report; one that it has already changes nothing."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+        if sentence not in self._notes:
+            self._notes.append(sentence)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Says once, in the log and in the report, that the counter failed in *where*.
+        """Notes for the report that the counter failed in *where*, and says so in the log, the first time of all.
 
-        For the handlers that torch calls: whatever is raised in one of them, the user's step goes on.
+        For the handlers that torch calls: whatever is raised in one of them, the user's step goes on. So it raises
+        nothing itself, whatever a handler of the user's log does.
         """
-        if where not in self._failures:
+        with suppress(Exception):
+            if where in self._failures:
+                return
             self._failures.add(where)
             sentence = f"Counting failed in {where} ({type(error).__name__}: {error}); FLOPs may be missing."
-            logger.warning(sentence, exc_info=error)
             self.note(sentence)
+            level = logging.WARNING if len(self._failures) == 1 else logging.DEBUG
+            logger.log(level, sentence, exc_info=error)

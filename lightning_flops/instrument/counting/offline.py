@@ -7,19 +7,19 @@ import gc
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import CausalAttention, FlopCounter
 from lightning_flops.instrument.counting.graph_hooks import tensors_of
 from lightning_flops.instrument.counting.known_values import KnownValues
+from lightning_flops.instrument.torch_private import fakes
+from lightning_flops.instrument.torch_private.fakes import FakeTensorMode, tree_map_only
 from lightning_flops.records import FlopRecord
 
 
@@ -84,10 +84,6 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
     return counter.record()
 
 
-_LOGGERS = ("torch._subclasses.fake_tensor",)
-"""Where torch writes the trace of what it could not run on fake tensors, before it raises it."""
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Inside, torch logs nothing of what this thread runs on fake tensors: what it raises says it."""
@@ -96,12 +92,12 @@ def _quiet() -> Iterator[None]:
     def elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    with ExitStack() as undo:
-        for name in _LOGGERS:
-            logger = logging.getLogger(name)
-            logger.addFilter(elsewhere)
-            undo.callback(logger.removeFilter, elsewhere)
+    logger = logging.getLogger(fakes.LOGGER)
+    logger.addFilter(elsewhere)
+    try:
         yield
+    finally:
+        logger.removeFilter(elsewhere)
 
 
 class _Holder(nn.Module):

@@ -12,17 +12,18 @@ sees by their sums which tensors changed in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_flops.instrument.compiler_sight import hide
-from lightning_flops.instrument.counting.dispatch_stack import push, remove
-from lightning_flops.instrument.counting.operators import Operator, hands_over, operator_of
+from lightning_flops.instrument.counting.operators import Operator, operator_of
+from lightning_flops.instrument.torch_private.compiler import hide
+from lightning_flops.instrument.torch_private.dispatch import DispatchMode, hands_over, out_of_all_sight
+from lightning_flops.instrument.torch_private.kernels import keys_of_kernel
+from lightning_flops.instrument.torch_private.operators import schema_of
+from lightning_flops.instrument.torch_private.tensors import has_no_memory, storage_number
 
 Origin = Literal["given", "made", "constant", "blank"]
 """Where the data of a storage comes from.
@@ -64,21 +65,7 @@ def keys_of_python_kernel(function: Any, args: tuple[Any, ...], kwargs: Mapping[
         devices.discard("cpu")  # single numbers may lie there
     if len(devices) != 1 or _is_being_captured(devices):
         return None
-    if not hasattr(torch._C, "_RestorePythonTLSSnapshot"):
-        return None
-    try:
-        written_in_python = torch.library._impls
-        key = torch._C._dispatch_key_for_device(devices.pop())
-        name = function.name()
-        slot = name.replace("::", "/", 1)
-        if f"{slot}/{key}" not in written_in_python and (
-            torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-            or f"{slot}/CompositeExplicitAutograd" not in written_in_python
-        ):
-            return None
-        return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    except (AttributeError, RuntimeError):
-        return None  # another version of torch keeps this elsewhere
+    return keys_of_kernel(function, devices.pop())
 
 
 def _is_being_captured(devices: set[str]) -> bool:
@@ -86,28 +73,7 @@ def _is_being_captured(devices: set[str]) -> bool:
     return "cuda" in devices and torch.cuda.is_current_stream_capturing()
 
 
-def run_python_kernel(
-    function: Any, keys: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *modes: TorchDispatchMode
-) -> Any:
-    """Calls the kernel from within a mode's handler as torch would call it without any mode, with *modes* on."""
-    slot = function.name().replace("::", "/", 1)
-    # What register_autograd puts around an operator switches autograd off for the kernel.
-    below = torch._C._AutoDispatchBelowAutograd() if f"{slot}/Autograd" in torch.library._impls else nullcontext()
-    as_called: Any = torch._C._RestorePythonTLSSnapshot  # type: ignore[attr-defined]
-    with as_called(), below:
-        for mode in modes:
-            push(mode)
-        if not modes:
-            for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
-                torch._C._dispatch_tls_set_dispatch_key_included(key, False)
-        try:
-            return function.redispatch(keys, *args, **kwargs)
-        finally:
-            for mode in reversed(modes):
-                remove(mode)
-
-
-class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class BodyWatch(DispatchMode):  # type: ignore[no-untyped-call]
     """Follows the data through the operators that one kernel calls.
 
     Args:
@@ -271,12 +237,10 @@ class BodyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _sum_of(tensor: torch.Tensor) -> int:
     """A sum of the bits in a tensor's storage; one that is the same after its elements have changed places."""
     storage = tensor.untyped_storage()
-    if tensor.is_meta or tensor._is_zerotensor() or not storage.nbytes() or not storage.data_ptr():
+    if tensor.is_meta or has_no_memory(tensor) or not storage.nbytes() or not storage.data_ptr():
         return 0  # there is no memory to look at
     dtype = torch.int32 if storage.nbytes() % 4 == 0 else torch.uint8
-    modes_off: Any = torch._C._DisableTorchDispatch
-    functions_off: Any = torch._C.DisableTorchFunction
-    with modes_off(), functions_off():
+    with out_of_all_sight():
         bits = torch.empty(0, dtype=dtype, device=tensor.device)
         bits.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
         return int(bits.sum(dtype=torch.int64))
@@ -290,14 +254,14 @@ def _storage_of(tensor: torch.Tensor) -> int:
     """
     if type(tensor) not in _ORDINARY:
         raise TypeError(f"a {type(tensor).__name__} has no storage of its own")
-    return int(tensor.untyped_storage()._cdata)
+    return storage_number(tensor)
 
 
 def _changed(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The arguments of which the operator's schema says that it changes them."""
     changed = []
     place = 0
-    for argument in function._schema.arguments:
+    for argument in schema_of(function).arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
         if argument.kwarg_only:
             if written and argument.name in kwargs:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import Parameter
 
 from lightning_flops.instrument.counting.formulas import TORCH_NAMESPACES, Entry, lookup
+from lightning_flops.instrument.torch_private.dispatch import is_fake, makes_fake_tensors
+from lightning_flops.instrument.torch_private.operators import OpOverload, call_of, schema_of
+from lightning_flops.instrument.torch_private.tensors import stored_values
 
 _OVERWRITING = frozenset(
     (
@@ -42,6 +45,16 @@ NO_TENSORS = frozenset((*_PLAIN_TYPES, torch.dtype, torch.device, torch.layout, 
 """Types of arguments in which the hot path looks for no tensor; operators that take lists of tensors go another way."""
 
 
+Way = Literal[0, 1, 2]
+"""How the dispatch mode runs an operator: as most, and books it; or one of the next two."""
+
+QUIET: Literal[1] = 1
+"""As it is, and books nothing: it moves no data."""
+
+OPENS: Literal[2] = 2
+"""So that what runs inside it is seen, or its kernel in Python runs as it does without a dispatch mode."""
+
+
 class Operator:
     """One overload of an operator, or a higher-order operator, as the counter's hot path needs it."""
 
@@ -57,13 +70,12 @@ class Operator:
         "keyword_reads",
         "listed",
         "name",
-        "opens",
-        "quiet",
         "reads",
         "selects",
         "special",
         "splits",
         "views",
+        "way",
     )
 
     def __init__(self, function: Any, entry: Entry | None = None) -> None:
@@ -71,9 +83,8 @@ class Operator:
         self.function = function  # keeps the object, and with it the id that it is found by
         self.entry = entry
         self.name = entry.name
-        self.higher_order = not isinstance(function, torch._ops.OpOverload)
-        # OpOverload.__call__ only forwards to _op.
-        self.call: Callable[..., Any] = function if self.higher_order else getattr(function, "_op", function)
+        self.higher_order = not isinstance(function, OpOverload)
+        self.call = call_of(function)
         self.counted = entry.kind == "formula"
         self.listed = entry.kind == "unknown"
         self.splits = self.listed and entry.composite
@@ -82,14 +93,12 @@ class Operator:
         self.dtype_place = entry.dtype_place
         short = entry.name.rpartition(".")[2]
         self.views = not self.higher_order and _views(function, short)
-        self.quiet = (
-            not self.higher_order
-            and not self.counted
-            and not self.listed
-            and (self.views or not function._schema.returns)
-        )
-        # What runs inside is to be seen, or a kernel in Python is to run as it does without a dispatch mode.
-        self.opens = self.splits or (not self.higher_order and _may_have_python_kernel(function, entry))
+        moves_nothing = not self.higher_order and (self.views or not schema_of(function).returns)
+        self.way: Way = 0
+        if moves_nothing and not self.counted and not self.listed:
+            self.way = QUIET
+        elif self.splits or (not self.higher_order and _may_have_python_kernel(function, entry)):
+            self.way = OPENS
         self.selects = short in _SELECTING
         self.reads, self.keyword_reads = _reads(function, short, self.higher_order)
         # The hot path reads every tensor among the positional arguments, and none anywhere else.
@@ -122,7 +131,7 @@ def current_operators() -> dict[Any, Operator]:
 
 def _views(function: Any, short: str) -> bool:
     """Whether the operator moves no data: it makes a view, an unfilled tensor, or reads a shape."""
-    returns = function._schema.returns
+    returns = schema_of(function).returns
     return short in _NO_TRAFFIC or (
         bool(returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in returns)
     )
@@ -131,12 +140,12 @@ def _views(function: Any, short: str) -> bool:
 def _may_have_python_kernel(function: Any, entry: Entry) -> bool:
     if entry.kind == "unknown":
         return True
-    return entry.kind == "formula" and function._schema.name.partition("::")[0] not in TORCH_NAMESPACES
+    return entry.kind == "formula" and schema_of(function).name.partition("::")[0] not in TORCH_NAMESPACES
 
 
 def _tensor_places(function: Any) -> tuple[int, ...]:
     """Positions of the arguments that are single tensors."""
-    arguments = [argument for argument in function._schema.arguments if not argument.kwarg_only]
+    arguments = [argument for argument in schema_of(function).arguments if not argument.kwarg_only]
     return tuple(place for place, argument in enumerate(arguments) if str(argument.type) in _ONE_TENSOR)
 
 
@@ -144,7 +153,7 @@ def _reads(function: Any, short: str, higher_order: bool) -> tuple[tuple[int, ..
     """Positions and keywords of the arguments whose data the operator reads."""
     if higher_order:
         return tuple(range(32)), ()
-    arguments = function._schema.arguments
+    arguments = schema_of(function).arguments
     positional = [argument for argument in arguments if not argument.kwarg_only]
     places = tuple(
         place
@@ -177,7 +186,7 @@ def bytes_of(value: Any) -> int:
 
 def _stored_bytes(tensor: torch.Tensor) -> int:
     try:
-        values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+        values = stored_values(tensor) if tensor.layout is torch.sparse_coo else tensor.values()
         return int(values.numel()) * int(values.element_size())
     except (RuntimeError, TypeError, AttributeError):
         return 0  # an opaque layout, or a subclass's
@@ -246,33 +255,9 @@ def tf32_operators() -> Callable[[Operator], bool] | None:
     return runs_in_tf32
 
 
-@functools.cache
-def is_fake(tensor_type: type) -> bool:
-    """Whether tensors of this type hold no data: fake and functional ones."""
-    return any(
-        cls.__name__ in ("FakeTensor", "FunctionalTensor") and cls.__module__.startswith("torch._subclasses")
-        for cls in tensor_type.__mro__
-    )
-
-
-@functools.cache
-def hands_over(tensor_type: type) -> bool:
-    """Whether operators on this tensor subclass are counted on the tensors inside it.
-
-    A DTensor's local shard, a nested tensor's values, a quantized tensor's parts: what runs are the operators that its
-    ``__torch_dispatch__`` calls, on their shapes. A fake tensor has nothing inside.
-    """
-    dispatch = getattr(tensor_type, "__torch_dispatch__", None)
-    if dispatch is None or dispatch is torch._C._disabled_torch_dispatch_impl:
-        return False
-    return not is_fake(tensor_type)
-
-
 def computes_on_fake_tensors(root: nn.Module | None) -> bool:
     """Whether the user runs the model on fake tensors, to learn its shapes or its FLOPs without the work."""
-    get_mode = getattr(torch._C, "_get_dispatch_mode", None)
-    keys = getattr(torch._C, "_TorchDispatchModeKey", None)
-    if get_mode is not None and keys is not None and get_mode(keys.FAKE) is not None:
+    if makes_fake_tensors():
         return True
     first = None if root is None else next(root.parameters(), None)
     return first is not None and (is_fake(type(first)) or is_fake(type(first.data)))

@@ -22,6 +22,9 @@ class Counter(Protocol):
     def __exit__(self, *exc: object) -> Any:
         """Stop counting and take everything off torch."""
 
+    def sweep(self) -> None:
+        """Take off torch what it has put back since the counter was left, inside a backward for one."""
+
     def pause(self) -> AbstractContextManager[Any]:
         """Inside, nothing is counted."""
 
@@ -54,6 +57,10 @@ class PartCounter:
     def on(self) -> AbstractContextManager[Any]:
         """Inside, what runs is counted."""
         return self._counter
+
+    def sweep(self) -> None:
+        """Take off torch what it has put back since ``on`` was left, inside a backward for one."""
+        self._counter.sweep()
 
     def enter(self, part: str) -> None:
         """*part* of a step begins, inside whatever part is running."""

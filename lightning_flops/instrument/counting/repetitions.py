@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any
 
 import torch
 
-from lightning_flops.instrument import patches
-from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, checkpoint_codes, graph_task_id
-from lightning_flops.instrument.compiler_sight import hide
+from lightning_flops.instrument import border, patches
 from lightning_flops.instrument.counting.thread_state import Repetition, ThreadState
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, checkpoint_codes, graph_task_id
+from lightning_flops.instrument.torch_private.compiler import hide
 
-_OWN_FILES = (__file__, patches.__file__)
+_OWN_FILES = (__file__, border.__file__, patches.__file__)
 
 
 class Repetitions:
@@ -64,46 +65,38 @@ class Repetitions:
         self._patches.undo()
 
     def _heard_enter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def enter(manager: Any) -> Any:
-            result = original(manager)
-            task = graph_task_id()
-            if task != NO_GRAPH_TASK and getattr(manager, "mode", True):
-                self._begins(manager, task)
-            return result
-
+        failed = partial(self._failed, "the beginning of a repeated forward")
+        enter = border.listening(original, after=self._begins, failed=failed)
         hide(enter)
         return enter
 
     def _heard_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def leave(manager: Any, *exception: Any) -> Any:
-            if graph_task_id() != NO_GRAPH_TASK:
-                self._ends(manager)
-            return original(manager, *exception)
-
+        leave = border.listening(
+            original, before=self._ends, failed=partial(self._failed, "the end of a repeated forward")
+        )
         hide(leave)
         return leave
 
-    def _begins(self, manager: Any, task: int) -> None:
-        try:
-            state = self._state()
-            if task != state.task_id:
-                self._switch_task(state, task)
-            whole = self._by_checkpoint() or bool(state.repetitions and state.repetitions[-1].whole)
-            state.repetitions.append(Repetition(manager, task, whole))
-            state.replan()
-        except Exception as error:
-            self._failed("the beginning of a repeated forward", error)
+    def _begins(self, manager: Any) -> None:
+        task = graph_task_id()
+        if task == NO_GRAPH_TASK or not getattr(manager, "mode", True):
+            return
+        state = self._state()
+        if task != state.task_id:
+            self._switch_task(state, task)
+        whole = self._by_checkpoint() or bool(state.repetitions and state.repetitions[-1].whole)
+        state.repetitions.append(Repetition(manager, task, whole))
+        state.replan()
 
-    def _ends(self, manager: Any) -> None:
-        try:
-            state = self._state()
-            for depth in range(len(state.repetitions) - 1, -1, -1):
-                if state.repetitions[depth].manager is manager:
-                    del state.repetitions[depth:]
-                    state.replan()
-                    return
-        except Exception as error:
-            self._failed("the end of a repeated forward", error)
+    def _ends(self, manager: Any, *exception: Any) -> None:
+        if graph_task_id() == NO_GRAPH_TASK:
+            return
+        state = self._state()
+        for depth in range(len(state.repetitions) - 1, -1, -1):
+            if state.repetitions[depth].manager is manager:
+                del state.repetitions[depth:]
+                state.replan()
+                return
 
     def _by_checkpoint(self) -> bool:
         """Whether the code that enabled grad is a checkpoint's, as torch and DeepSpeed have them."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lightning_flops.instrument.border import Failed, UndoLedger, listening
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.compiler import generated_modules
 
 _DEFINITION = re.compile(r"^(\w+) = async_compile\.\w+\((.*?)^'''", re.MULTILINE | re.DOTALL)
 """A kernel in inductor's generated code: its name, and its source up to the closing quotes."""
@@ -25,29 +26,40 @@ _kernels_of_file: dict[str, tuple[str, ...]] = {}
 class _Heard:
     """Stands for a kernel in generated code, and tells when it runs."""
 
-    def __init__(self, kernel: Any, name: str, heard: Callable[[str], None]) -> None:
+    def __init__(self, kernel: Any, name: str, heard: Callable[[str], None], failed: Failed) -> None:
         self._kernel = kernel
         self._name = name
         self._heard = heard
+        self._failed = failed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._heard(f"inductor.{self._name}")
+        try:
+            self._heard(f"inductor.{self._name}")
+        except Exception as error:
+            self._failed("a compiled kernel", error)
         return self._kernel(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """A Triton kernel's launch."""
-        self._heard(f"inductor.{self._name}")
+        try:
+            self._heard(f"inductor.{self._name}")
+        except Exception as error:
+            self._failed("a compiled kernel", error)
         return self._kernel.run(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
 
 
-@contextmanager
-def heard_kernels(heard: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Calls *heard* with the name of each of inductor's own kernels when it runs; puts generated code back at the end.
+def hear_kernels(undo: UndoLedger, heard: Callable[[str], None], failed: Failed) -> Callable[[], None]:
+    """Calls *heard* with the name of each of inductor's own kernels when it runs.
 
-    Yields:
+    Args:
+        undo: puts the generated code back.
+        heard: gets the name.
+        failed: is told what *heard* raised.
+
+    Returns:
         What to call when more code was generated.
     """
     replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
@@ -57,41 +69,38 @@ def heard_kernels(heard: Callable[[str], None]) -> Iterator[Callable[[], None]]:
         for module, name in _kernels():
             if (id(module), name) not in known:
                 kernel = module[name]
-                stand_in = _Heard(kernel, name, heard)
-                module[name] = stand_in
+                stand_in = _Heard(kernel, name, heard, failed)
                 replaced.append((module, name, stand_in, kernel))
+                module[name] = stand_in
 
-    try:
-        refresh()
-        yield refresh
-    finally:
-        for module, name, stand_in, kernel in reversed(replaced):
+    def put_back() -> None:
+        while replaced:
+            module, name, stand_in, kernel = replaced[-1]
             current = module.get(name)
             if current is stand_in:
                 module[name] = kernel
             else:
                 _take_out(current, stand_in, kernel)
+            replaced.pop()
+
+    undo.add(put_back)
+    refresh()
+    return refresh
 
 
-@contextmanager
-def heard_replays(heard: Callable[[str], None]) -> Iterator[None]:
+def hear_replays(undo: UndoLedger, heard: Callable[[str], None], failed: Failed) -> None:
     """Calls *heard* whenever a CUDA graph is replayed, whoever captured it: inductor, or the user by hand."""
     graph = getattr(torch.cuda, "CUDAGraph", None)
     patches = Patches()
 
     def hear(replay: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            heard("cuda.graph_replay")
-            return replay(*args)
+        return listening(
+            replay, before=lambda *args: heard("cuda.graph_replay"), failed=partial(failed, "a replayed CUDA graph")
+        )
 
-        return call
-
+    undo.add(patches.undo)
     if graph is not None and hasattr(graph, "replay"):
         patches.replace(graph, "replay", hear)
-    try:
-        yield
-    finally:
-        patches.undo()
 
 
 def _take_out(outer: Any, stand_in: _Heard, kernel: Any) -> None:
@@ -105,12 +114,8 @@ def _take_out(outer: Any, stand_in: _Heard, kernel: Any) -> None:
 
 def _kernels() -> list[tuple[dict[str, Any], str]]:
     """The namespaces of inductor's generated modules, each with the name of such a kernel in it."""
-    try:
-        modules = list(sys.modules["torch._inductor.codecache"].PyCodeCache.modules)
-    except (KeyError, AttributeError, TypeError):
-        return []  # nothing was compiled by inductor, or it keeps its code elsewhere
     found: list[tuple[dict[str, Any], str]] = []
-    for module in modules:
+    for module in generated_modules():
         file = getattr(module, "__file__", None)
         if file is None:
             continue

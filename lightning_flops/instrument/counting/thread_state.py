@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Union
 
-from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, sequence_number
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, sequence_number
 from lightning_flops.records import OUTSIDE, FlopPhase
 
 UNKNOWN = "(unknown)"

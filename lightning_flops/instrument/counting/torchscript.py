@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from lightning_flops.instrument.counting.formulas.registry import RULES
+from lightning_flops.instrument.torch_private.operators import last_torchscript_graph
 
 _PRODUCTS = frozenset(("prim::mkldnn_convolution",))
 """Instructions that multiply, such as ``torch.jit.optimize_for_inference`` makes of convolutions."""
@@ -18,8 +17,8 @@ _FUSED = frozenset(("prim::oneDNNFusionGroup", "prim::TensorExprGroup", "prim::C
 
 def unseen_products() -> list[str]:
     """What multiplied unseen in the TorchScript code that ran last on this thread, an entry for each instruction."""
-    graph = torch._C._last_executed_optimized_graph()
-    return [kind.replace("::", ".") for kind in _unseen(graph)]
+    graph = last_torchscript_graph()
+    return [] if graph is None else [kind.replace("::", ".") for kind in _unseen(graph)]
 
 
 def _unseen(block: Any) -> Iterator[str]:

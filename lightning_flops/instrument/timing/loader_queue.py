@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from lightning_flops.instrument.torch_private.loading import fetched_ahead, has_workers, worker_queues
 
 
 class FeedState(Enum):
@@ -90,11 +90,7 @@ class LoaderQueue:
 
 def batches_ahead(loader: Any) -> int:
     """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
-    workers, of_each = (
-        getattr(loader, name, None) or getattr(loader, f"_{name}", None) or 0
-        for name in ("num_workers", "prefetch_factor")
-    )
-    return int(workers * of_each)
+    return fetched_ahead(loader)
 
 
 def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> list[Backlog]:
@@ -105,7 +101,7 @@ def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> lis
         note: gets a sentence for the report if a queue cannot be looked into.
     """
     try:
-        return [backlog_of(iterator) for iterator in iterators if isinstance(iterator, _MultiProcessingDataLoaderIter)]
+        return [backlog_of(iterator) for iterator in iterators if has_workers(iterator)]
     except (AttributeError, NotImplementedError, TypeError) as error:
         # The queues are private to torch; and some systems do not tell how long a queue between processes is.
         note(
@@ -115,17 +111,12 @@ def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> lis
         return []
 
 
-def backlog_of(iterator: _MultiProcessingDataLoaderIter) -> Backlog:
+def backlog_of(iterator: Any) -> Backlog:
     """Batches that *iterator* has ready and has ordered.
 
     Raises:
         AttributeError, TypeError: this torch keeps them in another way.
         NotImplementedError: the system does not tell.
     """
-    loader: Any = iterator
-    # In a queue, from a worker or past the thread that pins memory; or taken from it before its turn.
-    ready = int(loader._data_queue.qsize()) + sum(len(task) == 2 for task in loader._task_info.values())
-    if loader._worker_result_queue is not loader._data_queue:
-        ready += int(loader._worker_result_queue.qsize())
-    ordered = int(loader._send_idx - loader._rcvd_idx)
-    return Backlog(ready=ready, behind=max(0, ordered - ready), workers=int(loader._num_workers))
+    queues = worker_queues(iterator)
+    return Backlog(ready=queues.ready, behind=max(0, queues.ordered - queues.ready), workers=queues.workers)

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.instrument.autograd_state import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.module_scope import ModuleNames
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
+from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, graph_task_id
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
-from torch.profiler import record_function
 
 from lightning_flops.analysis.trace_marks import module_mark
 from lightning_flops.instrument.module_scope import ModuleNames
+from lightning_flops.instrument.torch_private.profiling import new_mark
 from lightning_flops.text.printable import package_logger
 
 logger = package_logger(__name__)
-
-
-class _Mark:
-    """Stands for ``_RecordFunctionFast`` in a torch that has none: ten times as slow."""
-
-    def __init__(self, name: str) -> None:
-        self._scope: Any = record_function(name)
-
-    def __enter__(self) -> None:
-        self._scope.__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        self._scope.__exit__(None, None, None)
-
-
-def _mark_type() -> Callable[[str], Any]:
-    fast: Callable[[str], Any] | None = getattr(torch._C._profiler, "_RecordFunctionFast", None)
-    return _Mark if fast is None else fast
-
-
-new_mark = _mark_type()
-"""Makes a mark of this name, to be entered and left."""
 
 
 class ModuleMarks:

@@ -1,8 +1,6 @@
 """One step under torch.profiler, with marks around modules and phases, and what it recorded.
 
-What of torch is private here - how a profiler is prepared, started and stopped, and the question whether one is on -
-stands in this file alone; so do the raw events and the fast marks, in theirs. The profiler of the user always wins:
-ours does not start beside one, and stops when one is set up.
+The profiler of the user always wins: ours does not start beside one, and stops when one is set up.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from torch.profiler import ProfilerActivity, record_function
 from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private import profiling
 from lightning_flops.instrument.tracing import module_marks, raw_events
 from lightning_flops.records import StepSignature, TracedStepRecord
 from lightning_flops.text.printable import package_logger
@@ -130,7 +129,7 @@ class StepTracer:
     def enter(self, part: str) -> None:
         """*part* of the step begins; work of a forward that no module call owns is the root's."""
         if self._recording:
-            mark = module_marks.new_mark(phase_mark(part))
+            mark = profiling.new_mark(phase_mark(part))
             mark.__enter__()
             self._phases.append(mark)
 
@@ -156,7 +155,8 @@ class StepTracer:
                 self._profiler.stop_trace()
             self._recording = self._prepared = False
             profiler, self._profiler = self._profiler, None
-            self.record = record = self._read(profiler, signature, {METADATA_KEY: use, **_place_in_run(profiler)})
+            metadata = {METADATA_KEY: use, **profiling.place_in_run(profiler)}
+            self.record = record = self._read(profiler, signature, metadata)
             if record.columns is not None and self._device.type != "cpu":
                 self.lost = (
                     f"The trace has no event of the {self._device.type} device (it may not be permitted here): kernels "
@@ -190,7 +190,7 @@ class StepTracer:
         with ExitStack() as undo:
             patches = Patches()
             undo.callback(patches.undo)
-            for name in ("_prepare_profiler", "_enable_profiler"):
+            for name in profiling.functions_that_set_up():
                 patches.replace(autograd_profiler, name, self._stand_aside)
             undo.enter_context(module_hooks(marks.enter, marks.leave, lambda: None))
             self._undo = undo.pop_all()
@@ -202,9 +202,7 @@ class StepTracer:
             activities.append(ProfilerActivity.CUDA)
         elif self._device.type == "xpu":
             activities.append(ProfilerActivity.XPU)
-        # The base of torch.profiler.profile: no schedule of its own, and no count of steps that others share.
-        kind: Any = torch.profiler._KinetoProfile  # type: ignore[attr-defined]
-        self._profiler = kind(activities=activities, **self._settings)
+        self._profiler = profiling.new_profiler()(activities=activities, **self._settings)
         with self._by_us(), _silent_kineto():
             self._profiler.prepare_trace()
         self._prepared = True
@@ -276,21 +274,11 @@ class StepTracer:
         return path
 
 
-def profiler_is_recording() -> bool:
-    """Whether a profiler of torch's records what runs now on this thread."""
-    with suppress(AttributeError):
-        return bool(torch._C._autograd._profiler_enabled())
-    return False
-
-
 def _other_profiler() -> str | None:
     """The profiler that is on, or may be switched on any moment, in words; None if there is none."""
-    if profiler_is_recording():
+    if profiling.profiler_is_recording():
         return "another profiler is running"
-    # torch.profiler.profile notes itself here from its making to the end of its block; between its warm-up and its
-    # first step nothing else tells of it.
-    tracker = getattr(autograd_profiler, "KinetoStepTracker", None)
-    if "ProfilerStep" in getattr(tracker, "_step_dict", ()):
+    if profiling.profiler_is_set_up():
         return "a torch.profiler.profile is set up in this run"
     return None
 
@@ -306,14 +294,6 @@ def _silent_kineto() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(_LOG_LEVEL, None)
-
-
-def _place_in_run(profiler: Any) -> dict[str, Any]:
-    """What the profiler writes into a file about ranks and process groups; nothing if it cannot tell."""
-    with suppress(Exception):
-        if (info := profiler._get_distributed_info()) is not None:
-            return {"distributedInfo": info}
-    return {}
 
 
 def _rank() -> int:

@@ -12,9 +12,9 @@ from torch.fx import Graph, GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.instrument.counting import compiled_backward
 from lightning_flops.instrument.counting.compiled_backward import repeated_products
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.torch_private import compiler
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 3, 5, 7, 11
@@ -70,7 +70,7 @@ def test_a_backward_that_cannot_be_read_counts_as_backward_and_a_note_says_so(mo
         raise LookupError("no graph is kept")
 
     model = compiled_and_run_once()
-    monkeypatch.setattr(compiled_backward, "_backward_graph", unreadable)
+    monkeypatch.setattr(compiler, "backward_graph", unreadable)
     with FlopCounter(model) as counter:
         model(torch.randn(BATCH, INPUTS)).sum().backward()
     counts = FlopCounts(counter.record())

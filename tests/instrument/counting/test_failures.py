@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lightning_flops import FlopsProfiler, count_flops
 from lightning_flops.instrument.counting import counting_mode, flop_counter, template_kernels
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
@@ -146,3 +149,82 @@ def test_an_interrupt_while_a_counter_is_left_arrives_and_leaves_nothing_on_torc
     with pytest.raises(KeyboardInterrupt), FlopCounter(Checkpointed()):
         pass
     assert torch_state() == before
+
+
+class Raises(logging.Handler):
+    """A handler of a user's log that cannot write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.asked += record.levelno >= logging.WARNING
+        raise OSError("the disk is full")
+
+
+def test_failures_are_one_warning_and_a_log_that_fails_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlopCounter, "_enter_running", fails)
+    monkeypatch.setattr(counting_mode, "bytes_of", fails)
+    handler, log = Raises(), logging.getLogger("lightning_flops")
+    log.addHandler(handler)
+    try:
+        notes = notes_of_a_step(Checkpointed())
+    finally:
+        log.removeHandler(handler)
+    assert [note.partition(" (")[0] for note in notes[:2]] == [
+        "Counting failed in a module's forward pre-hook",
+        "Counting failed in an operator",
+    ]
+    assert handler.asked == 1
+
+
+def test_counting_that_cannot_begin_is_an_error_before_anything_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, ran = torch_state(), []
+    monkeypatch.setattr(FlopCounter, "_install", fails)
+    with pytest.raises(LookupError, match="no longer there"), count_flops(Checkpointed()):
+        ran.append("the block")
+    assert ran == []
+    assert torch_state() == before
+
+
+def test_a_record_that_cannot_be_made_is_an_error_to_who_asks_and_not_at_the_end_of_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, model = torch_state(), Checkpointed()
+    monkeypatch.setattr(FlopCounter, "record", fails)
+    with count_flops(model) as counts:
+        step(model)()
+    assert torch_state() == before
+    for _ in range(2):
+        with pytest.raises(LookupError, match="no longer there"):
+            _ = counts.forward
+
+
+def test_a_failed_end_of_a_module_on_another_thread_leaves_no_mode_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode came to that thread with the module, and nothing else would take it off."""
+    model = nn.Linear(5, 7)
+    monkeypatch.setattr(FlopCounter, "_on_module_leave", fails)
+    with FlopCounter(model) as counter, ThreadPoolExecutor(1) as pool:
+        pool.submit(model, torch.ones(2, 5)).result()
+        assert pool.submit(torch._C._len_torch_dispatch_stack).result() == 0
+    assert counter.record().notes[0].startswith("Counting failed in a module's forward hook (LookupError")
+
+
+@pytest.mark.parametrize("name", ["__enter__", "_install", "_enter"])
+def test_the_profiler_by_deepspeeds_name_raises_nothing_into_the_loop(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, before = Checkpointed(), torch_state()
+    monkeypatch.setattr(FlopCounter, name, fails)
+    profiler = FlopsProfiler(model)
+    profiler.start_profile()
+    model(torch.ones(2, 5))
+    profiler.stop_profile()
+    assert torch_state() == before
+    profiler.end_profile()
+    profiler.print_model_profile()
+    assert [record.getMessage() for record in caplog.records] == [
+        "profiling failed, and it could not start: LookupError: no longer there",
+        "nothing was profiled, so nothing is printed: start_profile() comes first",
+    ]

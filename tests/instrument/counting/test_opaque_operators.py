@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_flops import count_offline
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.instrument.counting.dispatch_stack import depth
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.formulas import registry as formula_registry
+from lightning_flops.instrument.torch_private.dispatch import depth
 
 PRODUCT = 2 * 3 * 4 * 5
 """(3, 4) by (4, 5)"""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_flops.analysis.flop_counts import FlopCounts
-from lightning_flops.instrument import autograd_state
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.records import PhaseFlops
 
@@ -110,12 +109,3 @@ def test_bytes_and_calls_of_what_is_repeated_without_grad_are_recompute() -> Non
         assert (again.calls, again.flops) == (1, LAYER if operator == "aten.mm" else 0)
         assert (again.bytes_read, again.bytes_written) == (forward.bytes_read, forward.bytes_written)
         assert (operator, "backward") not in cells
-
-
-def test_a_torch_whose_checkpoints_are_others_says_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is repeated is known still, by the grad mode; not that gradients inside of it are."""
-    monkeypatch.setattr(autograd_state, "LOST", [])
-    monkeypatch.delattr(torch.utils.checkpoint, "_checkpoint_hook")
-    autograd_state._codes_of_torch()
-    (lost,) = autograd_state.LOST
-    assert "gradients taken inside of what they repeat count as backward" in lost

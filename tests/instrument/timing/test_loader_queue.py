@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_flops.instrument.recorder import Recorder, State
+from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.loader_queue import (
     Backlog,
@@ -78,6 +79,7 @@ class NoCounter:
 
     def __enter__(self) -> None: ...
     def __exit__(self, *exc: object) -> None: ...
+    def sweep(self) -> None: ...
     def total(self) -> PhaseFlops:
         return PhaseFlops()
 
@@ -103,20 +105,21 @@ def window_over(
         feed=LoaderQueue(lambda: [loader.backlog()], batches_a_step=accumulate),
         clock=WallClock(now),
         new_counter=lambda root: NoCounter(),
+        notes=Notes(),
     )
     for _ in range(100_000):
-        if recorder.state is State.CLOSED:
+        if recorder.closed:
             break
         for batch in range(accumulate):
             with recorder.batch_scope():
-                if recorder.state is State.TIMING:
+                if recorder.timer is not None:
                     recorder.enter("data_wait")
                 loader.fetch()
-                if recorder.state is State.TIMING:
+                if recorder.timer is not None:
                     recorder.leave()
                 now.sleep(step_sec / accumulate * (100 if recorder.counting else 1))
                 recorder.end_batch(shapes=SHAPES, samples=4, tokens=None, ends_step=batch == accumulate - 1)
-    window = recorder.close(context=CONTEXT, report_step=0)
+    window = recorder.close(context=CONTEXT)
     assert window is not None
     return window
 

@@ -17,11 +17,12 @@ from torch.nn.modules import module as torch_module
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.trace import analyze_trace, load_trace, module_table, trace_from_columns
-from lightning_flops.instrument.tracing import module_marks
+from lightning_flops.analysis.trace import analyze_trace, load_trace, trace_from_columns
+from lightning_flops.analysis.trace.modules import module_table
+from lightning_flops.instrument.torch_private.profiling import SlowMark
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.records import StepSignature, TracedStepRecord
-from lightning_flops.schema.trace import ModuleRow, ModuleTable
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 from lightning_flops.sinks.trace_file import keep_trace
 
 CPU = torch.device("cpu")
@@ -380,7 +381,7 @@ def test_a_device_that_leaves_no_events_is_said_and_the_hosts_are_kept() -> None
 
 def test_without_fast_marks_the_slow_ones_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _, fast = traced(Net())
-    monkeypatch.setattr("lightning_flops.instrument.tracing.module_marks.new_mark", module_marks._Mark)
+    monkeypatch.setattr("lightning_flops.instrument.tracing.module_marks.new_mark", SlowMark)
     _, slow = traced(Net())
     found = [{name: row.calls for name, row in rows(table_of(record)).items()} for record in (fast, slow)]
     assert found[0] == found[1]

@@ -7,59 +7,19 @@ import torch
 from torch import nn
 
 from lightning_flops.config import TraceSchedule
-from lightning_flops.instrument.recorder import State
 from lightning_flops.instrument.timing.clocks import Clock, WallClock
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedStepRecord
+from lightning_flops.records import StepSignature
 from tests.fake_clock import FakeNow
 from tests.instrument.small_run import SHAPES, Run
+from tests.instrument.tracing.fake_tracer import FakeTracer
 
 OTHER_SHAPES = ((2, 3), (2,))
 
 
 def signature(name: str = "same") -> StepSignature:
     return StepSignature(batches=(name,), forwards=1, backwards=1, updates=1)
-
-
-class FakeTracer:
-    """Writes down what it is told; is lost when the test says so."""
-
-    def __init__(self, *, lost_at: str = "") -> None:
-        self.calls: list[str] = []
-        self.record: TracedStepRecord | ModuleSecondsRecord | None = None
-        self.lost: str | None = None
-        self.lost_at = lost_at
-        self.first: int | None = None
-
-    def _call(self, name: str) -> None:
-        self.calls.append(name)
-        if name.partition(" ")[0] == self.lost_at:
-            self.lost = f"Lost at {name}."
-
-    def warm_up(self) -> None:
-        self._call("warm_up")
-
-    def start(self, index: int) -> None:
-        self.first = index if self.first is None else self.first
-        self._call(f"start {index}")
-
-    def enter(self, part: str) -> None:
-        self._call(f"enter {part}")
-
-    def leave(self) -> None:
-        self._call("leave")
-
-    def stop(self, signature: StepSignature) -> None:
-        assert self.first is not None
-        self.record = TracedStepRecord(
-            index=self.first, signature=signature, process=1, columns=None, path=None, metadata={}
-        )
-        self.first = None
-        self._call("stop")
-
-    def give_up(self) -> None:
-        self.calls.append("give_up")
 
 
 def steps_of(cycles: TraceCycles, *signatures: StepSignature) -> list[int]:
@@ -150,9 +110,9 @@ class TracedRun(Run):
 def test_the_window_traces_after_the_timed_steps_and_then_closes() -> None:
     tracer = FakeTracer()
     run = TracedRun(tracer)
-    while run.recorder.state is not State.CLOSED:
+    while not run.recorder.closed:
         run.batch()
-    assert run.states[3:] == [State.TIMING] * 2 + [State.TRACING] * 2
+    assert run.states[3:] == ["timing"] * 2 + ["tracing"] * 2
     parts = [call for part in ("data_wait", "forward", "backward", "optimizer") for call in (f"enter {part}", "leave")]
     assert tracer.calls == ["warm_up", *parts, "start 6", *parts, "stop"]
     window = run.close()
@@ -167,7 +127,7 @@ def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
     for _ in range(5):
         run.batch()
     marking = []
-    while run.recorder.state is not State.CLOSED:
+    while not run.recorder.closed:
         marking.append((run.recorder.marking, run.recorder.tracing))
         if run.recorder.marking:
             run.batch()
@@ -180,7 +140,7 @@ def test_steps_that_a_schedule_waits_for_are_left_alone() -> None:
 def test_every_batch_of_a_traced_step_is_in_it() -> None:
     tracer = FakeTracer()
     run = TracedRun(tracer)
-    while run.recorder.state is not State.CLOSED:
+    while not run.recorder.closed:
         run.batch(ends_step=False)
         run.batch()
     assert [call for call in tracer.calls if call.startswith(("start", "stop", "warm"))] == [
@@ -209,7 +169,7 @@ def test_a_traced_step_of_other_shapes_is_traced_again() -> None:
         run.batch()
     run.batch(shapes=OTHER_SHAPES)
     run.batch(shapes=SHAPES)
-    assert run.recorder.state is State.CLOSED
+    assert run.recorder.closed
     assert [record.index for record in run.close().traces] == [5, 6]
 
 
@@ -220,7 +180,7 @@ def test_abandoning_the_window_ends_the_trace() -> None:
         run.batch()
     run.recorder.abandon()
     assert tracer.calls[-1] == "give_up"
-    assert run.recorder.state is State.CLOSED
+    assert run.recorder.closed
 
 
 # Where no profiler can run

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_flops.instrument.autograd_state import current_node
 from lightning_flops.instrument.counting.formulas.contract import (
     Arguments,
     Keywords,
@@ -30,9 +29,10 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Unreadable,
     Work,
     host_integers,
-    out_of_sight,
 )
 from lightning_flops.instrument.counting.formulas.matmul import sizes_of
+from lightning_flops.instrument.torch_private.autograd import current_node
+from lightning_flops.instrument.torch_private.dispatch import out_of_sight
 
 _TOP_LEFT, _BOTTOM_RIGHT = 1, 2  # values of the memory-efficient kernels' custom_mask_type
 

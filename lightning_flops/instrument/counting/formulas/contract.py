@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
+
+from lightning_flops.instrument.torch_private.dispatch import is_fake, out_of_sight
 
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
@@ -269,18 +270,9 @@ def host_integers(tensor: torch.Tensor) -> list[int]:
     Raises:
         Unreadable: the tensor has no values (fake, meta, functional), or reading it would break a CUDA graph capture.
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    if tensor.device.type == "meta" or isinstance(tensor, (FakeTensor, FunctionalTensor)):
+    if tensor.device.type == "meta" or is_fake(type(tensor)):
         raise Unreadable("its lengths are values of a tensor that holds none")
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unreadable("its lengths cannot be read while a CUDA graph is captured")
     with out_of_sight():
         return [int(value) for value in tensor.detach().reshape(-1).tolist()]
-
-
-def out_of_sight() -> AbstractContextManager[Any]:
-    """Hides the operators run inside it from every dispatch mode: other counters, and modes of the user's."""
-    hide = getattr(torch._C, "_DisableTorchDispatch", None)
-    return nullcontext() if hide is None else cast("AbstractContextManager[Any]", hide())

@@ -12,6 +12,15 @@ import torch
 
 from lightning_flops.instrument.counting.formulas.contract import Entry, Formula, dtype_of_first_tensor, no_flops
 from lightning_flops.instrument.counting.formulas.registry import forget_entries, heard_kernels, user_formulas
+from lightning_flops.instrument.torch_private.operators import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    custom_operator_name,
+    higher_order_name,
+    packet_name,
+    schema_of,
+)
 
 F = TypeVar("F", bound=Formula)
 
@@ -122,21 +131,21 @@ def _as_formula(given: Formula | int) -> Formula:
 
 def _operator_name(target: Any) -> str:
     """``namespace::name`` of an operator in any of its forms."""
-    if isinstance(target, torch._ops.OpOverload):
-        schema = target._schema
+    if isinstance(target, OpOverload):
+        schema = schema_of(target)
         return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return str(target._qualified_op_name)
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return f"higher_order::{target._name}"
+    if isinstance(target, OpOverloadPacket):
+        return packet_name(target)
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{higher_order_name(target)}"
     if isinstance(target, str):
         namespace, separator, name = target.partition("::")
         if namespace and separator and name:
             return target.removesuffix(".default")
         raise TypeError(f"an operator's name is 'namespace::name', got {target!r}")
-    qualified = getattr(target, "_qualname", None)  # what torch.library.custom_op and triton_op return
-    if isinstance(qualified, str) and "::" in qualified:
-        return qualified
+    custom = custom_operator_name(target)
+    if custom is not None:
+        return custom
     raise TypeError(
         "a FLOP formula is registered for an operator, its name, a custom operator, an autograd.Function or a Triton "
         f"kernel, got {target!r}"

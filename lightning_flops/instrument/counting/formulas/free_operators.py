@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from lightning_flops.instrument.counting.formulas.free_names import FREE_NAMES
+from lightning_flops.instrument.torch_private.operators import schema_of
 
 Evidence = Literal["read", "no tensors", "tag", "view", "list form"]
 """What shows that an operator is free."""
@@ -78,7 +79,7 @@ def _was_read(qualified_name: str) -> bool:
 
 def _makes_views(operator: Any) -> bool:
     """Whether all that the operator returns are views of what it is given, and it writes nothing."""
-    schema = operator._schema
+    schema = schema_of(operator)
     aliases = [value.alias_info for value in schema.returns]
     written = any(value.alias_info is not None and value.alias_info.is_write for value in schema.arguments)
     return bool(aliases) and not written and all(alias is not None and not alias.is_write for alias in aliases)
@@ -98,7 +99,7 @@ def _has_tag(namespace: str, name: str) -> bool:
 
 
 def _has_tensors(operator: Any) -> bool:
-    schema = operator._schema
+    schema = schema_of(operator)
     if "(...)" in str(schema):  # it takes, or returns, whatever there is
         return True
     return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))

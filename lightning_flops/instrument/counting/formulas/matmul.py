@@ -25,8 +25,9 @@ from lightning_flops.instrument.counting.formulas.contract import (
     Rule,
     Unreadable,
     host_integers,
-    out_of_sight,
 )
+from lightning_flops.instrument.torch_private.dispatch import out_of_sight
+from lightning_flops.instrument.torch_private.tensors import nested_sizes, stored_count, stored_indices
 
 _STRIDED = torch.strided
 _PAIR_OF_FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # not in older torch
@@ -38,7 +39,7 @@ def sizes_of(tensor: torch.Tensor) -> list[tuple[int, ...]]:
         return [tuple(tensor.shape)]
     if tensor.layout is torch.jagged:
         return [tuple(component.shape) for component in tensor.unbind()]
-    return [tuple(row) for row in tensor._nested_tensor_size().tolist()]
+    return nested_sizes(tensor)
 
 
 def non_zeros(tensor: torch.Tensor) -> int:
@@ -46,7 +47,7 @@ def non_zeros(tensor: torch.Tensor) -> int:
     layout = tensor.layout
     if layout is torch.sparse_coo:
         with out_of_sight():
-            stored = tensor._nnz()
+            stored = stored_count(tensor)
         return stored * prod(tensor.shape[tensor.sparse_dim() :])
     if layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         with out_of_sight():
@@ -57,7 +58,7 @@ def non_zeros(tensor: torch.Tensor) -> int:
 def _row_ids(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """For each stored element of a two-dimensional sparse tensor, its index along *dim*."""
     coordinates = tensor if tensor.layout is torch.sparse_coo else tensor.to_sparse()
-    return coordinates._indices()[dim]
+    return stored_indices(coordinates)[dim]
 
 
 def _sparse_times_sparse(left: torch.Tensor, right: torch.Tensor) -> int:

@@ -33,6 +33,13 @@ from lightning_flops.instrument.counting.formulas.libraries import LIBRARY_RULES
 from lightning_flops.instrument.counting.formulas.matmul import MATMUL_RULES
 from lightning_flops.instrument.counting.formulas.quantized import QUANTIZED_OVERLOAD_RULES, QUANTIZED_RULES
 from lightning_flops.instrument.counting.formulas.recurrent import RECURRENT_OVERLOAD_RULES, RECURRENT_RULES
+from lightning_flops.instrument.torch_private.operators import (
+    OpOverload,
+    higher_order_name,
+    is_composite,
+    schema_of,
+    triton_kernel,
+)
 
 RULES: Mapping[str, Rule] = {
     **MATMUL_RULES,
@@ -103,10 +110,11 @@ def lookup(operator: Any) -> Entry:
 
 
 def _find(operator: Any) -> Entry:
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         return _find_higher_order(operator)
-    qualified = operator._schema.name  # "aten::mm"
-    overload = operator._schema.overload_name
+    schema = schema_of(operator)
+    qualified = schema.name  # "aten::mm"
+    overload = schema.overload_name
     full = f"{qualified}.{overload}" if overload else qualified
     name = qualified.replace("::", ".", 1)
     user = user_formulas.get(full) or user_formulas.get(qualified)
@@ -115,12 +123,12 @@ def _find(operator: Any) -> Entry:
     rule = OVERLOAD_RULES.get(full) or RULES.get(qualified)
     if rule is not None:
         try:
-            formula = bind_formula(rule, operator._schema)
+            formula = bind_formula(rule, schema)
         except LookupError:
             # A torch version whose schema has other arguments: better listed as uncounted than counted wrong.
             return _unknown(name, operator)
         try:
-            dtype_of, place = bind_dtype(rule, operator._schema), dtype_place(rule, operator._schema)
+            dtype_of, place = bind_dtype(rule, schema), dtype_place(rule, schema)
         except (LookupError, ValueError):
             dtype_of, place = dtype_of_first_tensor, None
         return Entry(name, "formula", formula, dtype_of, rule.estimate, dtype_place=place)
@@ -133,18 +141,11 @@ def _find(operator: Any) -> Entry:
 
 
 def _unknown(name: str, operator: Any) -> Entry:
-    return Entry(name, "unknown", no_flops, dtype_of_first_tensor, composite=_is_composite(operator))
-
-
-def _is_composite(operator: Any) -> bool:
-    try:
-        return bool(operator._can_decompose())
-    except (AttributeError, RuntimeError):
-        return False
+    return Entry(name, "unknown", no_flops, dtype_of_first_tensor, composite=is_composite(operator))
 
 
 def _find_higher_order(operator: Any) -> Entry:
-    short = str(getattr(operator, "_name", None) or operator)
+    short = higher_order_name(operator)
     name = f"higher_order.{short}"
     user = user_formulas.get(f"higher_order::{short}")
     if user is not None:
@@ -173,20 +174,20 @@ def _flops_of_called(place: int, start: int, result: int | None) -> Formula:
 
 def _no_flops_if_heard(args: Arguments, kwargs: Keywords, out: Any) -> int:
     """Zero for a launch of a Triton kernel with a formula, because its ``run`` is counted."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    kernel = kernel_side_table.get_kernel(kwargs["kernel_idx"])
+    kernel = triton_kernel(kwargs["kernel_idx"])
+    if kernel is None:
+        raise Unreadable("this torch does not tell which Triton kernel is launched")
     if id(kernel) in heard_kernels:
         return 0
     name = getattr(getattr(kernel, "fn", kernel), "__name__", type(kernel).__name__)
     raise Unreadable(f"no formula is registered for the Triton kernel {name}")
 
 
-def _formula_of_torch(operator: torch._ops.OpOverload) -> Formula | None:
+def _formula_of_torch(operator: OpOverload) -> Formula | None:
     """A formula registered with ``torch.utils.flop_counter.register_flop_formula``, in our signature."""
     module = sys.modules.get("torch.utils.flop_counter")  # not imported: nobody registered anything
     registered: Mapping[Any, Callable[..., Any]] = getattr(module, "flop_registry", {})
-    formula = registered.get(operator._overloadpacket)
+    formula = registered.get(operator.overloadpacket)
     return None if formula is None else as_our_formula(formula)
 
 

@@ -1,13 +1,10 @@
-"""What torch's autograd engine tells about itself: the private torch interfaces of the counter, all in one place.
-
-Each of them is tried once, at import. Where one is missing, a stand-in answers and ``LOST`` says what is lost by it.
-"""
+"""What torch's autograd engine tells about itself: which backward runs, which node of it, and who called it."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -15,14 +12,13 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 
+from lightning_flops.instrument.torch_private.names import take
+
 NO_GRAPH_TASK = -1
 """Id of the graph task outside any backward."""
 
 ACCUMULATES_GRADIENT = 1 << 63
 """From this sequence number on, a node is no call's: it accumulates a leaf's gradient."""
-
-LOST: list[str] = []
-"""What this torch build cannot tell, in sentences for the report."""
 
 
 def _no_graph_task() -> int:
@@ -37,53 +33,110 @@ def _no_sequence() -> int:
     return 0
 
 
-def _interface(owner: Any, name: str, stand_in: Any, loss: str) -> Any:
-    function: Any = getattr(owner, name, None)
-    try:
-        function()
-    except (TypeError, RuntimeError):  # there is none, it takes arguments, or it does not work in this build
-        LOST.append(f"This torch ({torch.__version__}) does not tell {loss}.")
-        return stand_in
-    return function
+def _call(function: Any) -> object:
+    return function()
 
 
-graph_task_id = _interface(
-    torch._C,
-    "_current_graph_task_id",
+# The hot path calls these three as they are: torch's own functions, without one of ours around them.
+
+graph_task_id: Callable[[], int] = take(
+    "torch._C:_current_graph_task_id",
     _no_graph_task,
-    "whether a backward is running: backward and recompute FLOPs count as forward",
+    "does not tell whether a backward is running: backward and recompute FLOPs count as forward, and in a fit as the "
+    "optimizer's",
+    works=_call,
 )
 """Number of the backward that is running on this thread; ``NO_GRAPH_TASK`` when none is."""
 
-current_node = _interface(
-    torch._C,
-    "_current_autograd_node",
+current_node: Callable[[], Any] = take(
+    "torch._C:_current_autograd_node",
     _no_node,
-    "which autograd node is running: the modules' backward FLOPs stand under the root",
+    "does not tell which autograd node is running: the modules' backward FLOPs stand under the root",
+    works=_call,
 )
 """The autograd node whose backward is running on this thread, or None."""
 
-sequence_number = _interface(
-    torch.autograd,
-    "_get_sequence_nr",
+sequence_number: Callable[[], int] = take(
+    "torch.autograd:_get_sequence_nr",
     _no_sequence,
-    "the sequence numbers of autograd nodes: the modules' backward FLOPs stand under the root",
+    "does not tell the sequence numbers of autograd nodes: the modules' backward FLOPs stand under the root",
+    works=_call,
 )
 """Number that the next autograd node made on this thread will have."""
 
-_ENGINE_CODE = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
-_APPLY_CODE = getattr(torch.autograd.Function.apply, "__func__", torch.autograd.Function.apply).__code__
-_CALL_CODE = torch.nn.Module._call_impl.__code__
-_WRAPPED_CALL_CODE = torch.nn.Module._wrapped_call_impl.__code__
-_STEP_CODE = next(
-    (
-        constant
-        for constant in torch.optim.Optimizer.profile_hook_step.__code__.co_consts
-        if isinstance(constant, CodeType) and constant.co_name == "wrapper"
-    ),
+_CHECKPOINT_LOSS = (
+    "does not tell what activation checkpoints repeat from what else enables grad in a backward: gradients taken "
+    "inside of what they repeat count as backward"
+)
+
+_ENGINE_CODE: CodeType | None = take(
+    "torch.autograd.graph:_engine_run_backward.__code__",
     None,
+    "does not show who called backward: of a backward inside a backward, FLOPs of repeated forwards may count as "
+    "backward, and a backward of another thread has no module",
+)
+
+_APPLY_CODE: CodeType | None = take(
+    "torch.autograd:Function.apply.__func__.__code__",
+    None,
+    "does not show whether the forward of an autograd.Function is running: FLOPs in it count as without a backward",
+)
+
+_CALL_CODE: CodeType | None = take(
+    "torch.nn:Module._call_impl.__code__",
+    None,
+    "does not show which modules are running: FLOPs without grad inside an autograd.Function may count as if a "
+    "backward followed, and FLOPs after an interrupted forward may stand under the module that was interrupted",
+)
+
+_WRAPPED_CALL_CODE: CodeType | None = take(
+    "torch.nn:Module._wrapped_call_impl.__code__",
+    None,
+    "does not show which module is running: FLOPs of modules compiled in place stand under the module that calls them",
+)
+
+
+def _codes_in(function: Any, name: str) -> list[CodeType]:
+    """Code of the functions called *name* that *function* defines in its body."""
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return [constant for constant in constants if isinstance(constant, CodeType) and constant.co_name == name]
+
+
+def _code_in(name: str) -> Callable[[Any], object]:
+    """Tries whether a function defines one called *name* in its body."""
+
+    def look(function: Any) -> object:
+        return _codes_in(function, name)[0]
+
+    return look
+
+
+_STEP_CODES = _codes_in(
+    take(
+        "torch.optim:Optimizer.profile_hook_step",
+        None,
+        "does not show whether an optimizer's step is running: FLOPs after an interrupted step may stand under the "
+        "optimizer",
+        works=_code_in("wrapper"),
+    ),
+    "wrapper",
 )
 """Of what calls an optimizer's hooks around its step."""
+
+_REPEATING_CODE: CodeType | None = take(
+    "torch.utils.checkpoint:CheckpointFunction.backward.__code__", None, _CHECKPOINT_LOSS
+)
+
+_UNPACKING_CODES = _codes_in(
+    take("torch.utils.checkpoint:_checkpoint_hook.__init__", None, _CHECKPOINT_LOSS, works=_code_in("unpack_hook")),
+    "unpack_hook",
+)
+
+take(
+    "torch._C:_functions.AccumulateGrad._sequence_nr",  # every kind of node has it, or none
+    None,
+    "does not tell the numbers of autograd nodes: the modules' backward FLOPs stand outside of the model",
+)
 
 
 def node_sequence(node: Any) -> int:
@@ -142,12 +195,6 @@ def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
     return elsewhere[0] if elsewhere else None
 
 
-def whole_backward_is_compiled() -> bool:
-    """Whether the backward that is running, all of it, is compiled code: then autograd runs no nodes."""
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    return bool(getattr(compiled, "in_compiled_autograd_region", False))
-
-
 def function_in_forward(calls: int = 0) -> Any:
     """The ``autograd.Function`` in whose forward the running code is, within its module's forward; None where in none.
 
@@ -182,49 +229,32 @@ def inside_function_forward(calls: int = 0) -> bool:
     return function_in_forward(calls) is not None
 
 
-def running_calls(module: torch.nn.Module) -> int:
-    """How many calls of *module* that hooks heard of are on this thread's stack."""
-    calls = 0
+def has_ended(module: torch.nn.Module, calls: int) -> bool:
+    """Whether fewer than *calls* calls of *module* that hooks heard of are on this thread's stack.
+
+    False where torch does not show them.
+    """
+    if _CALL_CODE is None:
+        return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
-            calls += 1
+            calls -= 1
         frame = frame.f_back
-    return calls
+    return calls > 0
 
 
 def runs_step_of(optimizer: Any) -> bool:
     """Whether a step of *optimizer* is on this thread's stack; also where torch does not let that be seen."""
-    if _STEP_CODE is None:
+    if not _STEP_CODES:
         return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # No other frame's variables are looked at: in a user's they would be kept beyond their time.
-        if frame.f_code is _STEP_CODE and frame.f_locals.get("self") is optimizer:
+        if frame.f_code is _STEP_CODES[0] and frame.f_locals.get("self") is optimizer:
             return True
         frame = frame.f_back
     return False
-
-
-def _codes_in(function: Any, name: str) -> list[CodeType]:
-    """Code of the functions called *name* that *function* defines in its body."""
-    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
-    return [constant for constant in constants if isinstance(constant, CodeType) and constant.co_name == name]
-
-
-def _codes_of_torch() -> list[CodeType]:
-    module: Any = torch.utils.checkpoint
-    reentrant = getattr(getattr(module, "CheckpointFunction", None), "backward", None)
-    other = _codes_in(getattr(getattr(module, "_checkpoint_hook", None), "__init__", None), "unpack_hook")
-    if reentrant is None or not other:
-        LOST.append(
-            f"This torch ({torch.__version__}) does not tell what activation checkpoints repeat from what else enables "
-            "grad in a backward: gradients taken inside of what they repeat count as backward."
-        )
-    return [*other, *([] if reentrant is None else [reentrant.__code__])]
-
-
-_CODES_OF_TORCH = _codes_of_torch()
 
 
 def checkpoint_codes() -> frozenset[CodeType]:
@@ -232,7 +262,7 @@ def checkpoint_codes() -> frozenset[CodeType]:
     module = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
     reentrant = getattr(getattr(getattr(module, "CheckpointFunction", None), "backward", None), "__code__", None)
     other = _codes_in(getattr(module, "non_reentrant_checkpoint", None), "checkpoint_unpack")
-    return frozenset((*_CODES_OF_TORCH, *other, *(() if reentrant is None else (reentrant,))))
+    return frozenset((*_UNPACKING_CODES, *other, *(code for code in (_REPEATING_CODE, reentrant) if code is not None)))
 
 
 def calling_modules() -> Iterator[torch.nn.Module]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_flops.instrument import compiler_sight
-from lightning_flops.instrument.compiler_sight import hidden
+from lightning_flops.instrument.torch_private import compiler
+from lightning_flops.instrument.torch_private.compiler import hidden
 
 
 def doubling() -> Callable[[Tensor], Tensor]:
@@ -47,7 +47,7 @@ def test_a_hidden_function_has_no_wrapper_and_is_not_compiled() -> None:
 
 
 def test_a_torch_without_the_mark_hides_a_function_behind_its_own_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_sight, "_SKIP", None)
+    monkeypatch.setattr(compiler, "_SKIP", None)
     double = doubling()
     wrapped = hidden(double)
     assert wrapped is not double

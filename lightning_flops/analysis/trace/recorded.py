@@ -1,0 +1,79 @@
+"""The trace of events that the profiler left in memory as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lightning_flops.analysis.trace.columns import CollectiveArguments, Lane, MemoryEvents, Trace, TraceFormatError
+from lightning_flops.analysis.trace.head import place_in_run
+from lightning_flops.analysis.trace.names import KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
+from lightning_flops.analysis.trace.values import bytes_of, int32, int64
+from lightning_flops.records import TraceColumns
+
+
+def trace_from_columns(
+    columns: TraceColumns, *, process: int, metadata: Mapping[str, Any] | None = None, source: str = "(profiler)"
+) -> Trace:
+    """The trace of host events that are already in memory as columns. No event is handled by itself.
+
+    Args:
+        columns: the events.
+        process: number of the process they ran in.
+        metadata: what stands at the top of a file, beside the events.
+        source: what messages call these events.
+
+    Raises:
+        TraceFormatError: none of the events is torch.profiler's.
+    """
+    metadata = metadata or {}
+    kinds = np.array([KIND_OF_CATEGORY.get(category.lower(), -1) for category in columns.categories], dtype=np.int8)
+    kind = kinds[int32(columns.category)] if columns.category else np.zeros(0, dtype=np.int8)
+    kept = np.flatnonzero(kind >= 0)
+    kind, name = kind[kept], int32(columns.name)[kept]
+    scopes = np.array([is_scope_written_as_operator(text) for text in columns.names], dtype=bool)
+    kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind)
+    if not (kind != Kind.OTHER).any():
+        raise TraceFormatError(f"{source}: the trace holds no events of torch.profiler")
+    nowhere = np.full(len(kept), -1, dtype=np.int64)
+    unknown = np.full(len(kept), np.nan)
+    memory_count = len(columns.memory_bytes)
+    memory = MemoryEvents(
+        lane=int32(columns.memory_thread),
+        time_ns=int64(columns.memory_time_ns),
+        bytes=int64(columns.memory_bytes),
+        device_type=np.zeros(memory_count, dtype=np.int32),
+        device=np.full(memory_count, -1, dtype=np.int32),
+    )
+    return Trace(
+        source=source,
+        names=columns.names,
+        lanes=tuple(Lane(process=str(process), thread=str(thread)) for thread in columns.threads),
+        name=name,
+        kind=kind,
+        lane=int32(columns.thread)[kept],
+        start_ns=int64(columns.start_ns)[kept],
+        duration_ns=int64(columns.duration_ns)[kept],
+        correlation=nowhere,
+        external_id=nowhere,
+        sequence=int64(columns.sequence)[kept],
+        forward_thread=int64(columns.forward_thread)[kept],
+        device=nowhere.astype(np.int32),
+        stream=nowhere,
+        blocks_per_sm=unknown,
+        occupancy_percent=unknown,
+        bytes=nowhere,
+        collectives={
+            new: CollectiveArguments(bytes=bytes_of(*columns.inputs[old]))
+            for new, old in enumerate(kept.tolist())
+            if old in columns.inputs
+        }
+        if columns.inputs
+        else {},
+        memory=memory if memory_count else None,
+        devices=(),
+        **place_in_run(metadata),
+        metadata=metadata,
+    )

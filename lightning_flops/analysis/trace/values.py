@@ -1,0 +1,45 @@
+"""Single values of a trace, which may be anything, and columns of them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace.names import ELEMENT_BYTES
+
+LARGEST_INTEGER = 2**63 - 1
+
+
+def whole(value: Any) -> int | None:
+    """*value* if it is an integer of 64 bits, else None."""
+    return value if type(value) is int and abs(value) <= LARGEST_INTEGER else None
+
+
+def bytes_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int | None:
+    """Bytes of inputs of these shapes and dtypes; None if one of the dtypes is not known."""
+    total = 0
+    for shape, dtype in zip(shapes, dtypes, strict=False):
+        element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
+        if element_bytes is None or not all(type(size) is int for size in shape):
+            return None
+        elements = 1
+        for size in shape:
+            elements *= size
+            if not 0 <= elements <= LARGEST_INTEGER:
+                return None
+        total += elements * element_bytes
+    return total or None
+
+
+def int64(column: array[int]) -> npt.NDArray[np.int64]:
+    """*column* without a copy."""
+    return np.frombuffer(column, dtype=np.int64) if column else np.zeros(0, dtype=np.int64)
+
+
+def int32(column: array[int]) -> npt.NDArray[np.int32]:
+    """*column* without a copy."""
+    return np.frombuffer(column, dtype=np.int32) if column else np.zeros(0, dtype=np.int32)

@@ -1,0 +1,29 @@
+"""Settings: those of DeepSpeed's ``"flops_profiler"`` block, with its names and defaults, and those of this project.
+
+Each setting is written once, as a field of ``ProfilerConfig``: its default, what values it may have, what it does.
+"""
+
+from lightning_flops.config.settings import (
+    SETTINGS,
+    ProfilerConfig,
+    Setting,
+    TakenBlock,
+    given_settings,
+    with_settings_described,
+)
+from lightning_flops.config.unknown_names import refuse_unknown
+from lightning_flops.config.values import BLOCK, DTYPE_NAMES, AdviceThresholds, TraceSchedule
+
+__all__ = [
+    "BLOCK",
+    "DTYPE_NAMES",
+    "SETTINGS",
+    "AdviceThresholds",
+    "ProfilerConfig",
+    "Setting",
+    "TakenBlock",
+    "TraceSchedule",
+    "given_settings",
+    "refuse_unknown",
+    "with_settings_described",
+]

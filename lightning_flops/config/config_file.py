@@ -1,0 +1,69 @@
+"""Reads the file of a DeepSpeed config as DeepSpeed does, but within bounds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from lightning_flops.errors import ConfigError
+from lightning_flops.text.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
+
+_LONGEST_CONFIG = 1 << 20
+"""Bytes. A DeepSpeed config has some thousand."""
+
+
+def read_config(path: str | Path) -> Mapping[str, Any]:
+    """The JSON object in the file at *path*, which is a path or URL.
+
+    Raises:
+        ConfigError: the file cannot be read, is too long, or does not hold a JSON object.
+    """
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"a DeepSpeed config must be an object or the path of a JSON file, got {shown(path)}")
+    place = str(path)
+    try:
+        with ExitStack() as stack:
+            if "://" in place or "::" in place:
+                file_system, name = fsspec.core.url_to_fs(place)
+                file = stack.enter_context(file_system.open(name, "rb"))
+            else:  # not by fsspec, which looks for the end of a file first and so cannot read a pipe
+                file = stack.enter_context(Path(os.path.expanduser(place)).open("rb"))
+            content = file.read(_LONGEST_CONFIG + 1)
+        if len(content) > _LONGEST_CONFIG:
+            raise ConfigError(f"the DeepSpeed config {path} is longer than {_LONGEST_CONFIG:,} bytes")
+        text = content.decode("utf-8-sig")
+    except ConfigError:
+        raise
+    except (OSError, ValueError, ImportError) as error:  # ImportError: the URL needs a package that is not installed
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise ConfigError(f"cannot read the DeepSpeed config {path}: {reason}") from error
+    try:
+        value = _decoded(text)
+    except JsonTextError as error:
+        raise ConfigError(f"the DeepSpeed config {path} {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"the DeepSpeed config {path} must hold a JSON object, got {shown(value, chars=80)}")
+    return value
+
+
+def _decoded(text: str) -> object:
+    """The value in *text*: read as JSON, or else by hjson, which is DeepSpeed's own reader, if it is installed."""
+    try:
+        return read_json(text, most_chars=_LONGEST_CONFIG, constants=True)
+    except JsonSyntaxError:
+        try:
+            import hjson  # comes with DeepSpeed: JSON with comments, in which commas and quotes may be missing
+
+            value = hjson.loads(text, object_pairs_hook=object_of_keys)
+        except JsonTextError:
+            raise
+        except Exception:  # hjson is not installed, or cannot read it either
+            value = None
+        if isinstance(value, dict):
+            return value
+        raise

@@ -1,0 +1,402 @@
+"""The settings: DeepSpeed's ``"flops_profiler"`` block with its own names and defaults, and the keys that are added."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from lightning_flops.config.config_file import read_config
+from lightning_flops.config.rules import (
+    BOOLEAN,
+    COUNT_FUNCTION_OR_NONE,
+    FULL_OR_HALF,
+    INTERVAL_OR_NONE,
+    NUMBER_FROM_ZERO,
+    PATH_OR_NONE,
+    PEAK_OR_NONE,
+    STEP_OR_STEPS,
+    TAG_PREFIX,
+    THRESHOLDS_OR_NONE,
+    TRACE_SCHEDULE_OR_NONE,
+    Rule,
+    has_long_integer,
+    integer_from,
+)
+from lightning_flops.config.unknown_names import clipped, nearest, refuse_unknown
+from lightning_flops.config.values import BLOCK, AdviceThresholds, TraceSchedule
+from lightning_flops.errors import ConfigError
+from lightning_flops.text.json_text import MOST_DIGITS, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is known of one setting, kept in the metadata of its field."""
+
+    rule: Rule
+    help: str
+    """What it does, in whole sentences: for the callback's docstring, LightningCLI's help and the table in the docs."""
+    read_by_deepspeed: Callable[[Any], Any] | None = None
+    """How DeepSpeed reads a value; None for a setting that is not DeepSpeed's.
+
+    DeepSpeed does not check the values of its block. From 0.16 to 0.19 it compares the step, counts up to the depth and
+    to the number of modules, asks whether ``detailed`` and ``output_file`` are true, and multiplies by the factor. A
+    value that does not allow this fails there or has no effect.
+    """
+    of_the_trace: bool = False
+    """It concerns the traced step only. Its default asks for nothing."""
+    in_a_block_only: bool = False
+    """It is a key of a DeepSpeed block, and no argument of the callback."""
+
+
+_T = TypeVar("_T")
+
+
+def _setting(
+    default: _T,
+    rule: Rule,
+    help: str,
+    *,
+    read_by_deepspeed: Callable[[Any], Any] | None = None,
+    of_the_trace: bool = False,
+    in_a_block_only: bool = False,
+) -> _T:
+    """The field of a setting. For type checkers it is its default, as with ``dataclasses.field``."""
+    said = Setting(rule, help, read_by_deepspeed, of_the_trace, in_a_block_only)
+    return field(default=default, metadata={"setting": said})
+
+
+def _integer_in_deepspeed(value: Any) -> Any:
+    return int(value) if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()) else value
+
+
+def _enabled_in_deepspeed(value: Any) -> Any:
+    # DeepSpeed computes `wall_clock_breakdown | enabled`. A value that fails here fails there, before any profiling.
+    return bool(False | value)
+
+
+def _path_in_deepspeed(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value or None
+
+
+def _factor_in_deepspeed(value: Any) -> Any:
+    return float(value) if isinstance(value, bool) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    """Settings of one profiler. The first seven are DeepSpeed's and have its defaults, except ``enabled``.
+
+    Raises:
+        ConfigError: a setting breaks its rule; the message names the setting, the rule and the value.
+    """
+
+    enabled: bool = _setting(
+        True,
+        BOOLEAN,
+        "Whether to profile at all. A DeepSpeed block without this key is not enabled.",
+        read_by_deepspeed=_enabled_in_deepspeed,
+        in_a_block_only=True,  # adding the callback says it
+    )
+    profile_step: int | tuple[int, ...] = _setting(
+        1,
+        STEP_OR_STEPS,
+        "The step to profile, given as the number of steps of this run before it. A list profiles each of its steps; "
+        "one that falls into the window of another is left out, and the log names it.",
+        read_by_deepspeed=_integer_in_deepspeed,
+    )
+    module_depth: int = _setting(
+        -1,
+        integer_from(-1),
+        "The deepest level of modules in the report: 0 is the root, 1 its children; -1 shows all.",
+        read_by_deepspeed=_integer_in_deepspeed,
+    )
+    top_modules: int = _setting(
+        1,
+        integer_from(1),
+        "How many modules the aggregated profile lists at each level.",
+        read_by_deepspeed=_integer_in_deepspeed,
+    )
+    detailed: bool = _setting(
+        True, BOOLEAN, "Print every module in a tree, with its parameters and FLOPs.", read_by_deepspeed=bool
+    )
+    output_file: str | None = _setting(
+        None,
+        PATH_OR_NONE,
+        "A file for the text report, as a path or a URL that fsspec opens. None shows it on the console.",
+        read_by_deepspeed=_path_in_deepspeed,
+    )
+    recompute_fwd_factor: float = _setting(
+        0.0,
+        NUMBER_FROM_ZERO,
+        "How many forward passes the backward repeats. It changes only the estimated backward; the measured one needs "
+        "no hint.",
+        read_by_deepspeed=_factor_in_deepspeed,
+    )
+    timing_steps: int = _setting(20, integer_from(1), "How many steps are timed after the counted one.")
+    trace: bool = _setting(
+        True,
+        BOOLEAN,
+        "Run one more step under torch.profiler, for the time of each module, operator and kernel.",
+    )
+    trace_dir: str | None = _setting(
+        None,
+        PATH_OR_NONE,
+        "A folder, as a path or URL, for the trace file of that step; with ``all_ranks``, for the files of all ranks. "
+        "None keeps no file.",
+        of_the_trace=True,
+    )
+    record_shapes: bool = _setting(
+        False, BOOLEAN, "Record the shapes of operators' inputs in the traced step.", of_the_trace=True
+    )
+    profile_memory: bool = _setting(
+        False, BOOLEAN, "Record what is allocated and freed in the traced step.", of_the_trace=True
+    )
+    with_stack: bool = _setting(
+        False,
+        BOOLEAN,
+        "Record the Python calls of the traced step. It makes that step much slower.",
+        of_the_trace=True,
+    )
+    monitor: bool = _setting(
+        True, BOOLEAN, "Log throughput and MFU as long as training runs, and a summary at the end."
+    )
+    batch_size: int | Callable[[Any], int] | None = _setting(
+        None,
+        COUNT_FUNCTION_OR_NONE,
+        "Samples in each batch, or a function that returns the samples of the batch it is given. None takes the first "
+        "dimension of the batch's tensors, or else the micro-batch of a DeepSpeed engine.",
+    )
+    tokens_per_sample: int | Callable[[Any], int] | None = _setting(
+        None,
+        COUNT_FUNCTION_OR_NONE,
+        "Tokens in each sample, or a function that returns the tokens of the whole batch it is given. None means "
+        "that tokens/s are not reported.",
+    )
+    causal_attention: Literal["full", "half"] = _setting(
+        "full",
+        FULL_OR_HALF,
+        'How attention with the causal flag counts: ``"full"`` is the whole score matrix, ``"half"`` is half of it.',
+    )
+    peak_flops_per_sec: float | Mapping[str, float] | None = _setting(
+        None,
+        PEAK_OR_NONE,
+        "Dense peak of one device in FLOP/s: one number for all dtypes, or a mapping from dtype names. None looks the "
+        "device up.",
+    )
+    advice_thresholds: Mapping[str, float] | None = _setting(
+        None,
+        THRESHOLDS_OR_NONE,
+        "The limits from which on advice is given: a mapping from names of ``AdviceThresholds`` in "
+        '``lightning_flops.config`` to numbers, such as ``{"data_wait": 0.1}``. None means the defaults there.',
+    )
+    every: int | None = _setting(
+        None,
+        INTERVAL_OR_NONE,
+        "After the last step of ``profile_step``, profile again each time this many steps have passed. None does not "
+        "profile again.",
+    )
+    timer_only: bool = _setting(
+        False, BOOLEAN, "Run the monitor only: no step is counted, timed in its parts, or traced."
+    )
+    trace_schedule: TraceSchedule = _setting(
+        TraceSchedule(),
+        TRACE_SCHEDULE_OR_NONE,
+        "Which steps after the timed ones are traced, as ``torch.profiler.schedule`` has it: a mapping from ``wait``, "
+        "``warmup``, ``active`` and ``repeat`` to numbers of steps. By default one step, after one to warm up.",
+        of_the_trace=True,
+    )
+    ranks_timeout_sec: float = _setting(
+        30.0,
+        NUMBER_FROM_ZERO,
+        "How many seconds the report of rank 0 waits for the measurements of other ranks. Training goes on meanwhile.",
+    )
+    all_ranks: bool = _setting(
+        False,
+        BOOLEAN,
+        "Let every rank write files of its own profile, such as profile.rank3.json beside the profile.json of rank 0.",
+    )
+    tensorboard_dir: str | None = _setting(
+        None,
+        PATH_OR_NONE,
+        "A folder for the TensorBoard files of a DeepSpeed engine whose own monitors are off. Lightning's loggers have "
+        "folders of their own.",
+        in_a_block_only=True,
+    )
+    tag_prefix: str = _setting(BLOCK, TAG_PREFIX, "The prefix of the tags of scalars and texts.")
+
+    def __post_init__(self) -> None:
+        """Check every setting against its rule, and keep it in the form that the rule gives it."""
+        for name, setting in SETTINGS.items():
+            value = getattr(self, name)
+            if not setting.rule.holds(value):
+                raise ConfigError(f"{BLOCK}.{name} must be {setting.rule.words}, got {shown(value)}")
+            kept = setting.rule.kept(value)
+            if has_long_integer(kept):
+                words = f"must have no integer of more than {MOST_DIGITS:,} digits"
+                raise ConfigError(f"{BLOCK}.{name} {words}, got {shown(value)}")
+            object.__setattr__(self, name, kept)
+        if self.timer_only and not self.monitor:
+            raise ConfigError(f"{BLOCK}.monitor must be true where timer_only is, got {self.monitor!r}")
+        for one in fields(self) if not self.trace else ():
+            if SETTINGS[one.name].of_the_trace and getattr(self, one.name) != one.default:
+                raise ConfigError(f"{BLOCK}.trace must be true where {one.name} is given, got {self.trace!r}")
+
+    @property
+    def thresholds(self) -> AdviceThresholds:
+        """The thresholds of advice in force."""
+        return AdviceThresholds(**(self.advice_thresholds or {}))
+
+    def next_profile_step(self, *, steps_done: int) -> int | None:
+        """The next step to profile, given as the number of steps of the run before it.
+
+        Args:
+            steps_done: how many steps of the run are done.
+
+        Returns:
+            None if no further step will be profiled.
+        """
+        if self.timer_only:
+            return None
+        steps = (self.profile_step,) if isinstance(self.profile_step, int) else self.profile_step
+        listed = next((step for step in steps if step >= steps_done), None)
+        if listed is not None or self.every is None:
+            return listed
+        return steps[-1] + -(-(steps_done - steps[-1]) // self.every) * self.every  # rounded up
+
+    def listed_between(self, first: int, last: int) -> tuple[int, ...]:
+        """The steps listed in ``profile_step`` that lie between *first* and *last*, both excluded."""
+        steps = () if isinstance(self.profile_step, int) else self.profile_step
+        return tuple(step for step in steps if first < step < last)
+
+    @classmethod
+    def from_block(cls, block: object) -> ProfilerConfig:
+        """Settings from a ``"flops_profiler"`` block. As in DeepSpeed, it is not enabled unless it says so.
+
+        Args:
+            block: the block's JSON object as a mapping. It may hold DeepSpeed's keys and ours.
+
+        Raises:
+            ConfigError: the block is not an object, has an unknown key, or a setting breaks its rule.
+        """
+        if not isinstance(block, Mapping):
+            raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
+        refuse_unknown(block, known=SETTINGS)
+        return cls(**{"enabled": False, **block})
+
+    @classmethod
+    def from_deepspeed_config(cls, config: Mapping[str, Any] | str | Path) -> ProfilerConfig:
+        """Settings from the ``"flops_profiler"`` block of a DeepSpeed config; DeepSpeed need not be installed.
+
+        Args:
+            config: the config as a mapping, or the path or URL (anything fsspec opens) of its JSON file.
+
+        Returns:
+            The settings of the block. They are not enabled if the config has no such block.
+
+        Raises:
+            ConfigError: the file cannot be read or is not a JSON object, or the block is wrong (see ``from_block``).
+        """
+        if not isinstance(config, Mapping):
+            config = read_config(config)
+        return cls.from_block(config.get(BLOCK, {}))
+
+    @classmethod
+    def taken_over(cls, block: object, *, given: Mapping[str, Any] | None = None, enabled: bool = False) -> TakenBlock:
+        """Settings from a ``"flops_profiler"`` block that was written for DeepSpeed. Nothing is raised.
+
+        A block that DeepSpeed accepts must not end the training here. An unknown key is ignored. A value that breaks
+        its rule means that nothing is profiled. The caller warns of both. A value that DeepSpeed reads as a number or
+        as true or false is read so here.
+
+        Args:
+            block: the value that the config has under this name.
+            given: settings from elsewhere, which have been checked. They win over the block's.
+            enabled: whether a block without the key ``enabled`` is enabled.
+        """
+        builtin_on = False
+        unknown: list[str] = []
+        wrong: str | None = None
+        settings: dict[str, Any] = {"enabled": enabled}
+        given = given or {}
+        try:
+            if not isinstance(block, Mapping):
+                raise ConfigError(f"{BLOCK} must be an object, got {shown(block)}")
+            builtin_on = _read_as_deepspeed("enabled", block.get("enabled", False)) is True
+            for name, value in block.items():
+                if name not in SETTINGS:
+                    named = name if isinstance(name, str) and name.isprintable() else shown(name)
+                    unknown.append(f"{BLOCK}.{named} is not a setting, did you mean {nearest(name, SETTINGS)}?")
+                else:
+                    settings[name] = _read_as_deepspeed(name, value)
+            taken = cls(**{**settings, **given})
+        except Exception as error:  # comparing, converting or showing a user's object may raise anything
+            wrong = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            taken = cls(**{**given, "enabled": False})
+        return TakenBlock(taken, tuple(map(clipped, unknown)), wrong and clipped(wrong), builtin_on)
+
+
+class TakenBlock(NamedTuple):
+    """The outcome of reading a block that was written for DeepSpeed."""
+
+    settings: ProfilerConfig
+    """They are not enabled if a value is wrong."""
+    unknown: tuple[str, ...]
+    """One message for each ignored key. It names the nearest setting."""
+    wrong: str | None
+    """Why this block profiles nothing: the setting, its rule and the value. None if nothing is wrong."""
+    builtin_on: bool
+    """Whether the block turns on DeepSpeed's own profiler."""
+
+
+SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(ProfilerConfig)}
+"""Every setting by its name, in the order of the fields."""
+
+
+def _read_as_deepspeed(name: str, value: Any) -> Any:
+    """*value* as DeepSpeed reads it; unchanged if DeepSpeed fails with it or does not know the setting."""
+    read = SETTINGS[name].read_by_deepspeed
+    try:
+        return value if read is None else read(value)
+    except Exception:  # an operator of the value may raise anything; the rule will say what is wrong
+        return value
+
+
+def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among a callback's *arguments*: those that are not None. A ``Path`` becomes text."""
+    return {
+        name: str(value) if SETTINGS[name].rule is PATH_OR_NONE and isinstance(value, Path) else value
+        for name, value in arguments.items()
+        if value is not None
+    }
+
+
+def with_settings_described(docstring: str | None, names: Iterable[str]) -> str | None:
+    """*docstring* with a section ``Args``, before ``Raises``, that describes the settings in *names*.
+
+    None stays None: under ``python -OO`` there are no docstrings.
+    """
+    if docstring is None:
+        return None
+    defaults = {one.name: one.default for one in fields(ProfilerConfig)}
+    section = ["Args:"]
+    for name in names:
+        default = defaults[name]
+        # What None means, and what the default schedule is, stands in the help.
+        told = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
+        section += _ARGUMENT.wrap(f"{name}: {SETTINGS[name].help}{told}")
+    before, raises, after = inspect.cleandoc(docstring).partition("Raises:\n")
+    return "\n".join([before.rstrip(), "", *section, "", raises + after]).rstrip()
+
+
+# jsonargparse joins the lines with spaces, so no line may end inside a word.
+_ARGUMENT = textwrap.TextWrapper(
+    110, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False, break_long_words=False
+)
+
+
+ProfilerConfig.__doc__ = with_settings_described(ProfilerConfig.__doc__, SETTINGS)

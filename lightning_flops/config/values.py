@@ -1,0 +1,79 @@
+"""Names that users write in settings, and the settings that are more than one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK = "flops_profiler"
+"""Name of the block in a DeepSpeed config; every message about a setting begins with it."""
+
+DTYPE_NAMES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "int8")
+"""The names that ``peak_flops_per_sec`` may have as keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceThresholds:
+    """The limits from which on advice is given; the setting ``advice_thresholds`` changes them.
+
+    A share is a share of the step; 1 is the whole step. The values come from the sources that ``analysis.advice``
+    names, or are this project's own.
+    """
+
+    data_wait: float = 0.05
+    """Waiting for data above this share."""
+    exposed_communication: float = 0.10
+    """Communication that no computation hides above this share."""
+    overlap: float = 0.50
+    """Less than this share of the communication hidden."""
+    gpu_utilization: float = 0.50
+    """Kernels run for less than this share."""
+    blocks_per_sm: float = 1.0
+    """Kernels with fewer blocks per SM ..."""
+    blocks_per_sm_share: float = 0.10
+    """... holding more than this share of the kernels' time."""
+    occupancy: float = 0.15
+    """Estimated achieved occupancy below this."""
+    tensor_core_eligible: float = 0.05
+    """No tensor cores in use, though more than this share of the kernels' time could use them."""
+    memory_high: float = 0.90
+    """Peak memory above this share of the device's."""
+    memory_low: float = 0.50
+    """Peak memory below this share ..."""
+    memory_low_utilization: float = 0.80
+    """... with a GPU utilization below this."""
+    float32: float = 0.05
+    """float32 products, TF32 off, above this share of the model FLOPs."""
+    misaligned: float = 0.05
+    """16-bit products with a dimension that is no multiple of 8 above this share of the FLOPs."""
+    optimizer: float = 0.15
+    """Optimizer that updates tensor by tensor above this share."""
+    idle: float = 0.20
+    """Idle device above this share, mostly because nothing was launched."""
+    short_kernels: float = 0.50
+    """Kernels under 10 us above this share of all kernels ..."""
+    short_kernels_idle: float = 0.10
+    """... with the device idle above this share."""
+    straggler: float = 1.1
+    """The slowest rank's own time above this many times the median ..."""
+    straggler_sec: float = 0.001
+    """... and longer by more than so many seconds a step."""
+    waiting: float = 0.10
+    """Waiting for other ranks above this share, though none of them is a straggler."""
+    mfu: float = 0.30
+    """MFU below this."""
+    pageable_copies: float = 0.05
+    """Copies from pageable host memory above this share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSchedule:
+    """Which steps after the timed ones are traced; the names are those of ``torch.profiler.schedule``."""
+
+    wait: int = 0
+    """Steps before each cycle that run without the profiler."""
+    warmup: int = 1
+    """Steps that run under the profiler and are not kept."""
+    active: int = 1
+    """Steps that are kept."""
+    repeat: int = 1
+    """How many cycles of the three."""

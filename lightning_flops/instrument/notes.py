@@ -1,0 +1,42 @@
+"""The sentences that a report says beside its figures, kept in one place for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Notes:
+    """Notes of one run of training. Some hold for every report of the run, the others for its present window only.
+
+    Args:
+        speak: is told each note of the whole run, once.
+    """
+
+    def __init__(self, speak: Callable[[str], None] = lambda sentence: None) -> None:
+        self._speak = speak
+        self._of_run: list[str] = []
+        self._of_window: list[str] = []
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the report of the present window has to say, in the order in which it was noted."""
+        return tuple(self._of_window)
+
+    def add(self, sentence: str) -> bool:
+        """Note *sentence* for the report of the present window; False if it is there already."""
+        if sentence in self._of_window:
+            return False
+        self._of_window.append(sentence)
+        return True
+
+    def add_for_run(self, sentence: str) -> None:
+        """Note *sentence* for this window's report and for those of later windows, and say it once."""
+        if sentence in self._of_run:
+            return
+        self._of_run.append(sentence)
+        self.add(sentence)
+        self._speak(sentence)
+
+    def begin_window(self) -> None:
+        """The report that comes next is of a new window."""
+        self._of_window = list(self._of_run)

@@ -1,0 +1,218 @@
+"""torch.compile: functions of ours kept out of it, when it compiles, and what it keeps of what it has compiled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
+from lightning_flops.text.printable import package_logger
+
+logger = package_logger(__name__)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MARK_LOSS = (
+    "cannot mark code as not to be compiled: torch's own wrapper stands around functions of the profiler, and each "
+    "call takes a microsecond longer"
+)
+
+_mark: Any = take("torch._C._dynamo.eval_frame:set_code_exec_strategy", None, _MARK_LOSS, reported=False)
+_action: Any = take("torch._C._dynamo.eval_frame:_FrameAction", None, _MARK_LOSS, reported=False)
+_strategy: Any = take("torch._C._dynamo.eval_frame:_FrameExecStrategy", None, _MARK_LOSS, reported=False)
+
+
+def _skip_strategy() -> Any:
+    """The mark of a code object so that neither it nor what it calls is compiled; None where torch has no such mark."""
+    if None in (_mark, _action, _strategy):
+        return None
+    try:
+        return _strategy(_action.SKIP, _action.SKIP)
+    except (AttributeError, TypeError):
+        logger.info("this torch (%s) %s", torch.__version__, _MARK_LOSS, exc_info=True)
+        return None
+
+
+_SKIP = _skip_strategy()
+
+
+def hide(function: Callable[..., Any]) -> bool:
+    """Marks a function of ours, so that calls of it, and what they call, are not compiled; whether that was possible.
+
+    The mark is on the function's code and stays there: it is for code of this package only.
+    """
+    if _SKIP is None:
+        return False
+    try:
+        _mark(function.__code__, _SKIP)
+    except (AttributeError, TypeError):  # it has no code of its own, such as a callable object
+        logger.debug("%r could not be marked as not to be compiled", function, exc_info=True)
+        return False
+    return True
+
+
+def hidden(function: _Function) -> _Function:
+    """A function that torch does not compile when it is called, and that does what *function* does.
+
+    It is *function* itself where it can be marked; else torch's wrapper around it, which costs a microsecond a call.
+    The mark, unlike the wrapper, does not keep *function* from being read into a caller that is being compiled.
+    """
+    if hide(function):
+        return function
+    disable: Any = torch.compiler.disable
+    wrapped: _Function = disable(function)
+    return wrapped
+
+
+# ---- when it compiles
+
+_CALLBACKS = ("register_start_callback", "register_end_callback", "remove_start_callback", "remove_end_callback")
+
+
+def _has_callbacks(handler: Any) -> None:
+    for name in _CALLBACKS:
+        getattr(handler, name)
+
+
+_handler = take_later(
+    "torch._dynamo.callback:callback_handler",
+    None,
+    "does not tell when it compiles: code that is compiled while hooks of the profiler are up is slower to call, and "
+    "FLOPs of kernels that the compiler makes while FLOPs are counted are not listed",
+    works=_has_callbacks,
+)
+
+
+def compiler_callbacks() -> Any:
+    """Where torch tells that a compilation starts and ends; None in a torch that does not tell."""
+    try:
+        pass
+    except Exception:
+        # The compiler imports much that may not fit the installation, and fail in any way; then nothing is compiled.
+        logger.debug("torch's compiler cannot be imported", exc_info=True)
+        return None
+    return _handler()
+
+
+def was_used() -> bool:
+    """Whether the compiler was loaded: as long as it was not, nothing is compiled."""
+    return "torch._dynamo" in sys.modules
+
+
+# ---- modules and regions it has compiled
+
+_compiled_call: Any = take(
+    "torch.nn:Module._compiled_call_impl",
+    None,
+    "does not show which modules are compiled in place: their FLOPs stand under the module that calls them",
+    reported=False,
+)
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether ``module.compile()`` was called: no hook fires inside of such a module."""
+    return module.__dict__.get("_compiled_call_impl") is not None
+
+
+COMPILED_FUNCTION = "CompiledFunction"
+"""Name of the ``autograd.Function`` that a compiled region's backward is."""
+
+BACKWARD_ENTRY = "_backward_impl"
+"""Attribute of that class which calls its backward graph with ``(ctx, inputs)``."""
+
+_ENTRY = Attribute(
+    f"torch._functorch._aot_autograd.runtime_wrappers:{COMPILED_FUNCTION}",
+    BACKWARD_ENTRY,
+    "does not show what compiled backwards repeat of their forwards: activation checkpointing inside compiled code "
+    "counts as backward, not as recompute",
+)
+
+
+def is_compiled(function: Any) -> bool:
+    """Whether an ``autograd.Function`` is a compiled region's."""
+    return getattr(function, "__name__", "") == COMPILED_FUNCTION
+
+
+def shows_its_backward(function: Any) -> bool:
+    """Whether the calls of a compiled region's backward graph can be seen, at ``BACKWARD_ENTRY``."""
+    return _ENTRY.get(function, None) is not None
+
+
+_backward_module = take_later(
+    "torch._dynamo.compiled_autograd:extract_bw_module",
+    None,
+    "does not show the backward graphs of compiled code: what they repeat of the forward counts as backward",
+)
+
+
+def backward_graph(function: Any) -> torch.fx.Graph:
+    """The backward graph of a compiled region.
+
+    Raises:
+        LookupError: torch does not show it.
+        Exception: whatever torch raises where it has kept none.
+    """
+    extract = _backward_module()
+    if extract is None:
+        raise LookupError("this torch does not show the backward graphs of compiled code")
+    graph: torch.fx.Graph = extract(function).graph
+    return graph
+
+
+# ---- backwards that are compiled as a whole
+
+_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"
+
+_RUNS = Attribute(
+    _COMPILED_AUTOGRAD,
+    "in_compiled_autograd_region",
+    "does not tell whether a whole backward is compiled: FLOPs of such a backward stand outside of the model",
+)
+
+_SWITCHED_ON = Attribute(
+    _COMPILED_AUTOGRAD,
+    "compiled_autograd_enabled",
+    "does not tell whether backwards are compiled: one of a thread that the counter does not know is compiled anew",
+    reported=False,
+)
+
+
+def _is_set(switch: Attribute) -> bool:
+    module = sys.modules.get(_COMPILED_AUTOGRAD)
+    return module is not None and bool(switch.get(module, False))
+
+
+def whole_backward_is_compiled() -> bool:
+    """Whether the backward that is running, all of it, is compiled code: then autograd runs no nodes."""
+    return _is_set(_RUNS)
+
+
+def autograd_is_compiled() -> bool:
+    """Whether backward passes are compiled too, so that a hook on a node would compile them anew."""
+    return _is_set(_SWITCHED_ON)
+
+
+# ---- inductor's generated code
+
+_CODE_CACHE = "torch._inductor.codecache"
+
+_generated = take_later(
+    f"{_CODE_CACHE}:PyCodeCache.modules",
+    (),
+    "does not show the code that inductor generates: its own kernels for matrix products and attention are not listed",
+    works=list,
+)
+
+
+def generated_modules() -> list[Any]:
+    """The modules of inductor's generated code; none where nothing was compiled."""
+    # Asked anew each time: the list may be replaced by a new one when caches are cleared.
+    if _CODE_CACHE not in sys.modules or _generated() == ():
+        return []
+    try:
+        return list(sys.modules[_CODE_CACHE].PyCodeCache.modules)
+    except (AttributeError, TypeError):
+        return []

@@ -1,0 +1,241 @@
+"""Dispatch modes: the class of them, a thread's stack of them, and what hides work from them.
+
+``with mode:`` would do on one thread; but it keeps process-wide flags, which threads that enter and leave in turn leave
+wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+
+import torch
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.torch_private.names import TABLE, take
+
+_MODE = "torch.utils._python_dispatch:TorchDispatchMode"
+
+_STACK_LOSS = (
+    "does not show a thread's dispatch modes: kernels of custom operators that are written in Python are not looked "
+    "into, and threads that count in turn may leave torch's flags for dispatch modes set"
+)
+
+
+class _NoDispatchMode:
+    """Stands for the class of dispatch modes in a torch that has none: it cannot be put on the stack."""
+
+    def __enter__(self) -> NoReturn:
+        """Refuses.
+
+        Raises:
+            LightningFlopsError: always; says what is missing.
+        """
+        raise LightningFlopsError(TABLE[_MODE].sentence)
+
+    def __exit__(self, *exc: object) -> None:
+        """Is never called."""
+
+
+if TYPE_CHECKING:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    DispatchMode: TypeAlias = TorchDispatchMode
+else:
+    DispatchMode = take(_MODE, _NoDispatchMode, "does not let operators be seen: no FLOPs can be counted")
+
+_push: Any = take("torch._C:_push_on_torch_dispatch_stack", None, _STACK_LOSS)
+_pop: Any = take("torch._C:_pop_torch_dispatch_stack", None, _STACK_LOSS)
+_length: Any = take("torch._C:_len_torch_dispatch_stack", None, _STACK_LOSS, works=lambda length: length())
+_mode_at: Any = take("torch._C:_get_dispatch_stack_at", None, _STACK_LOSS)
+
+
+class _TorchsStack:
+    """A thread's stack of dispatch modes, as torch has it."""
+
+    @staticmethod
+    def push(mode: DispatchMode) -> None:
+        """Puts *mode* on top of this thread's stack."""
+        _push(mode)
+
+    @staticmethod
+    def depth() -> int:
+        """How many modes are on this thread's stack; those whose handlers run are not."""
+        return int(_length())
+
+    @staticmethod
+    def is_pushed(mode: DispatchMode) -> bool:
+        """Whether *mode* is on this thread's stack, under whatever other modes."""
+        return any(_mode_at(place) is mode for place in range(_length()))
+
+    @staticmethod
+    def remove(mode: DispatchMode) -> None:
+        """Takes the uppermost *mode* off this thread's stack, and leaves the modes above it in place."""
+        if not _TorchsStack.is_pushed(mode):
+            return
+        above = []
+        while (popped := _pop(None)) is not mode:
+            above.append(popped)
+        for other in reversed(above):
+            _push(other)
+
+
+class _OwnStack:
+    """The same by ``with mode:``, of the modes that were put up here: those of others are not seen."""
+
+    _local = threading.local()
+
+    @classmethod
+    def _modes(cls) -> list[DispatchMode]:
+        modes: list[DispatchMode] = cls._local.__dict__.setdefault("modes", [])
+        return modes
+
+    @classmethod
+    def push(cls, mode: DispatchMode) -> None:
+        """Puts *mode* on top of this thread's stack."""
+        mode.__enter__()  # type: ignore[no-untyped-call]
+        cls._modes().append(mode)
+
+    @classmethod
+    def depth(cls) -> int:
+        """How many modes were put up on this thread, those whose handlers run included."""
+        return len(cls._modes())
+
+    @classmethod
+    def is_pushed(cls, mode: DispatchMode) -> bool:
+        """Whether *mode* was put up on this thread."""
+        return any(other is mode for other in cls._modes())
+
+    @classmethod
+    def remove(cls, mode: DispatchMode) -> None:
+        """Takes the uppermost *mode* off this thread's stack."""
+        if not cls.is_pushed(mode):
+            return
+        modes, above = cls._modes(), []
+        while (popped := modes.pop()) is not mode:
+            popped.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            above.append(popped)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for other in reversed(above):
+            cls.push(other)
+
+
+_stack: type[_TorchsStack | _OwnStack] = _OwnStack if None in (_push, _pop, _length, _mode_at) else _TorchsStack
+push = _OwnStack.push if TABLE[_MODE].missing else _stack.push  # the first refuses to push what is no mode
+depth = _stack.depth
+is_pushed = _stack.is_pushed
+remove = _stack.remove
+
+
+@contextmanager
+def pushed(mode: DispatchMode) -> Iterator[None]:
+    """Inside, *mode* is on top of the stack: within its own handler it would not be."""
+    push(mode)
+    try:
+        yield
+    finally:
+        remove(mode)
+
+
+@contextmanager
+def _own_modes_off() -> Iterator[None]:
+    """Stands for torch's own: takes every mode off the stack for a while, if the stack can be reached."""
+    modes = [] if _stack is _OwnStack else [_pop(None) for _ in range(_length())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            _push(mode)
+
+
+modes_off: Callable[[], AbstractContextManager[Any]] = take(
+    "torch.utils._python_dispatch:_disable_current_modes",
+    _own_modes_off,
+    "does not switch all dispatch modes off at once: what the profiler asks of a tensor may be seen by torch's tracers",
+    reported=False,
+)
+"""Inside, no dispatch mode sees what runs: neither ours, nor the user's, nor a tracer."""
+
+_hide: Callable[[], AbstractContextManager[Any]] = take(
+    "torch._C:_DisableTorchDispatch",
+    None,
+    "does not hide operators from dispatch modes: what the profiler asks of a tensor is seen by the user's own modes",
+    reported=False,
+)
+
+
+def out_of_sight() -> AbstractContextManager[Any]:
+    """Hides the operators run inside it from every dispatch mode: other counters, and modes of the user's."""
+    return nullcontext() if _hide is None else _hide()
+
+
+_functions_off: Callable[[], AbstractContextManager[Any]] = take(
+    "torch._C:DisableTorchFunction",
+    nullcontext,
+    "does not hide functions from tensor subclasses: what the profiler asks of a tensor is seen by its class",
+    reported=False,
+)
+
+
+@contextmanager
+def out_of_all_sight() -> Iterator[None]:
+    """Hides what runs inside from dispatch modes and from the functions of tensor subclasses."""
+    with out_of_sight(), _functions_off():
+        yield
+
+
+# ---- tracers and fake tensors: modes that torch keeps apart from the stack
+
+_TRACER_LOSS = (
+    "does not tell whether a tracer is at work: torch.cond, while_loop, scan and map are not looked into, and are "
+    "listed as uncounted"
+)
+
+_keys: Any = take(
+    "torch._C:_TorchDispatchModeKey",
+    None,
+    _TRACER_LOSS,
+)
+
+_mode_of_key: Any = take(
+    "torch._C:_get_dispatch_mode",
+    None,
+    _TRACER_LOSS,
+)
+
+
+def is_traced() -> bool:
+    """Whether a tracer may be at work, which takes up what runs: also where torch does not tell."""
+    if _keys is None or _mode_of_key is None:
+        return True
+    return any(_mode_of_key(key) is not None for key in (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL))
+
+
+def makes_fake_tensors() -> bool:
+    """Whether what runs makes fake tensors; False where torch does not tell."""
+    return _keys is not None and _mode_of_key is not None and _mode_of_key(_keys.FAKE) is not None
+
+
+@functools.cache
+def is_fake(tensor_type: type) -> bool:
+    """Whether tensors of this type hold no data: fake and functional ones; told by name, so nothing is imported."""
+    return any(
+        cls.__name__ in ("FakeTensor", "FunctionalTensor") and cls.__module__.startswith("torch._subclasses")
+        for cls in tensor_type.__mro__
+    )
+
+
+@functools.cache
+def hands_over(tensor_type: type) -> bool:
+    """Whether operators on this tensor subclass are counted on the tensors inside it.
+
+    A DTensor's local shard, a nested tensor's values, a quantized tensor's parts: what runs are the operators that its
+    ``__torch_dispatch__`` calls, on their shapes. A fake tensor has nothing inside.
+    """
+    dispatch = getattr(tensor_type, "__torch_dispatch__", None)
+    if dispatch is None or dispatch is cast("Any", torch.Tensor).__torch_dispatch__:  # plain tensors: no such method
+        return False
+    return not is_fake(tensor_type)

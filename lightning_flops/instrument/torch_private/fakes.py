@@ -1,0 +1,68 @@
+"""Fake tensors, which have shapes and no values, and torch's walk through containers: what counting offline needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.torch_private.names import TABLE, take
+
+LOGGER = "torch._subclasses.fake_tensor"
+"""Where torch writes the trace of what it could not run on fake tensors, before it raises it."""
+
+_FAKES = "torch._subclasses.fake_tensor"
+_TREES = "torch.utils._pytree"
+_LOSS = (
+    "has no fake tensors that this package knows: count_offline cannot count, and what compiled backwards repeat of "
+    "their forwards counts as backward"
+)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    """Stands for what is missing.
+
+    Raises:
+        LightningFlopsError: always; says what is missing.
+    """
+    missing = [path for path, name in TABLE.items() if name.missing and path.startswith((_FAKES, _TREES))]
+    raise LightningFlopsError(f"{TABLE[missing[0]].sentence} What is missing is {', '.join(missing)}.")
+
+
+class _NoFake:
+    """Stands for a class of fake tensors in a torch that has none."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse()
+
+
+class _NeverRaised(Exception):
+    """Stands for an exception that this torch does not have."""
+
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+    )
+    from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+else:
+    FakeTensor = take(f"{_FAKES}:FakeTensor", _NoFake, _LOSS, reported=False)
+    FakeTensorMode = take(f"{_FAKES}:FakeTensorMode", _NoFake, _LOSS, reported=False)
+    DataDependentOutputException = take(f"{_FAKES}:DataDependentOutputException", _NeverRaised, _LOSS, reported=False)
+    DynamicOutputShapeException = take(f"{_FAKES}:DynamicOutputShapeException", _NeverRaised, _LOSS, reported=False)
+    tree_flatten = take(f"{_TREES}:tree_flatten", _refuse, _LOSS, reported=False)
+    tree_unflatten = take(f"{_TREES}:tree_unflatten", _refuse, _LOSS, reported=False)
+    tree_map_only = take(f"{_TREES}:tree_map_only", _refuse, _LOSS, reported=False)
+
+__all__ = [
+    "LOGGER",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "tree_flatten",
+    "tree_map_only",
+    "tree_unflatten",
+]

@@ -1,0 +1,101 @@
+"""Kernels of operators that are written in Python: which operator has one, and a call of it as if no mode were on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from lightning_flops.instrument.torch_private.dispatch import DispatchMode, push, remove
+from lightning_flops.instrument.torch_private.names import take_later
+
+_LOSS = (
+    "does not let kernels that are written in Python be looked into: custom operators with such a kernel and without a "
+    "formula are listed as uncounted"
+)
+
+
+class _Parts(NamedTuple):
+    """What it takes of torch to call such a kernel."""
+
+    written_in_python: Any
+    """Kernels registered from Python, by ``namespace/operator/key``."""
+    key_of_device: Any
+    has_kernel: Any
+    keys: Any
+    key_set: Any
+    as_called: Any
+    """Inside, the dispatcher is as it was when the operator was called, above any mode."""
+    below_autograd: Any
+    include_key: Any
+
+
+_PARTS = tuple(
+    take_later(path, None, _LOSS)
+    for path in (
+        "torch.library:_impls",
+        "torch._C:_dispatch_key_for_device",
+        "torch._C:_dispatch_has_kernel_for_dispatch_key",
+        "torch._C:DispatchKey",
+        "torch._C:DispatchKeySet",
+        "torch._C:_RestorePythonTLSSnapshot",
+        "torch._C:_AutoDispatchBelowAutograd",
+        "torch._C:_dispatch_tls_set_dispatch_key_included",
+    )
+)
+
+
+@functools.cache
+def _parts() -> _Parts | None:
+    parts = [part() for part in _PARTS]
+    return None if any(part is None for part in parts) else _Parts(*parts)
+
+
+def _slot(function: Any) -> str:
+    name: str = function.name()
+    return name.replace("::", "/", 1)
+
+
+def keys_of_kernel(function: Any, device_type: str) -> Any:
+    """The dispatch key under which an operator's Python kernel for this device stands; None if there is none."""
+    parts = _parts()
+    if parts is None:
+        return None
+    try:
+        key = parts.key_of_device(device_type)
+        slot = _slot(function)
+        if f"{slot}/{key}" not in parts.written_in_python and (
+            parts.has_kernel(function.name(), key) or f"{slot}/CompositeExplicitAutograd" not in parts.written_in_python
+        ):
+            return None
+        return parts.key_set(getattr(parts.keys, key))
+    except (AttributeError, RuntimeError):
+        return None  # a device that the dispatcher has no key for
+
+
+def run_python_kernel(
+    function: Any, keys: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *modes: DispatchMode
+) -> Any:
+    """Calls the kernel from within a mode's handler as torch would call it without any mode, with *modes* on."""
+    with _as_called(function, modes):
+        return function.redispatch(keys, *args, **kwargs)
+
+
+@contextmanager
+def _as_called(function: Any, modes: tuple[DispatchMode, ...]) -> Iterator[None]:
+    parts = _parts()
+    assert parts is not None  # or there were no keys to call this with
+    # What register_autograd puts around an operator switches autograd off for the kernel.
+    below = parts.below_autograd() if f"{_slot(function)}/Autograd" in parts.written_in_python else nullcontext()
+    with parts.as_called(), below:
+        for mode in modes:
+            push(mode)
+        if not modes:
+            for key in (parts.keys.Python, parts.keys.PythonTLSSnapshot):
+                parts.include_key(key, False)
+        try:
+            yield
+        finally:
+            for mode in reversed(modes):
+                remove(mode)

@@ -1,0 +1,156 @@
+"""Operators: their kinds, their schemas, and what calling one comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_flops.instrument.torch_private.names import Attribute, take, take_later
+
+
+class _NoOperator:
+    """Stands for a class of operators in a torch that has none: nothing is one."""
+
+
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+else:
+    # The classes of public operators: no private name is needed for them.
+    OpOverload = type(torch.ops.aten.mm.default)
+    OpOverloadPacket = type(torch.ops.aten.mm)
+    HigherOrderOperator = take(
+        "torch._ops:HigherOrderOperator",
+        _NoOperator,
+        "does not tell operators of higher order from other functions: a FLOP formula for one is registered by its "
+        "name alone, and what compiled backwards repeat of such an operator counts as backward",
+    )
+
+_OPERATOR = Attribute(
+    "torch._ops:OpOverload",
+    "_op",
+    "does not show what an operator forwards its calls to: each is called a longer way, and counting takes longer",
+    reported=False,
+)
+
+_schema_by_name: Any = take(
+    "torch._C:_get_schema",
+    None,
+    "does not find an operator's schema by its name: nothing is lost by that",
+    reported=False,
+)
+
+_SCHEMA = Attribute(
+    "torch._ops:OpOverload",
+    "_schema",
+    "does not show an operator's schema: it is looked up by its name",
+    reported=False,
+)
+
+_COMPOSITE = Attribute(
+    "torch._ops:OpOverload",
+    "_can_decompose",
+    "does not tell which operators are made of others: in inference mode such operators are listed as uncounted",
+)
+
+_CustomOperator: Any = take(
+    "torch.library:CustomOpDef",
+    _NoOperator,
+    "does not tell custom operators from other functions: a FLOP formula for one is registered by its name",
+    reported=False,
+)
+
+_QUALIFIED_NAME = Attribute(
+    "torch.library:CustomOpDef",
+    "_qualname",
+    "does not tell the name of a custom operator: it is read from what it prints as",
+    reported=False,
+)
+
+
+def call_of(function: Any) -> Callable[..., Any]:
+    """What the operator's own ``__call__`` only forwards to; an operator of higher order is called itself."""
+    if not isinstance(function, OpOverload):
+        return function  # type: ignore[no-any-return]
+    return _OPERATOR.get(function, function)  # type: ignore[no-any-return]
+
+
+def schema_of(function: OpOverload) -> Any:
+    """The schema of an operator that has one.
+
+    Raises:
+        AttributeError: it cannot be found.
+    """
+    try:
+        return _SCHEMA.of(function)
+    except AttributeError:
+        if _schema_by_name is None:
+            raise
+        full_name: str = function.name()  # type: ignore[no-untyped-call]
+        name, _, overload = full_name.partition(".")
+        return _schema_by_name(name, overload)
+
+
+def schema_if_any(function: Any) -> Any:
+    """The schema of an operator; None for one of higher order, which has none."""
+    return schema_of(function) if isinstance(function, OpOverload) else None
+
+
+def is_composite(function: OpOverload) -> bool:
+    """Whether the operator is made of others, which ``function.decompose`` runs; False where torch does not tell."""
+    try:
+        return bool(_COMPOSITE.of(function)())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def packet_name(packet: OpOverloadPacket) -> str:
+    """``namespace::name`` of an operator in all its overloads."""
+    return str(packet).replace(".", "::", 1)  # it prints as namespace.name
+
+
+def custom_operator_name(target: Any) -> str | None:
+    """``namespace::name`` of what ``torch.library.custom_op`` and ``triton_op`` return; None for anything else."""
+    if not isinstance(target, _CustomOperator):
+        return None
+    printed = repr(target).removeprefix("<CustomOpDef(").removesuffix(")>")
+    name = str(_QUALIFIED_NAME.get(target, printed))
+    return name if "::" in name else None
+
+
+def higher_order_name(function: Any) -> str:
+    """Name of an operator of higher order, without a namespace."""
+    name = getattr(function, "name", None)
+    return str(name()) if callable(name) else str(function)
+
+
+# ---- TorchScript and Triton
+
+_no_graph: Callable[[], Any] = lambda: None  # noqa: E731
+
+_last_graph = take_later(
+    "torch._C:_last_executed_optimized_graph",
+    _no_graph,
+    "does not show what TorchScript ran: FLOPs of products that it runs as instructions of its own are missing",
+)
+
+
+def last_torchscript_graph() -> Any:
+    """The graph of the TorchScript code that ran last on this thread; None where torch does not show it."""
+    return _last_graph()()
+
+
+_kernel_table = take_later(
+    "torch._higher_order_ops.triton_kernel_wrap:kernel_side_table",
+    None,
+    "does not tell which Triton kernel compiled code launches: such launches are listed as uncounted",
+)
+
+
+def triton_kernel(index: int) -> Any:
+    """The Triton kernel that compiled code knows by this number; None where torch does not tell."""
+    table = _kernel_table()
+    return None if table is None else table.get_kernel(index)

@@ -1,0 +1,510 @@
+"""The states of a window, each with what exists in it alone.
+
+The ``Recorder`` tells its state what happens in the running step. At the end of a step, and where the scope of a batch
+is left, the state answers with the one that follows, which may be itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
+
+from lightning_flops.instrument.batches import Shapes, shapes_text
+from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
+from lightning_flops.instrument.module_scope import describe_modules
+from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.timing.clocks import Clock
+from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, StepMarks
+from lightning_flops.instrument.timing.settling import Settling
+from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
+from lightning_flops.records import ModuleRecord, StepRecord, StepSignature, TimePhase
+
+_SEEN_BY_PROFILER = (
+    "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
+    "there than the others."
+)
+
+_LIMIT_FACTOR = 10
+"""A window watches at most this many times ``timing_steps`` steps for the counted step's signature."""
+
+_FEW_MATCHES = 10
+"""Signatures "keep changing" when fewer than one timed step in this many has the counted step's."""
+
+
+class RunningStep:
+    """What is known of the step that is running."""
+
+    def __init__(self) -> None:
+        self.batches: list[Shapes] = []
+        self._samples: int | None = 0
+        self._tokens: int | None = 0
+        self._forwards = 0
+        self._backwards = 0
+        self._updates = 0
+
+    def enter(self, part: str) -> None:
+        """*part*, which counts by itself, began in this step."""
+        if part == "forward":
+            self._forwards += 1
+        elif part == "backward":
+            self._backwards += 1
+        elif part == "optimizer":
+            self._updates += 1
+
+    def add_batch(self, shapes: Shapes, *, samples: int | None, tokens: int | None) -> None:
+        """A batch of this step went through the loop; None for samples or tokens that are not known."""
+        self.batches.append(shapes)
+        self._samples = None if self._samples is None or samples is None else self._samples + samples
+        self._tokens = None if self._tokens is None or tokens is None else self._tokens + tokens
+
+    @property
+    def signature(self) -> StepSignature:
+        """What the step is compared by."""
+        return StepSignature(
+            batches=tuple(shapes_text(shapes) for shapes in self.batches),
+            forwards=self._forwards,
+            backwards=self._backwards,
+            updates=self._updates,
+        )
+
+    def record(self, index: int) -> StepRecord:
+        """The step as it is written down; so many steps of the run came before it."""
+        return StepRecord(
+            index=index,
+            signature=self.signature,
+            micro_steps=len(self.batches),
+            samples=self._samples,
+            tokens=self._tokens,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """What the states of one window share: what it was made with, and how far the run is."""
+
+    root: nn.Module
+    whole: Callable[[], nn.Module | None]
+    profile_step: int
+    timing_steps: int
+    settling: Settling
+    clock: Clock[Any] | None
+    """None where the device cannot be timed."""
+    new_counter: Callable[[nn.Module], Counter]
+    tracing: TraceCycles
+    notes: Notes
+    undo: ExitStack
+    """Takes off torch whatever this window has put there."""
+    steps_done: int = 0
+    step: RunningStep = field(default_factory=RunningStep)
+
+    def end_step(self) -> RunningStep:
+        """The running step is over, and another one runs."""
+        ended, self.step = self.step, RunningStep()
+        return ended
+
+
+class Times:
+    """The steps that were watched while some were timed.
+
+    Args:
+        clock: stamps the parts of a step.
+        counted: the signature of the counted step.
+    """
+
+    def __init__(self, clock: Clock[Any], counted: StepSignature) -> None:
+        self.timer = PhaseTimer(clock)
+        self.watched: list[tuple[StepRecord, StepMarks]] = []
+        self.matches = 0
+        """How many of them have the counted step's signature."""
+        self.variable = False
+        """Signatures keep changing."""
+        self.shapes_deceive = False
+        """A step of the counted one's shapes had other numbers of forwards, backwards or updates."""
+        self._clock = clock
+        self._counted = counted
+
+    def watch(self, step: StepRecord, marks: StepMarks) -> None:
+        """*step* ran, with these borders."""
+        self.watched.append((step, marks))
+        alike = step.signature == self._counted
+        self.matches += alike
+        self.shapes_deceive |= not alike and step.signature.batches == self._counted.batches
+
+    def forget_steps(self) -> None:
+        """None of the steps so far was like those of the long run."""
+        self.watched.clear()
+        self.matches = 0
+
+    def read(self) -> tuple[StepRecord, ...]:
+        """The steps that can be compared with what was counted, with their seconds."""
+        if not self.watched:
+            return ()
+        self._clock.settle()
+        steps = []
+        for step, marks in self.watched:
+            if not self.variable and step.signature != self._counted:
+                continue
+            times = self.timer.read(marks)
+            steps.append(
+                replace(step, seconds=times.seconds, reader_sec=times.reader_sec, excluded_sec=times.excluded_sec)
+            )
+        return tuple(steps)
+
+
+@dataclass(slots=True, kw_only=True)
+class Measured:
+    """What a window has measured so far; there is something from the end of its first counted step on."""
+
+    counter: PartCounter
+    counted: list[StepRecord]
+    """One step, or several where signatures keep changing."""
+    shapes: tuple[Shapes, ...]
+    """Of the batches of the first counted step."""
+    modules: tuple[ModuleRecord, ...]
+    times: Times | None
+    """None where the device cannot be timed."""
+    timing_steps: int
+    """How many steps are to be timed."""
+    complete: bool = False
+    """Counts and times are complete."""
+
+    @property
+    def variable(self) -> bool:
+        """Signatures keep changing from step to step."""
+        return self.times is not None and self.times.variable
+
+    @property
+    def telling_shapes(self) -> tuple[Shapes, ...] | None:
+        """Batch shapes that tell a step with the counted one's FLOPs; None where shapes tell nothing."""
+        deceive = self.times is not None and (self.times.variable or self.times.shapes_deceive)
+        return None if deceive else self.shapes
+
+    def is_comparable(self, signature: StepSignature) -> bool:
+        """Whether a step of this signature can be compared with what was counted."""
+        return self.variable or signature == self.counted[0].signature
+
+
+class State:
+    """A state of a window. What it does not say otherwise leaves the running step alone and changes nothing."""
+
+    waiting = False
+    """No step was reached that is to be counted."""
+    counting = False
+    """The running step is counted."""
+    closed = False
+    """Nothing more is measured."""
+    timer: PhaseTimer | None = None
+    """Takes the marks of the running step if it is timed."""
+    measured: Measured | None = None
+    """None before the end of the first counted step."""
+    left_undone: str | None = None
+    """What the report must say if the window ends now, in a sentence."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    @property
+    def tracing(self) -> bool:
+        """The running step is traced, or warms up for it."""
+        return False
+
+    def open(self) -> State:
+        """The step that begins now is the one to count, if none was yet."""
+        return self
+
+    def batch_begins(self, scope: ExitStack) -> None:
+        """A batch begins: what is put on torch for it comes off with *scope*."""
+
+    def batch_ends(self) -> State:
+        """The scope of a batch that began in this state was left."""
+        return self
+
+    def batch_was_abandoned(self) -> None:
+        """The scope of a batch that began in this state was left after the window was abandoned."""
+
+    def enter(self, part: TimePhase | str, *, counts: bool) -> None:
+        """*part* of the step begins; whether it *counts* as a forward, a backward or an update by itself."""
+        if counts:
+            self._window.step.enter(part)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if none is running now, was *part* too."""
+
+    def optimizer_work(self) -> AbstractContextManager[Any]:
+        """Inside, what is counted is the optimizer's."""
+        return nullcontext()
+
+    def step_ends(self) -> State:
+        """The last batch of the running step went through the loop; its scope may not be left yet."""
+        self._window.end_step()
+        self._window.steps_done += 1
+        return self
+
+
+class Waiting(State):
+    """The step to count is still to come."""
+
+    waiting = True
+
+    def open(self) -> State:
+        """The step that begins now is the one to count."""
+        window = self._window
+        counter = PartCounter(window.new_counter(window.root))
+        window.undo.callback(counter.give_up)
+        return Counting(window, counter)
+
+    def step_ends(self) -> State:
+        """A step ran that nobody asked for."""
+        super().step_ends()
+        return self.open() if self._window.steps_done >= self._window.profile_step else self
+
+
+class _CountingSteps(State, ABC):
+    """The running step is counted. It ends where the scope of its last batch is left: what runs until then is its own.
+
+    Args:
+        window: what the states share.
+        counter: counts.
+    """
+
+    counting = True
+
+    def __init__(self, window: Window, counter: PartCounter) -> None:
+        super().__init__(window)
+        self._counter = counter
+        self._seen_by_profiler = False
+        self._ended: RunningStep | None = None  # until its batch's scope is left
+
+    def batch_begins(self, scope: ExitStack) -> None:
+        """Count until *scope* is left."""
+        self._seen_by_profiler = profiler_is_recording()
+        scope.enter_context(self._counter.on())
+
+    def batch_ends(self) -> State:
+        """What was counted is known if the step is over, too."""
+        window = self._window
+        if self._seen_by_profiler or profiler_is_recording():
+            window.notes.add(_SEEN_BY_PROFILER)
+        step, self._ended = self._ended, None
+        if step is None:
+            return self
+        record = replace(step.record(window.steps_done), flops=self._counter.step_ends())
+        window.steps_done += 1
+        return self._counted(record, tuple(step.batches))
+
+    def batch_was_abandoned(self) -> None:
+        """A counter that came off inside a backward comes off once more: torch had put a part of it back."""
+        self._counter.sweep()
+
+    def enter(self, part: TimePhase | str, *, counts: bool) -> None:
+        """*part* of the step begins."""
+        self._counter.enter(part)
+        super().enter(part, counts=counts)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        self._counter.leave()
+
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if none is running now, was *part* too."""
+        self._counter.claim(part)
+
+    def optimizer_work(self) -> AbstractContextManager[Any]:
+        """Inside, what is counted is the optimizer's."""
+        return self._counter.in_optimizer()
+
+    def step_ends(self) -> State:
+        """The step's last batch is through; it is over when the batch's scope is left."""
+        self._ended = self._window.end_step()
+        return self
+
+    @abstractmethod
+    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+        """*step*, of batches of these shapes, was counted to its end; what follows."""
+
+
+class Counting(_CountingSteps):
+    """The window's first step is counted."""
+
+    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+        window = self._window
+        times = None if window.clock is None else Times(window.clock, step.signature)
+        measured = Measured(
+            counter=self._counter,
+            counted=[step],
+            shapes=shapes,
+            modules=describe_modules(window.root, whole=window.whole(), note=window.notes.add),
+            times=times,
+            timing_steps=window.timing_steps,
+        )
+        if times is None:
+            return _traces_or_closes(window, measured)
+        if window.settling.steps == 0:
+            return Timing(window, measured, times)
+        return SettlingDown(window, measured, times)
+
+
+class SettlingDown(State):
+    """Steps are left alone until they are like those of the long run."""
+
+    measured: Measured
+
+    def __init__(self, window: Window, measured: Measured, times: Times) -> None:
+        super().__init__(window)
+        self.measured = measured
+        self._times = times
+
+    def leave(self) -> None:
+        """A part ends that began while the step was counted."""
+        self.measured.counter.leave()
+
+    def step_ends(self) -> State:
+        """One more step was left alone."""
+        super().step_ends()
+        return Timing(self._window, self.measured, self._times) if self._window.settling.step_ends() else self
+
+
+class Timing(State):
+    """The running step is timed; it begins where this state does."""
+
+    timer: PhaseTimer
+    measured: Measured
+
+    def __init__(self, window: Window, measured: Measured, times: Times) -> None:
+        super().__init__(window)
+        self.timer = times.timer
+        self.measured = measured
+        self._times = times
+        measured.timing_steps = window.settling.in_whole_rounds(window.timing_steps)
+        self.timer.begin()
+
+    def enter(self, part: TimePhase | str, *, counts: bool) -> None:
+        """*part* of the step begins; the mark keeps whether it counts."""
+        self.timer.enter(Mark(part, counts))
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        self.timer.leave()
+
+    def claim(self, part: TimePhase) -> None:
+        """What ran since the last part was left, if none is running now, was *part* too."""
+        self.timer.claim(part)
+
+    def step_ends(self) -> State:
+        """A step was timed: enough of them are alike, or too few, or more are to be watched."""
+        window, times = self._window, self._times
+        step = window.end_step()
+        marks = self.timer.cut()
+        for part in marks.entered:
+            step.enter(part)
+        times.watch(step.record(window.steps_done), marks)
+        window.steps_done += 1
+        return self._follows(window, times, self.measured.timing_steps)
+
+    def _follows(self, window: Window, times: Times, wanted: int) -> State:
+        if times.matches >= wanted:
+            if window.settling.was_too_early():
+                times.forget_steps()
+                return SettlingDown(window, self.measured, times)
+            return _traces_or_closes(window, self.measured)
+        watched = len(times.watched)
+        if watched == max(wanted, _FEW_MATCHES) and times.matches * _FEW_MATCHES < watched:
+            times.variable = True
+            del times.watched[:-wanted]
+            if len(self.measured.counted) >= len(times.watched):
+                return _traces_or_closes(window, self.measured)
+            return CountingMore(window, self.measured, times)
+        return _traces_or_closes(window, self.measured) if watched >= _LIMIT_FACTOR * wanted else self
+
+
+class CountingMore(_CountingSteps):
+    """Signatures keep changing: as many steps are counted as were timed."""
+
+    measured: Measured
+
+    def __init__(self, window: Window, measured: Measured, times: Times) -> None:
+        super().__init__(window, measured.counter)
+        self.measured = measured
+        self._times = times
+
+    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+        self.measured.counted.append(step)
+        if len(self.measured.counted) < len(self._times.watched):
+            return self
+        return _traces_or_closes(self._window, self.measured)
+
+
+class Tracing(State):
+    """Steps are traced, or left alone by the schedule of the traces. A traced one is over like a counted one."""
+
+    measured: Measured
+    left_undone = "Training ended before all was traced that was to be."
+
+    def __init__(self, window: Window, measured: Measured) -> None:
+        super().__init__(window)
+        self.measured = measured
+        self._cycles = window.tracing
+        self._ended: RunningStep | None = None  # until its batch's scope is left
+
+    @property
+    def tracing(self) -> bool:
+        """The running step is traced, or warms up for it."""
+        return not self._cycles.waits
+
+    def batch_begins(self, scope: ExitStack) -> None:
+        """Trace it, if it is its turn. What a tracer puts on torch stays over the batches of a step."""
+        self._cycles.batch_begins(self._window.steps_done)
+
+    def batch_ends(self) -> State:
+        """The trace ends if the step is over, too, and was the last one."""
+        step, self._ended = self._ended, None
+        if step is None:
+            return self
+        self._window.steps_done += 1
+        self._cycles.step_ends(step.signature)
+        return Closed(self._window, self.measured) if self._cycles.over else self
+
+    def enter(self, part: TimePhase | str, *, counts: bool) -> None:
+        """*part* of the step begins."""
+        self._cycles.enter(part)
+        super().enter(part, counts=counts)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        self._cycles.leave()
+
+    def step_ends(self) -> State:
+        """The step's last batch is through; one that was left alone has no scope, and is over now."""
+        step = self._window.end_step()
+        if self.tracing:
+            self._ended = step
+        else:
+            self._cycles.step_ends(step.signature)
+            self._window.steps_done += 1
+        return self
+
+
+class Closed(State):
+    """Nothing more is measured."""
+
+    closed = True
+
+    def __init__(self, window: Window, measured: Measured | None) -> None:
+        super().__init__(window)
+        self.measured = measured
+
+
+def _traces_or_closes(window: Window, measured: Measured) -> State:
+    """What follows where counts and times are complete."""
+    measured.complete = True
+    window.tracing.begin(measured.is_comparable)
+    return Closed(window, measured) if window.tracing.over else Tracing(window, measured)

@@ -1,0 +1,167 @@
+"""The profile: everything a report says of one window, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
+from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.ranks import JobRates, RanksProfile
+from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
+from lightning_flops.schema.trace import TracedStep
+
+SCHEMA_VERSION = 3
+"""Version of the JSON that ``Profile.to_json`` writes; another one is not read.
+
+It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSettings:
+    """The settings that decide what was counted, how it was timed and what a report shows."""
+
+    module_depth: int
+    """Deepest module level in the text report; -1 for all."""
+    top_modules: int
+    """Modules listed at each level of the aggregated profile."""
+    detailed: bool
+    """Whether the text report has the module tree."""
+    recompute_fwd_factor: float
+    """Forwards repeated in the backward, for the estimated backward alone."""
+    causal_attention: Literal["full", "half"]
+    """Whether causal attention counts its whole score matrix or half of it."""
+    timing_steps: int
+    """How many timed steps were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One window of one rank, counted, timed and divided; immutable."""
+
+    schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
+    profile_step: int
+    """N: the counted step is the one that began after N steps of the fit."""
+    report_step: int
+    """The run's own x-axis value when the report came out."""
+    context: RunContext
+    """Where the profile was taken."""
+    settings: ReportSettings
+    """What was asked for."""
+    counted_steps: tuple[int, ...]
+    """Index of each counted step in the fit, the first step being 0."""
+    timed_steps: tuple[int, ...]
+    """Index of each timed step."""
+    variable: bool
+    """Whether signatures kept changing: counted and timed steps are then different samples of the same run."""
+    params: int | None
+    """Unique logical parameters of the whole model; None if no model was described."""
+    trainable_params: int | None
+    """Of ``params``, those that need a gradient."""
+    local_params: int | None
+    """Parameters that this rank holds in memory."""
+    micro_steps: float
+    """Batches in one step, mean over the counted steps."""
+    samples: float | None
+    """Samples of this rank in one step, mean over the timed steps (the counted ones if none was timed)."""
+    tokens: float | None
+    """Tokens of this rank in one step, likewise."""
+    flops: StepFlops
+    """Of one step; if several were counted, their mean, rounded to whole FLOPs."""
+    flops_total: StepFlops
+    """Of all counted steps together, exact."""
+    flops_spread: FlopSpread | None
+    """None if one step was counted, or if the steps were not counted apart."""
+    bytes_total: PhaseBytes
+    """Read and written by all operators, elementwise ones too, over all counted steps."""
+    dtypes: tuple[DtypeFlops, ...]
+    """Most hardware FLOPs first."""
+    peaks_flops_per_sec: Mapping[str, float]
+    """Dense peak of this rank's device in every dtype for which it is known, used here or not."""
+    model_flops_peak_sec: float | None
+    """Seconds a step's model FLOPs would take at the peak: divided by a step's seconds it is MFU."""
+    hardware_flops_peak_sec: float | None
+    """The same of hardware FLOPs: HFU."""
+    timing: TimingProfile | None
+    """None if no step was timed."""
+    rates: Rates
+    """Every ratio, per step; FLOP/s are this rank's."""
+    unavailable: Mapping[str, str]
+    """Why a rate (by its field's name) is None, in a few words."""
+    lower_bound: bool
+    """Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted."""
+    modules: tuple[ModuleProfile, ...]
+    """In tree order, the root first; sums over all counted steps."""
+    outside: PhaseFlops
+    """FLOPs that no module of the model owns (the optimizer's, for one), over all counted steps."""
+    operators: tuple[OperatorProfile, ...]
+    """Most FLOPs first."""
+    uncounted: Mapping[str, UncountedOperator]
+    """Operators that ran and are in no sum, over all counted steps."""
+    memory: MemoryRecord | None
+    """Of this rank in the counted step; None if it was not looked at."""
+    traced: TracedStep | None
+    """One more step, which ran under torch.profiler; None if there is none."""
+    ranks: RanksProfile | None
+    """All ranks of the job together; None where this rank's is the only profile at hand."""
+    advice: tuple[Advice, ...]
+    """What holds the run back, the most at stake first."""
+    notes: tuple[str, ...]
+    """What is missing or degraded, in sentences."""
+
+    def per_step(self, total: int) -> float:
+        """*total* over all counted steps as a mean per step; exact when one step was counted."""
+        steps = max(1, len(self.counted_steps))
+        try:
+            return total if steps == 1 else total / steps
+        except OverflowError:  # no float can hold it
+            return total // steps
+
+    @property
+    def job_rates(self) -> Rates | JobRates:
+        """The rates that are meant for the whole job: those of all ranks, or, where they are not known, this rank's."""
+        return self.rates if self.ranks is None else self.ranks.rates
+
+    def summary(self) -> dict[str, float | dict[str, float | None] | None]:
+        """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
+
+        ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
+        ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``data_wait_ratio`` (of this rank's step),
+        ``forward_flops``, ``backward_flops`` and ``hardware_flops`` (of one step on this rank, exact), ``params`` (of
+        the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
+        """
+        return {
+            "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
+            "samples_per_sec": self.job_rates.samples_per_sec,
+            "tokens_per_sec": self.job_rates.tokens_per_sec,
+            "mfu": self.job_rates.mfu,
+            "hfu": self.job_rates.hfu,
+            "data_wait_ratio": self.rates.data_wait_ratio,
+            "forward_flops": self.flops.forward,
+            "backward_flops": self.flops.backward,
+            "hardware_flops": self.flops.hardware,
+            "params": self.params if self.ranks is None else self.ranks.params,
+            "advice": {one.rule: one.stake for one in self.advice},
+        }
+
+    def to_json(self) -> str:
+        """The profile as indented JSON, the same text for equal profiles.
+
+        Raises:
+            ProfileFormatError: a number of the profile is not finite.
+        """
+        return dataclass_json.dump(self)
+
+    @staticmethod
+    def from_json(text: str) -> Profile:
+        """The profile that ``to_json`` wrote as *text*.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+        """
+        return dataclass_json.load(Profile, text, version_field="schema_version", version=SCHEMA_VERSION)

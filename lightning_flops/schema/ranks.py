@@ -1,0 +1,250 @@
+"""All ranks of a job together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.schema.step import StepFlops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpread:
+    """One figure over ranks: the least, the median and the greatest. If ranks tie, the lowest number is named."""
+
+    ranks: int
+    """Ranks that have the figure."""
+    least: float
+    """The figure of the rank that has the least."""
+    least_rank: int
+    """Which rank that is."""
+    median: float
+    """Of all ranks that have the figure."""
+    greatest: float
+    """The figure of the rank that has the most."""
+    greatest_rank: int
+    """Which rank that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Ranks whose devices are alike."""
+
+    device_name: str
+    """As the driver has it."""
+    ranks: int
+    """How many there are."""
+    peak_flops_per_sec: float | None
+    """Dense peak of one of them for the dtypes of the job's model FLOPs; None if that of one dtype is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRates:
+    """Ratios of all ranks together; None where numerator or denominator is not known."""
+
+    mfu: float | None
+    """Model FLOPs of all ranks / sum over ranks of (peak for the job's dtypes x global_step_sec)."""
+    hfu: float | None
+    """The same of hardware FLOPs."""
+    samples_per_sec: float | None
+    """Sum over the ranks that see different data of samples / global_step_sec."""
+    iter_samples_per_sec: float | None
+    """Likewise over iter_sec: DeepSpeed's figure."""
+    tokens_per_sec: float | None
+    """Likewise of tokens, over global_step_sec."""
+    tokens_per_sec_per_device: float | None
+    """tokens_per_sec / ranks that answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksPart:
+    """One part of a step over ranks."""
+
+    name: str
+    """As in ``PartTiming``."""
+    seconds: RankSpread
+    """Of each rank's mean over its timed steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """One rank in a few figures of one step."""
+
+    rank: int
+    """Its number."""
+    host: str
+    """Name of its machine."""
+    stage: int
+    """Of the pipeline, the first being 0."""
+    model_flops: int
+    """Forward + backward of one step on this rank."""
+    hardware_flops: int
+    """What its kernels execute in one step."""
+    parts_sec: Mapping[str, float]
+    """Mean of each part of a step; empty if no step was timed."""
+    global_step_sec: float | None
+    """Mean wall time of its steps; None if none was timed."""
+    peak_memory_bytes: int | None
+    """Peak memory of tensors on its device, or of its process on the host; None if it was not looked at."""
+    traced: bool
+    """Whether its traced step tells its own work from waiting for other ranks."""
+    notes: int
+    """How many notes its own report has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """One stage of a pipeline; FLOPs and parameters are those of one copy of the model."""
+
+    stage: int
+    """Its number in the pipeline, the first being 0."""
+    answered: int
+    """Ranks of the stage that the figures are of."""
+    params: int | None
+    """Unique logical parameters of the stage; None if not known."""
+    trainable_params: int | None
+    """Of ``params``, those that need a gradient."""
+    flops: StepFlops
+    """Of one step and one copy of the model."""
+    parts: tuple[RanksPart, ...]
+    """Every part of a step over the stage's ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that the others wait for, and what shows it; seconds are of one step."""
+
+    rank: int
+    """Its number."""
+    late_sec: float
+    """How much longer its own work takes than the median of the other ranks': so long they wait for it."""
+    share: float
+    """``late_sec`` ÷ the other ranks' median step."""
+    shown_by: Literal["timed steps", "traced step"]
+    """What the finding rests on: many steps, or one."""
+    part: str | None
+    """The part of a step, as in ``PartTiming``, that has most of it; None if no part has half of it."""
+    part_sec: float | None
+    """How much longer that part takes than on the median of the other ranks."""
+    module: str | None
+    """Qualified name of the module that has at least half of that, children left out; None if there is none."""
+    module_sec: float | None
+    """How much longer that module takes than on the other ranks."""
+    exposed_sec: float | None
+    """Its own communication that no computation hides, in the traced step; None if the step was not traced."""
+    others_exposed_sec: float | None
+    """The same on the other ranks, their median: the longer it is, the longer they wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksCollective:
+    """One collective on all ranks, in one step; call by call matched with the ranks that took part."""
+
+    name: str
+    """Of the collective."""
+    ranks: int
+    """Ranks that called it."""
+    calls: int
+    """Of all ranks and traced steps, added up; likewise the next two."""
+    matched_calls: int
+    """Calls whose counterparts are known."""
+    bytes: int | None
+    """None where a trace does not say."""
+    transfer_sec: RankSpread | None
+    """Time in which data can have moved: for each matched call the shortest of the ranks. None without such calls."""
+    wait_sec: RankSpread | None
+    """The rest: waiting for other ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksCommunication:
+    """Computation and communication of the ranks in a traced step."""
+
+    ranks: int
+    """Ranks whose traces show communication."""
+    wall_sec: RankSpread
+    """Of the traced step."""
+    computation_sec: RankSpread
+    """Time in which something computed."""
+    communication_sec: RankSpread
+    """Time in which something communicated, hidden or not."""
+    exposed_sec: RankSpread
+    """Communication that no computation hides."""
+    overlap_ratio: RankSpread | None
+    """Hidden ÷ all communication; None if no rank communicated at all."""
+    transfer_sec: RankSpread | None
+    """Of all matched calls; they may overlap, with each other and with computation. None without matched calls."""
+    wait_sec: RankSpread | None
+    """The rest of the matched calls: waiting for other ranks."""
+    collectives: tuple[RanksCollective, ...]
+    """Those that the ranks spent most time in first."""
+    notes: tuple[str, ...]
+    """What could not be matched, in sentences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAbsence:
+    """A rank whose measurements are missing in the merged report."""
+
+    rank: int
+    """Its number."""
+    reason: str
+    """Why, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksProfile:
+    """All ranks of a job together; every figure is of those that answered, and of one global step."""
+
+    world_size: int
+    """Ranks of the job."""
+    answered: int
+    """Ranks whose measurements are in here."""
+    absences: tuple[RankAbsence, ...]
+    """Every other rank, by number."""
+    waited_sec: float
+    """How long the rank that reports waited for the others' answers."""
+    flops: StepFlops
+    """Of all ranks, added up."""
+    flops_of_model: StepFlops | None
+    """Of one copy of the model: summed over the ranks that see the same data, averaged over those that see different
+    data, rounded to whole FLOPs. None if no rank of some stage of the pipeline answered."""
+    lower_bound: bool
+    """Whether these FLOPs are lower bounds, because those of some rank are."""
+    params: int | None
+    """Unique logical parameters of the whole model, the stages of a pipeline added up; None if a stage is missing."""
+    trainable_params: int | None
+    """Of ``params``, those that need a gradient."""
+    samples: float | None
+    """Of all ranks that see different data; None if the samples of one are not known."""
+    tokens: float | None
+    """Likewise of tokens."""
+    parts: tuple[RanksPart, ...]
+    """Every part of a step."""
+    global_step: RanksPart | None
+    """None if no rank timed a step."""
+    model_flops: RankSpread
+    """Of each rank."""
+    local_params: RankSpread | None
+    """Parameters that each rank holds in memory."""
+    peak_memory_bytes: RankSpread | None
+    """Peak memory of tensors on each device, or of each process on the host."""
+    devices: tuple[DeviceGroup, ...]
+    """Most ranks first."""
+    peak_flops_per_sec: float | None
+    """Sum of the devices' peaks; None if one is not known."""
+    rates: JobRates
+    """Ratios of all ranks together."""
+    unavailable: Mapping[str, str]
+    """Why a rate (by its field's name) is None, in a few words."""
+    stages: tuple[StageProfile, ...]
+    """Of a pipeline; empty where there is none."""
+    communication: RanksCommunication | None
+    """In the traced steps; None if fewer than two ranks' traces show any."""
+    stragglers: tuple[Straggler, ...]
+    """Ranks that the others wait for, the one that they wait for longest first; empty where all keep pace."""
+    left_out: tuple[str, ...]
+    """What did not fit into the records, in sentences."""
+    ranks: tuple[RankFigures, ...]
+    """Each rank that answered, by number."""

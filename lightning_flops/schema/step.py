@@ -1,0 +1,171 @@
+"""One step of one rank: its FLOPs, its times and its rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lightning_flops.records import PhaseFlops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFlops:
+    """FLOPs of one global step on this rank; a multiply-add is two."""
+
+    forward: int
+    """Every forward that runs inside a step."""
+    backward: int
+    """What autograd ran, without what it repeated of the forward."""
+    recompute: int
+    """What the backward repeated of the forward: activation checkpointing, fused attention's score matrix."""
+    optimizer: int
+    """Inside optimizer steps."""
+    causal_skipped: int
+    """Of the four phases' FLOPs, what fused causal attention does not execute."""
+    without_backward: int
+    """Of the forward's FLOPs, those that no backward can follow."""
+    backward_estimated: int
+    """(2 + recompute_fwd_factor) x (forward - without_backward): stands for backward and recompute together."""
+    model: int
+    """Forward + backward: the numerator of MFU."""
+    hardware: int
+    """All four phases - causal_skipped: what the kernels execute, the numerator of HFU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopSpread:
+    """How much several counted steps differ, phase by phase."""
+
+    minimum: PhaseFlops
+    """The least of each phase."""
+    maximum: PhaseFlops
+    """The most of each phase."""
+    model_minimum: int
+    """The least of forward + backward."""
+    model_maximum: int
+    """The most of forward + backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DtypeFlops:
+    """FLOPs in one dtype of arithmetic, over all counted steps."""
+
+    dtype: str
+    """Effective dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
+    model: int
+    """Forward + backward."""
+    hardware: int
+    """What the kernels execute."""
+    peak_flops_per_sec: float | None
+    """Dense peak of one device in this dtype; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorProfile:
+    """One operator in all modules, over all counted steps."""
+
+    operator: str
+    """Name without overload, such as ``aten.mm``."""
+    calls: int
+    """How often it ran."""
+    flops: PhaseFlops
+    """By phase; a multiply-add is two."""
+    dtypes: tuple[str, ...]
+    """Dtypes of its arithmetic, sorted."""
+    bytes_read: int
+    """Its inputs."""
+    bytes_written: int
+    """Its outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTiming:
+    """Seconds of one part of a step, over the timed steps."""
+
+    name: str
+    """The phase; phases that cannot be told apart stand together, joined by ``" + "``."""
+    mean_sec: float
+    """Total over the timed steps / their number."""
+    share: float | None
+    """Fraction of the global step's mean; None if that is zero."""
+    minimum_sec: float
+    """Of a single step."""
+    median_sec: float
+    """Of the timed steps."""
+    maximum_sec: float
+    """Of a single step."""
+    deviation_sec: float
+    """Standard deviation of the timed steps; 0 for a single one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingProfile:
+    """Where the time of a step goes on this rank, means over the timed steps; None where phases are mixed."""
+
+    timed_steps: int
+    """How many steps the means are over."""
+    parts: tuple[PartTiming, ...]
+    """Tile the step: their means add up to ``global_step_sec``."""
+    global_step: PartTiming
+    """The whole step."""
+    data_wait_sec: float | None
+    """The training loop waits for its next batch."""
+    transfer_sec: float | None
+    """The batch moves to the device."""
+    forward_sec: float | None
+    """Forward and loss, all micro-steps of a step together."""
+    backward_sec: float | None
+    """Autograd's call, all micro-steps of a step together."""
+    bubble_sec: float | None
+    """Exchange with the other stages of a pipeline, and the wait for them; zero where there are none."""
+    optimizer_sec: float | None
+    """DeepSpeed prints it as "step latency"."""
+    other_sec: float | None
+    """Callbacks, logging, schedulers, and whatever else the loop does between the named parts."""
+    forward_backward_sec: float | None
+    """Forward and backward together; known also where the two cannot be told apart."""
+    iter_sec: float | None
+    """Forward, backward and optimizer together: DeepSpeed's "iter latency"."""
+    global_step_sec: float
+    """Wall time from the end of one update to the end of the next, less what is excluded."""
+    reader_sec: float | None
+    """Host seconds a step inside the data loader, hidden behind device work or not."""
+    excluded_sec: Mapping[str, float]
+    """Wall time between the timed steps that belongs to none of them, summed, by cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Every ratio of a profile, per step; None where numerator or denominator is not known.
+
+    FLOP/s are this rank's; samples and tokens are those of all ranks that see different data.
+    """
+
+    forward_flops_per_sec: float | None
+    """forward / forward_sec"""
+    backward_flops_per_sec: float | None
+    """(backward + recompute) / backward_sec"""
+    backward_flops_per_sec_estimated: float | None
+    """estimated backward / backward_sec"""
+    forward_backward_flops_per_sec: float | None
+    """(forward + backward + recompute) / (forward_sec + backward_sec)"""
+    forward_backward_flops_per_sec_estimated: float | None
+    """(forward + estimated backward) / (forward_sec + backward_sec)"""
+    iter_flops_per_sec: float | None
+    """hardware FLOPs / iter_sec"""
+    iter_flops_per_sec_estimated: float | None
+    """(forward + estimated backward) / iter_sec"""
+    samples_per_sec: float | None
+    """samples / global_step_sec"""
+    iter_samples_per_sec: float | None
+    """samples / iter_sec: DeepSpeed's figure"""
+    tokens_per_sec: float | None
+    """tokens / global_step_sec"""
+    tokens_per_sec_per_device: float | None
+    """tokens_per_sec / world_size"""
+    mfu: float | None
+    """Sum over dtypes of model FLOPs / peak of that dtype, / global_step_sec; 1 is the peak."""
+    hfu: float | None
+    """The same of hardware FLOPs."""
+    data_wait_ratio: float | None
+    """data_wait_sec / global_step_sec"""

@@ -1,0 +1,218 @@
+"""What ran in a trace: kernels, operators, memory, copies, scopes and launches. Times are in microseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.schema.trace_steps import Durations
+
+KERNEL_GAP_LIMIT_US = 30
+"""A pause between two events that were both launched in time is a kernel gap below this: HTA's value."""
+
+SHORT_KERNEL_LIMIT_US = 10
+"""A kernel under this is short."""
+
+LONG_DELAY_US = 100
+"""A device event that begins later than this after its launch waited in the stream's queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRow:
+    """All runs of one kernel."""
+
+    name: str
+    """As compiled."""
+    calls: int
+    """How often it ran."""
+    device: Durations
+    """Ratio: of all kernels' durations."""
+    tensor_cores: bool
+    """Whether its name says that it runs on tensor cores."""
+    tensor_cores_eligible: bool
+    """Whether an operator that can use tensor cores launched it at least once."""
+    collective: bool
+    """Whether it communicates."""
+    blocks_per_sm: float | None
+    """Averaged over its runs with their durations as weights; None where the trace does not say."""
+    occupancy_percent: float | None
+    """Estimated achieved occupancy, averaged in the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSummary:
+    """All kernels together."""
+
+    calls: int
+    """How many kernels ran."""
+    total_us: float
+    """Time in all of them, added up."""
+    tensor_core_ratio: float | None
+    """Time in kernels on tensor cores ÷ time in all kernels but collectives'."""
+    tensor_core_eligible_ratio: float | None
+    """Time in kernels whose operators can use tensor cores ÷ the same."""
+    short_calls_ratio: float | None
+    """Kernels shorter than ``SHORT_KERNEL_LIMIT_US`` ÷ kernels."""
+    short_time_ratio: float | None
+    """Their time ÷ the time of all kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildRow:
+    """What one operator called, or launched, itself: all such children of one name."""
+
+    name: str
+    """Of the operator or the device event."""
+    kind: Literal["operator", "device"]
+    """``device``: a kernel, copy or memset."""
+    calls: int
+    """How often the parent called it."""
+    host: Durations | None
+    """Ratio: of the parent's total; None for a device event."""
+    device: Durations | None
+    """Ratio: of the parent's total; None without a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """All calls of one operator.
+
+    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller.
+    """
+
+    name: str
+    """As in torch's tables, such as ``aten::mm``."""
+    calls: int
+    """How often it ran."""
+    host: Durations
+    """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
+    host_self: Durations
+    """Without the operators it called; the ratios of all operators add up to 1."""
+    device: Durations | None
+    """Kernels, copies and memsets launched in it and in what it called. None without a device, like the next."""
+    device_self: Durations | None
+    """Launched in it itself, without what it called."""
+    tensor_cores_eligible: bool
+    """Whether it is a matrix product, convolution, attention or recurrent layer."""
+    children: tuple[ChildRow, ...] = ()
+    """What it called and launched itself, the longest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """What one operator allocated and freed on one device."""
+
+    name: str | None
+    """None: outside any operator."""
+    device_type: Literal["host", "device"]
+    """Whose memory it is."""
+    device: int
+    """-1 for the host."""
+    calls: int
+    """Calls of the operator in which memory was allocated or freed; events, outside any operator."""
+    size_increase_bytes: int
+    """Allocated less freed, with what it called."""
+    self_size_increase_bytes: int
+    """Without what it called; the sum over all rows of a device is what the trace changed."""
+    allocation_bytes: int
+    """Allocated, frees left out."""
+    self_allocation_bytes: int
+    """Allocated without what it called, frees left out."""
+
+
+MemoryPart = Literal["forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]
+"""Where in a step memory is allocated or freed; the last three are no module's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleMemoryRow:
+    """What one module allocated and freed on one device in its forward, or in its backward, all steps together."""
+
+    name: str | None
+    """Qualified name, the root's ``""``; None for what is no module's."""
+    part: MemoryPart
+    """``backward``: with what it repeats of the forward."""
+    device_type: Literal["host", "device"]
+    """Whose memory it is."""
+    device: int
+    """-1 for the host."""
+    size_increase_bytes: int
+    """Allocated less freed, with the modules inside: what a forward keeps, what a backward leaves."""
+    self_size_increase_bytes: int
+    """Without them; the sum over all rows of a device is what the trace changed."""
+    allocation_bytes: int
+    """Allocated, frees left out."""
+    self_allocation_bytes: int
+    """Allocated without the modules inside, frees left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferRow:
+    """All copies or memsets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``."""
+
+    name: str
+    """Kind of the copy or memset."""
+    calls: int
+    """How many there were."""
+    bytes: int | None
+    """All together; None where the trace does not say."""
+    host: Durations | None
+    """The calls that launched them. Ratio: of the steps' own marks on the host. None when no launch is known."""
+    device: Durations
+    """Ratio: of all device work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserScopeRow:
+    """All runs of one ``record_function`` scope."""
+
+    name: str
+    """As the user named it."""
+    calls: int
+    """How often it ran."""
+    host: Durations
+    """Ratio: of the steps' own marks on the host."""
+    device: Durations | None
+    """Work launched in the scope, by its thread or by autograd's while it was open. Ratio: of all device work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleTime:
+    """Pauses between the first and the last event of a stream or of a whole device, by cause, as HTA names them."""
+
+    device: int
+    """Its number."""
+    stream: int | None
+    """None: all streams of the device as one."""
+    busy_us: float
+    """In which something ran."""
+    host_wait_us: float
+    """The event that ended the pause was launched after the pause had begun."""
+    kernel_gap_us: float
+    """Launched in time, and the pause is under ``KERNEL_GAP_LIMIT_US``."""
+    other_us: float
+    """Launched in time and a longer pause, or the launch is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRow:
+    """Launches of one kind of device event; a CUDA graph launches many events with one call."""
+
+    kind: Literal["kernel", "memcpy", "memset"]
+    """Of what was launched."""
+    launches: int
+    """Calls."""
+    events: int
+    """What they launched."""
+    host: Durations
+    """Lengths of the calls on the host."""
+    device: Durations
+    """Lengths of what they launched."""
+    delay: Durations
+    """From the end of the call to the start on the device; 0 where the device began before the call returned.
+
+    Delays overlap, so they have no ratio."""
+    shorter_than_launch: int
+    """Device events that took less time than the call that launched them."""
+    long_delays: int
+    """Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue."""

@@ -1,0 +1,230 @@
+"""Where the time of a trace's steps went: by kind of work, phase, device and module.
+
+Times are in microseconds, as in the file; what a trace does not contain is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Lengths of several events; min <= mean <= max, and total = calls × mean."""
+
+    total_us: float
+    """All of them together."""
+    mean_us: float
+    """Of one of them."""
+    max_us: float
+    """Of the longest."""
+    min_us: float
+    """Of the shortest."""
+    ratio: float | None
+    """Total over the whole that the table names; None where that whole is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Microseconds of a step by what filled them; the parts add up to the step's wall time.
+
+    A moment that several kinds of events share belongs to the first of them in the order of the fields, the priority
+    of the PyTorch profiler's step-time breakdown: so ``communication_us`` is only what no kernel or copy hides, and
+    ``data_loader_us`` only what the device and its launches leave.
+    """
+
+    number: int | None
+    """The profiler's number of the step; None for the mean of several, and where the whole trace stands as one."""
+    wall_us: float
+    """Of the whole step."""
+    kernel_us: float | None
+    """Kernels other than collectives'. None, like the next two and the runtime's, when the trace has no device."""
+    memcpy_us: float | None
+    """Copies to, from and on the device that no kernel hides."""
+    memset_us: float | None
+    """Memory filled on the device."""
+    communication_us: float | None
+    """None when the trace has no collectives at all."""
+    runtime_us: float | None
+    """Calls on the host that launch work or wait for it."""
+    data_loader_us: float | None
+    """None when the trace shows no ``DataLoader``."""
+    cpu_us: float | None
+    """Operators on the host; None when none was recorded."""
+    other_us: float
+    """What is left: no event of these kinds ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Every step's breakdown, and their mean."""
+
+    marked: bool
+    """False when the trace has no profiler steps; the whole trace is then one step."""
+    steps: tuple[StepTime, ...]
+    """In the order of the trace."""
+    mean: StepTime
+    """Part by part over all steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewRow:
+    """All events of one kind inside the steps; moments that several of them share count once."""
+
+    kind: str
+    """Of the events, such as ``Kernel`` or ``Operator``."""
+    side: Literal["host", "device"]
+    """Where they ran."""
+    calls: int
+    """How many events there are."""
+    time_us: float
+    """Union of the events."""
+    ratio: float | None
+    """Of the steps; kinds overlap and contain one another, so these add up to no whole."""
+
+
+PhaseSource = Literal["scopes", "operators"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """One phase over all steps; ratios are of the steps."""
+
+    calls: int
+    """How often the phase was entered."""
+    host: Durations
+    """The optimizer's without what of other phases runs inside it, as in Lightning, whose closure runs there."""
+    device: Durations | None
+    """Kernels, copies and memsets launched in the phase; None without a device."""
+    source: PhaseSource
+    """``scopes``: named in the trace. ``operators``: from the operators that ran with gradients and in autograd."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remainder:
+    """What of the steps is in no phase."""
+
+    host_us: float
+    """On the host's clock."""
+    host_ratio: float | None
+    """Of the steps."""
+    device_us: float | None
+    """Device work launched there; None without a device."""
+    device_ratio: float | None
+    """Of the steps; None without a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """Phases of the steps, on the host's clock and by the device work they launched.
+
+    A phase that the trace does not show is None; its time is then in ``others``.
+    """
+
+    step: PhaseRow
+    """The steps themselves."""
+    data_loader: PhaseRow | None
+    """Fetching batches."""
+    forward: PhaseRow | None
+    """The forward."""
+    backward: PhaseRow | None
+    """The backward."""
+    optimizer: PhaseRow | None
+    """The optimizer's step."""
+    others: Remainder
+    """What is in none of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMetrics:
+    """One device over all steps; ratios are of the steps' wall time."""
+
+    device: int
+    """Its number."""
+    name: str | None
+    """As the driver has it; None where the trace does not say."""
+    sm_count: int | None
+    """Streaming multiprocessors; None where the trace does not say."""
+    utilization: float
+    """Union of the kernels within the steps ÷ steps."""
+    sm_efficiency: float | None
+    """Estimated: ∫ min(1, Σ blocks per SM of the kernels then running) dt ÷ steps; None if a kernel lacks them."""
+    occupancy_percent: float | None
+    """Estimated achieved occupancy, averaged over the kernels with their durations as weights."""
+    blocks_per_sm: float | None
+    """Averaged in the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """How long one device ran kernels while the trace was taken."""
+
+    device: int
+    """Its number."""
+    utilization: float
+    """Union of kernels ÷ elapsed time of the whole trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSummary:
+    """How busy processors were from the first event of the trace to the last."""
+
+    elapsed_us: float
+    """From the first event to the last."""
+    cpu_process_ratio: float | None
+    """The process's CPU time ÷ elapsed; up to the number of cores. None when the trace does not say, like the next."""
+    cpu_system_ratio: float | None
+    """Busy ÷ (busy + idle) time of all cores."""
+    devices: tuple[DeviceUse, ...] | None
+    """Each device that ran a kernel; None without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRow:
+    """One module over all steps of a trace; totals are with the modules below it, own times without."""
+
+    name: str
+    """Qualified name; the root is ``""``."""
+    calls: int
+    """Forward calls; those that a backward repeats are none."""
+    forward_us: float
+    """All of its forward calls together."""
+    own_forward_us: float
+    """Without the modules below it."""
+    backward_us: float
+    """With what the backward repeats of the forward (activation checkpointing)."""
+    own_backward_us: float
+    """Without the modules below it."""
+    forward_kernels: int | None
+    """With the modules below it; None without a device."""
+    backward_kernels: int | None
+    """With the modules below it; None without a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTable:
+    """Where the time of forward and backward went, module by module; there when the trace's modules are marked."""
+
+    clock: Literal["host", "device"]
+    """``device``: time in which work that was launched there ran, overlaps counted once. ``host``: without a device."""
+    steps: int
+    """All times and counts are of so many steps together."""
+    rows: tuple[ModuleRow, ...]
+    """By name, the root first."""
+    forward_us: float
+    """All of the forward; its own work outside every module's call is the root's."""
+    backward_us: float
+    """All of the backward: the modules', gradient accumulation, and what is unattributed."""
+    optimizer_us: float
+    """The optimizer, without forward and backward in its closure."""
+    gradient_accumulation_us: float
+    """Adding gradients to parameters, and the hooks that run there."""
+    backward_communication_us: float
+    """Collectives in the backward that no module's node waits for. They may run beside gradient accumulation."""
+    backward_outside_nodes_us: float
+    """Operators that ran in the backward outside of autograd's nodes: what wrappers put off to the backward's end."""
+    unattributed_forward_us: float
+    """Work in the forward that no module's call accounts for."""
+    unattributed_backward_us: float
+    """The autograd engine between nodes, hooks in Python there, and nodes whose forward is not in the trace."""

@@ -1,0 +1,79 @@
+"""The border between somebody's training and this package: what fails on our side never reaches theirs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Border:
+    """Through it comes every call from a framework, from torch or from a user's loop.
+
+    Whoever stands at it catches what our side raises and gives it to ``broke``. The first failure closes the border for
+    good: everything of ours is taken off first, and only then is the failure told, because whoever hears of it, such as
+    a logging handler of the user's, may fail too.
+
+    Args:
+        take_off: takes everything of ours off; called once.
+        tell: says what failed; called at most once, and only for an ``Exception``.
+    """
+
+    def __init__(self, *, take_off: Callable[[], None], tell: Callable[[Exception], None]) -> None:
+        self.closed = False
+        """Nothing of ours runs in this training any more."""
+        self._take_off = take_off
+        self._tell = tell
+
+    def close(self) -> None:
+        """Take everything of ours off, unless that was done before."""
+        if not self.closed:
+            self.closed = True
+            self._take_off()
+
+    def broke(self, error: BaseException) -> None:
+        """Our side raised *error*: training goes on without us.
+
+        Raises:
+            BaseException: *error* itself if it is no ``Exception``, such as the user's Ctrl-C; it is taken further
+                when nothing of ours is left.
+        """
+        if not isinstance(error, Exception):
+            try:
+                self.close()
+            finally:
+                raise error
+        if self.closed:
+            return
+        try:
+            self.close()
+        finally:
+            self._tell(error)
+
+
+class _HasBorder(Protocol):
+    @property
+    def border(self) -> Border: ...
+
+
+S = TypeVar("S", bound=_HasBorder)
+
+
+def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
+    """*method* as it may be called from the other side of its object's border: it never raises an ``Exception``.
+
+    It does nothing, and returns None, when the border is closed.
+    """
+
+    @functools.wraps(method)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return None if self.border.closed else method(self, *args, **kwargs)
+        except BaseException as error:
+            self.border.broke(error)
+            return None
+
+    return run

@@ -1,0 +1,567 @@
+"""One run of training under the profiler, on one rank, whatever framework drives it.
+
+A door tells the session what happens in the run. What a window does with its steps is its recorder's decision; when a
+window opens, and what follows from the recorder's state (wrappers on or off, the report), is decided here. Between
+windows a batch costs the monitor's few stamps and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
+from lightning_flops.instrument.batches import Shapes
+from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.memory import MemoryWatch, memory_reader
+from lightning_flops.instrument.notes import Notes
+from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.instrument.recorder import Recorder
+from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.instrument.stack_room import stack_room
+from lightning_flops.instrument.timing.clocks import clock_for
+from lightning_flops.instrument.timing.forward_timer import ForwardTimer
+from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
+from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
+from lightning_flops.instrument.tracing.step_tracer import StepTracer
+from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
+from lightning_flops.session.batches import StepBook
+from lightning_flops.session.border import Border, guarded
+from lightning_flops.session.output import output_of_rank
+from lightning_flops.session.rank_exchange import NoExchangeError
+from lightning_flops.session.ranks import RankReports, join_ranks
+from lightning_flops.session.results import Optimizers, profile_of_window
+from lightning_flops.session.taps import Taps
+from lightning_flops.session.window import Window
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.records import RunContext, RunFacts
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
+    from lightning_flops.session.door import Door, RunPlan
+    from lightning_flops.session.output import RunOutput
+
+logger = package_logger(__name__)
+
+_FRAMES_OF_TAPS = 16
+"""Of ours, at most, on the stack below a model's first one: wrappers are in one another."""
+
+
+class Session:
+    """The profiler inside one run of training, on one rank; nothing of it is left once it is ``out``.
+
+    A door makes it, and calls ``begin`` when it can answer for its framework. If something of ours fails, then or
+    later, the session takes itself out, says so once, and every method does nothing from then on.
+
+    Args:
+        door: the framework's side.
+        root: the model whose modules own the work.
+        config: the settings.
+        publish: gets each profile when its window has closed; on rank 0, when the other ranks have answered.
+        rank: of this process; rank 0 writes the reports.
+        world_size: ranks of the run.
+        whole_steps: the door tells of all batches of a step together, when the step has ended.
+    """
+
+    window: Window
+    """The window that is open or comes next; there from ``begin`` on, as is the rest below."""
+    _device: torch.device
+    _output: RunOutput
+    _plan: RunPlan
+
+    def __init__(
+        self,
+        door: Door,
+        root: nn.Module,
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        rank: int,
+        world_size: int,
+        whole_steps: bool = False,
+    ) -> None:
+        self.border = Border(take_off=self._take_off, tell=self._tell_failure)
+        self.taps = Taps(self, self.border)
+        self.notes = Notes(speak=self.warn)
+        self.steps = StepBook()
+        self.monitor = Monitor(describe=self._describe_passed) if config.monitor else None
+        """Adds up throughput for as long as the run trains; None if that was not asked for."""
+        self.profile: Profile | None = None
+        """What the latest window measured."""
+        self.throughput: ThroughputSummary | None = None
+        """What the run's batches came to; None before its end, or if nothing was monitored."""
+        self.micro_batch_size: int | None = None
+        """Samples in the first batch that was counted."""
+        self._door = door
+        self._root = root
+        self._config = config
+        self._publish = publish
+        self._rank = rank
+        self._writes = rank == 0
+        self._whole_steps = whole_steps
+        self._samples_of_step: int | None = 0
+        self._meter = door.meter(self.notes.add_for_run)
+        self._spare_batches = 0
+        self._ledger = UndoLedger()
+        # At once, so that a rank whose profiler fails later can say so, and every rank numbers its runs alike.
+        self._ranks = self._join_ranks(world_size) if world_size > 1 else None
+
+    @property
+    def out(self) -> bool:
+        """Whether the session has nothing more to do in this run."""
+        return self.border.closed
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the run's reports."""
+        return self._writes
+
+    # ---- the run begins
+
+    def _join_ranks(self, world_size: int) -> RankReports | None:
+        try:
+            return join_ranks(rank=self._rank, world_size=world_size, config=self._config, show=self._show)
+        except NoExchangeError as error:
+            self.notes.add_for_run(
+                f"This report is of rank {self._rank} alone: the ranks could not exchange anything: {error}."
+            )
+            return None
+
+    @guarded
+    def begin(self) -> None:
+        """The run begins."""
+        # First what may be taken off again in any state: the ledger knows it from the moment it is there.
+        room = ExitStack()
+        close_room = weakref.finalize(self, room.close)  # also where somebody lets an engine go, and us with it
+        close_room.atexit = False
+        self._ledger.add(self._door.take_out)
+        self._ledger.add(self.taps.undo)
+        self._ledger.add(close_room)
+        room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
+        self._plan = plan = self._door.plan()
+        self._device = plan.device
+        self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
+        self._door.tap_run(self.taps.for_run)
+        self._await_window(plan.profile_step)
+        self._ledger.add(lambda: self.window.abandon())
+        self.window.follow()
+
+    def _await_window(self, profile_step: int | None) -> None:
+        """Have a window ready that opens before *profile_step*, or at once if that is the step that begins now."""
+        if self._ranks is not None:
+            self._ranks.await_window(profile_step)
+        self.micro_batch_size = None
+        self.notes.begin_window()
+        self.window = Window(
+            step=profile_step,
+            recorder=self._new_recorder(profile_step),
+            memory=MemoryWatch(self._root, read=memory_reader(self._device), on_device=self._device.type == "cuda"),
+            processors=ProcessorWatch(),
+            taps=self.taps.for_window,
+            tap_parts=self._door.tap_parts,
+        )
+        if profile_step == self.steps.steps_done:
+            self._open_window()
+
+    def _new_recorder(self, profile_step: int | None) -> Recorder:
+        device = self._device
+        return Recorder(
+            self._root,
+            profile_step=self.steps.steps_done + 1 if profile_step is None else profile_step,
+            timing_steps=self._config.timing_steps,
+            settle_steps=self._plan.settle_steps,
+            feed=self._door.feed(),
+            clock=clock_for(device),
+            new_counter=lambda root: FlopCounter(root, causal_attention=self._config.causal_attention),
+            notes=self.notes,
+            tracing=self._tracing() if self._config.trace and profile_step is not None else None,
+            whole=self._door.whole_model,
+        )
+
+    def _tracing(self) -> TraceCycles:
+        config, device = self._config, self._device
+        tracers: list[Tracer] = []
+        keep_file = config.trace_dir is not None and (self._writes or config.all_ranks)
+        if keep_file or can_read_traces():
+            tracers.append(
+                StepTracer(
+                    self._root,
+                    device=device,
+                    record_shapes=config.record_shapes,
+                    profile_memory=config.profile_memory,
+                    with_stack=config.with_stack,
+                    keep_file=keep_file,
+                )
+            )
+        else:
+            self.notes.add_for_run(f"No step was traced: {NEEDS_NUMPY}.")
+        tracers.append(ForwardTimer(self._root, lambda: clock_for(device)))
+        return TraceCycles(tracers, config.trace_schedule)
+
+    def _open_window(self) -> None:
+        """The step that begins now is counted."""
+        self.window.open(steps_done=self.steps.steps_done)
+        self._door.window_opens()
+
+    # ---- the parts of a step; the wrappers that call these guard them
+
+    def enter(self, part: str, *, counts: bool = True) -> None:
+        """*part* of a step begins, inside whatever part is running; *counts* as in ``Recorder.enter``."""
+        if not self.border.closed:
+            self.window.enter(part, counts=counts)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if not self.border.closed:
+            self.window.leave()
+
+    def training_stops(self, reason: str) -> None:
+        """What runs from here on is no part of any step, until ``training_goes_on`` with the same *reason*."""
+        if self.monitor is not None:
+            self.monitor.exclude(reason)
+
+    def training_goes_on(self, reason: str) -> None:
+        """*reason* is over."""
+        if self.monitor is not None:
+            self.monitor.include(reason)
+
+    def epoch_ends(self) -> None:
+        """Until the next epoch begins, time belongs to no step."""
+        self.window.recorder.epoch_ends()
+        self.training_stops("epoch restart")
+
+    def epoch_begins(self) -> None:
+        """Time is the steps' again."""
+        self.window.recorder.epoch_begins()
+        self.training_goes_on("epoch restart")
+
+    def fetch_begins(self) -> None:
+        """The loop turns to its data loader."""
+        if self.monitor is not None:
+            self.monitor.fetch_begins()
+        if self.window.marking:
+            self.window.enter("data_wait", counts=True)
+
+    def fetch_ends(self) -> None:
+        """The data loader has delivered."""
+        if self.window.marking:
+            self.window.leave()
+        if self.monitor is not None:
+            self.monitor.fetch_ends()
+
+    def optimizer_work_begins(self) -> ExitStack:
+        """What is counted from here on is the optimizer's, until ``optimizer_work_ends`` with what this returns."""
+        scope = ExitStack()
+        scope.enter_context(self.window.recorder.optimizer_work())
+        return scope
+
+    def optimizer_work_ends(self, scope: ExitStack) -> None:
+        """The optimizer's work is done."""
+        scope.close()
+
+    # ---- the borders between batches: called for every batch of the run, and so short; the caller guards them
+
+    def batch(self, batch: Any, shapes: Shapes, *, updates: int, ends_step: bool) -> None:
+        """A batch went through the loop: every door tells so, once, by this call.
+
+        Args:
+            batch: what the step was given; an empty tuple if nobody will ask for it.
+            shapes: shapes of its tensors before the step, which may have changed it.
+            updates: optimizer attempts that belong to it.
+            ends_step: a global step ends with it.
+        """
+        if self.border.closed:
+            return
+        monitor = self.monitor
+        if self._spare_batches and monitor is not None:
+            self._batch_passes(monitor, shapes, updates, ends_step)
+            return
+        window = self.window
+        samples = self._meter.samples(batch, shapes)
+        slowed = window.is_open and self._tell_recorder(batch, shapes, samples=samples, ends_step=ends_step)
+        alike = self.steps.book(shapes, updates, ends_step)
+        if monitor is not None:
+            if slowed:
+                monitor.restart()  # counting and tracing cost time, so what went by until here is no throughput
+            else:
+                self._watch(monitor, samples=samples, ends_step=ends_step, alike=alike)
+        if ends_step:
+            if self._ranks is not None and self._ranks.pending and not window.is_open:
+                self._show_ready_reports(self._ranks)
+            if self.steps.steps_done == window.step:
+                self._open_window()
+        if window.is_open and not window.in_scope:
+            self.after_batch()
+        self._spare_batches = self._batches_to_spare()
+        if ends_step and (timer := self.window.recorder.timer) is not None:
+            timer.go_on()
+
+    def _batch_passes(self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool) -> None:
+        """All of ``batch`` while nobody but the monitor is there: the rest of the run, and so as short as can be.
+
+        What the batch was is found out when the monitor is read, or when another one may need it.
+        """
+        waiting = monitor.passed(shapes, updates, ends_step)
+        if ends_step and self._door.reading_is_due():
+            self._write_reading(monitor)
+        elif waiting < self._spare_batches:
+            return
+        monitor.add_up()
+        self._spare_batches = self._batches_to_spare()
+
+    def _batches_to_spare(self) -> int:
+        """How many of the next batches nobody but the monitor will ask for, and the monitor for their shapes only."""
+        if self.monitor is None or self.border.closed or self.window.is_open or self._whole_steps:
+            return 0
+        if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
+            return 0
+        if self.window.step is None:
+            return LONGEST_LOG
+        return max(0, min(LONGEST_LOG, self.window.step - self.steps.steps_done - 1))
+
+    def _describe_passed(self, shapes: Shapes, updates: int, ends_step: bool) -> tuple[int | None, bool]:
+        return self._meter.samples(None, shapes), self.steps.book(shapes, updates, ends_step)
+
+    def _tell_recorder(self, batch: Any, shapes: Shapes, *, samples: int | None, ends_step: bool) -> bool:
+        """Tell the open window of *batch*; whether it ran slower than it does without a profiler."""
+        recorder = self.window.recorder
+        counted, traced = recorder.counting, recorder.tracing
+        if not recorder.closed:
+            tokens = self._meter.tokens(batch, samples)
+            recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
+        if counted and self.micro_batch_size is None:
+            self.micro_batch_size = samples
+        return counted or traced
+
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, alike: bool) -> None:
+        """Tell *monitor* of a batch, or of a whole step; read it if the run logs its own metrics now."""
+        if self._whole_steps:
+            known = self._samples_of_step is not None and samples is not None
+            self._samples_of_step = (self._samples_of_step or 0) + (samples or 0) if known else None
+            if not ends_step:
+                return
+            samples, self._samples_of_step = self._samples_of_step, 0
+        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
+        if ends_step and self._door.reading_is_due():
+            self._write_reading(monitor)
+
+    def _write_reading(self, monitor: Monitor) -> None:
+        reading = monitor.read()
+        if reading.steps and self._writes:
+            profile = self.profile if reading.counted_signature else None
+            self._output.write_reading(
+                reading,
+                dp_size=self._plan.dp_size,
+                model_flops_peak_sec=None if profile is None else profile.model_flops_peak_sec,
+                step=self._door.x_axis(),
+            )
+
+    def after_batch(self) -> None:
+        """What follows from the state the window is in now: wrappers on or off, the report, or the end of our work."""
+        if self.border.closed:
+            return
+        window = self.window
+        if window.is_open and window.recorder.closed:
+            window.processors.follow(timed=False)
+            self._report()
+            self._await_window(self._config.next_profile_step(steps_done=self.steps.steps_done))
+        self.window.follow()
+        self._take_out_if_done()
+
+    def _take_out_if_done(self) -> None:
+        waits = self._ranks is not None and self._ranks.pending
+        if self.window.step is None and self.monitor is None and not waits:
+            self.take_out()
+
+    # ---- a step that was left half done
+
+    def end_window(self, reason: str) -> None:
+        """The window ends here, in the middle of a step; say why in the report."""
+        self.notes.add(f"{reason} The window ended with that step.")
+        self._report()
+        self._await_window(self._config.next_profile_step(steps_done=self.steps.steps_done + 1))
+        self._begin_again()
+
+    def postpone_window(self, reason: str) -> None:
+        """What was being counted was no whole step: have the window open with the next one."""
+        step = self.window.step
+        self.window.abandon()
+        if self._ranks is not None and step is not None:
+            self._ranks.say_absent(step, "its loop left that step half done")
+        self._await_window(self.steps.steps_done + 1)
+        sentence = f"{reason} Step {self.steps.steps_done} is not counted, but the one after it."
+        self.notes.add(sentence)
+        self.warn(sentence)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self.window.follow()
+        if self.monitor is not None:
+            self.monitor.restart()
+
+    # ---- the reports
+
+    def _report(self) -> None:
+        with random_state_kept():  # the report asks the user's modules, optimizers and loggers
+            self._make_report()
+
+    def _make_report(self) -> None:
+        window = self.window
+        self._name_steps_passed_over(window)
+        for sentence in window.processors.sentences():
+            self.notes.add(sentence)
+        started = time.perf_counter()
+        window.step = None
+        record = window.close(context=self.context())
+        if record is None:
+            self.warn("nothing was profiled: training ended while the first step was being counted")
+            return
+        profile = profile_of_window(
+            record,
+            config=self._config,
+            optimizers=self._door.optimizers,
+            facts=self._run_facts,
+            memory=lambda optimizers: window.memory.record(optimizers=optimizers),
+            report_step=self._door.x_axis(),
+            warns=self._writes,
+        )
+        self.profile = profile
+        self.steps.counted(window.recorder.counted_shapes, window.recorder.counted_updates)
+        if self._writes:
+            taken_sec = time.perf_counter() - started
+            logger.info(
+                "profiled step %d of this %s in %.3f s", record.profile_step, profile.context.run_word, taken_sec
+            )
+        if self._ranks is None:
+            self._show(profile)
+        else:
+            self._ranks.hand_over(profile)
+            self._ranks.show_ready()
+        if self.monitor is not None:
+            self.monitor.restart()
+
+    def _show(self, profile: Profile) -> None:
+        """Give *profile*, which is complete, to whoever waits for it, at the run's present step."""
+        step = self._door.x_axis()
+        profile = replace(profile, report_step=step)
+        self._publish(profile)
+        with random_state_kept():
+            self._output.write_profile(profile, step=step)
+
+    def _show_ready_reports(self, ranks: RankReports) -> None:
+        if ranks.show_ready() and self.monitor is not None:
+            self.monitor.restart()
+        self._take_out_if_done()
+
+    def _name_steps_passed_over(self, window: Window) -> None:
+        """Say in the report and the log which listed steps this window was too long for."""
+        if window.step is None:
+            return
+        for step in self._config.listed_between(window.step, self.steps.steps_done):
+            sentence = f"profile_step lists {step}, too: it was not profiled, because this window was still open."
+            self.notes.add(sentence)
+            self.warn(sentence)
+            if self._ranks is not None:
+                self._ranks.say_absent(step, "it passed this step over: another window was still open")
+
+    def context(self) -> RunContext:
+        """Where the run takes place, as it is now."""
+        return replace(self._door.context(), micro_batch_size=self.micro_batch_size)
+
+    def _run_facts(self, optimizers: Optimizers) -> RunFacts:
+        workers = self._door.loader_workers()
+        return gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
+
+    def warn(self, sentence: str) -> None:
+        """Say *sentence* in the log, on the rank that writes."""
+        if self._writes:
+            logger.warning(sentence)
+
+    # ---- the run ends
+
+    @guarded
+    def finish(self, *, interrupted_by: BaseException | None = None) -> None:
+        """The run ends: report what there is, or say why there is nothing."""
+        window = self.window
+        if self.monitor is not None:
+            self.monitor.add_up()
+        if window.is_open and window.recorder.reached:
+            if interrupted_by is not None:
+                self.notes.add(f"Training was interrupted by {type(interrupted_by).__name__}.")
+            self._report()
+        elif window.step is not None and interrupted_by is None:
+            self._say_what_was_not_reached(window.step)
+        if self._ranks is not None:
+            self._ranks.finish(steps_done=self.steps.steps_done, interrupted_by=interrupted_by)
+        if self.monitor is not None:
+            self._report_throughput(self.monitor)
+        if self._ranks is not None:
+            self._ranks.leave(wait=True)
+
+    def _say_what_was_not_reached(self, step: int) -> None:
+        ended = f"this {self.context().run_word} ended after {self.steps.steps_done} step(s)"
+        if self.profile is None:
+            self.warn(f"nothing was profiled: profile_step is {step}, and {ended}")
+        elif self._config.every is None:
+            self.warn(f"step {step} was not profiled: {ended}")
+
+    def _report_throughput(self, monitor: Monitor) -> None:
+        self.throughput = build_throughput(monitor.totals(), dp_size=self._plan.dp_size)
+        if self.throughput is not None:
+            with random_state_kept():
+                self._output.write_throughput(self.throughput, step=self._door.x_axis())
+
+    def take_out(self) -> None:
+        """Leave nothing of ours on the framework's objects or on torch."""
+        self.border.close()
+        if self._ranks is not None:
+            self._ranks.leave(wait=False)
+
+    def leave_again(self) -> None:
+        """A call in which the session was taken out has ended.
+
+        Inside a backward torch puts modes back on its stack that were taken off there.
+        """
+        self.window.abandon()
+
+    def _take_off(self) -> None:
+        try:
+            self._ledger.close()
+        except Exception as error:  # what is left of the others came off all the same
+            _warn("could not take every tap off the training loop", because=error)
+
+    def _tell_failure(self, error: Exception) -> None:
+        _warn(
+            "the FLOPs profiler failed and has taken itself out; training goes on: %s: %s",
+            type(error).__name__,
+            error,
+            because=error if logger.isEnabledFor(logging.DEBUG) else None,
+        )
+        if self._ranks is None:
+            return
+        try:
+            self._ranks.say_out(f"its profiler failed: {type(error).__name__}: {error}")
+            self._ranks.show_all(within_sec=0.0)
+        except Exception as lost:
+            _warn("a report that waited for other ranks was lost", because=lost)
+        with contextlib.suppress(Exception):
+            self._ranks.leave(wait=False)
+
+
+def _warn(message: str, *values: object, because: BaseException | None) -> None:
+    """Warn while something of ours fails, where not even that may raise into training."""
+    with contextlib.suppress(Exception):
+        logger.warning(message, *values, exc_info=because)

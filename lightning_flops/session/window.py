@@ -1,0 +1,112 @@
+"""One window of a run: the wrappers, the scope and the watches around its recorder, there as long as it needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from lightning_flops.instrument.border import UndoLedger
+
+if TYPE_CHECKING:
+    from lightning_flops.instrument.memory import MemoryWatch
+    from lightning_flops.instrument.patches import Patches
+    from lightning_flops.instrument.recorder import Recorder
+    from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
+    from lightning_flops.records import RunContext, WindowRecord
+
+
+class Window:
+    """A window that waits for its step, is open, or is closed.
+
+    Args:
+        step: the step that it opens before, by the number of steps of the run before it; None: it never opens.
+        recorder: decides what is done with each step.
+        memory: follows the counted step.
+        processors: watches the timed ones.
+        taps: holds the wrappers around the parts of a step.
+        tap_parts: puts them there.
+    """
+
+    def __init__(
+        self,
+        *,
+        step: int | None,
+        recorder: Recorder,
+        memory: MemoryWatch,
+        processors: ProcessorWatch,
+        taps: Patches,
+        tap_parts: Callable[[Patches], None],
+    ) -> None:
+        self.step = step
+        self.recorder = recorder
+        self.memory = memory
+        self.processors = processors
+        self.is_open = False
+        self.marking = False
+        """The parts of the running step are marked."""
+        self.in_scope = False
+        """A batch is running inside the recorder's scope."""
+        self._taps = taps
+        self._tap_parts = tap_parts
+        self._scope = ExitStack()
+
+    def open(self, *, steps_done: int) -> None:
+        """The step that begins now is counted; so many steps of the run came before it."""
+        self.recorder.open(steps_done=steps_done)
+        self.is_open = True
+
+    def follow(self) -> None:
+        """Mark the parts of a step while the recorder needs them, and only then."""
+        self.processors.follow(timed=self.recorder.timer is not None)
+        self.marking = self.recorder.marking
+        if self.marking == bool(self._taps):
+            return
+        if self.marking:
+            self._tap_parts(self._taps)
+        else:
+            self._taps.undo()
+
+    # ---- the step that is running
+
+    def enter_scope(self) -> None:
+        """A batch begins, from the wait for it on."""
+        self._scope.enter_context(self.recorder.batch_scope())
+        self.in_scope = True
+
+    def leave_scope(self) -> None:
+        """The batch is over, with all that ran after its end was told."""
+        self.in_scope = False
+        self._scope.close()
+
+    def enter(self, part: str, *, counts: bool) -> None:
+        """*part* of a step begins, inside whatever part is running."""
+        if self.marking:
+            if self.recorder.counting:
+                self.memory.enter(part)
+            self.recorder.enter(part, counts=counts)
+
+    def leave(self) -> None:
+        """The part entered last ends."""
+        if self.marking:
+            self.recorder.leave()  # first: what follows is not in the part's time
+            if self.recorder.counting:
+                self.memory.leave()
+
+    # ---- the end
+
+    def close(self, *, context: RunContext) -> WindowRecord | None:
+        """End the window and say what it measured; None if no step was counted to its end."""
+        self.is_open = False
+        record = self.recorder.close(context=context)
+        self._taps.undo()
+        return record
+
+    def abandon(self) -> None:
+        """Take everything of the window off torch and off the framework's objects."""
+        self.is_open = self.marking = self.in_scope = False
+        undo = UndoLedger()
+        undo.add(self._scope.close)
+        undo.add(self.recorder.abandon)
+        undo.add(self._taps.undo)
+        undo.close()

@@ -1,0 +1,170 @@
+"""What fails on our side of the border stays there, and what was put up comes down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from lightning_flops.instrument.border import UndoLedger, border, listening
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def _failed(self, where: str, error: Exception) -> None:
+        self.told.append((where, str(error)))
+
+    @border("a hook")
+    def hook(self, error: BaseException | None = None) -> None:
+        self.told.append(("the hook", "runs"))
+        if error is not None:
+            raise error
+
+
+def test_an_error_of_ours_is_told_and_ends_at_the_border() -> None:
+    owner = Owner()
+    owner.hook(LookupError("no longer there"))
+    owner.hook()
+    assert owner.told == [("the hook", "runs"), ("a hook", "no longer there"), ("the hook", "runs")]
+
+
+def test_a_ctrl_c_goes_on_to_the_user() -> None:
+    owner = Owner()
+    with pytest.raises(KeyboardInterrupt):
+        owner.hook(KeyboardInterrupt())
+    assert owner.told == [("the hook", "runs")]
+
+
+def test_a_ledger_undoes_everything_the_last_first_whatever_one_raises() -> None:
+    done: list[str] = []
+
+    def fails() -> None:
+        done.append("fails")
+        raise LookupError("always")
+
+    ledger = UndoLedger()
+    assert not ledger
+    ledger.add(lambda: done.append("first"))
+    ledger.add(fails)
+    ledger.add(lambda: done.append("last"))
+    assert ledger
+    with pytest.raises(LookupError, match="always"):
+        ledger.close()
+    assert done == ["last", "fails", "fails", "first"]  # what raises is called once more
+    assert not ledger
+    ledger.close()
+    assert len(done) == 4
+
+
+def test_what_an_interrupt_kept_from_its_end_gets_there_and_the_interrupt_arrives() -> None:
+    stands = ["hook", "filter"]
+    interrupts = [KeyboardInterrupt("now")]
+
+    def undo() -> None:
+        while stands:
+            if len(stands) == 1 and interrupts:
+                raise interrupts.pop()
+            stands.pop()
+
+    def fails() -> None:
+        raise LookupError("first of all")
+
+    ledger = UndoLedger()
+    ledger.add(undo)
+    ledger.add(fails)
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        ledger.close()
+    assert stands == []
+
+
+def test_a_hook_is_up_until_the_end_and_a_manager_is_entered_until_then() -> None:
+    up: list[Any] = []
+
+    class Handle:
+        def remove(self) -> None:
+            up.clear()
+
+    def register(hook: Any, *, always: bool) -> Handle:
+        up.append((hook, always))
+        return Handle()
+
+    @contextmanager
+    def managed() -> Iterator[None]:
+        up.append("managed")
+        try:
+            yield
+        finally:
+            up.remove("managed")
+
+    ledger = UndoLedger()
+    ledger.hook(register, len, always=True)
+    ledger.enter(managed())
+    assert up == [(len, True), "managed"]
+    ledger.close()
+    assert up == []
+
+
+def test_a_hook_that_could_not_be_put_up_and_a_manager_that_could_not_be_entered_are_no_matter() -> None:
+    def register(hook: Any) -> Any:
+        raise LookupError("no hooks")
+
+    @contextmanager
+    def managed() -> Iterator[None]:
+        raise LookupError("not today")
+        yield
+
+    ledger = UndoLedger()
+    with pytest.raises(LookupError, match="no hooks"):
+        ledger.hook(register, len)
+    with pytest.raises(LookupError, match="not today"):
+        ledger.enter(managed())
+    ledger.close()
+
+
+@pytest.mark.parametrize("broken", ["before", "ends", "after"])
+def test_a_function_that_is_listened_to_does_what_it_does_whatever_fails_in_us(broken: str) -> None:
+    heard: list[str] = []
+
+    def hear(what: str) -> None:
+        heard.append(what)
+        if what == broken:
+            raise LookupError(what)
+
+    def before(value: int) -> Any:
+        hear("before")
+        return lambda: hear("ends")
+
+    def after(value: int) -> None:
+        hear("after")
+
+    double = listening(lambda value: 2 * value, before=before, after=after, failed=lambda error: heard.append("told"))
+    assert double(4) == 8
+    assert (
+        heard
+        == {
+            "before": ["before", "told", "after"],
+            "ends": ["before", "ends", "told", "after"],
+            "after": ["before", "ends", "after", "told"],
+        }[broken]
+    )
+
+
+def test_an_error_of_the_function_that_is_listened_to_is_its_callers() -> None:
+    heard: list[str] = []
+
+    def fails() -> None:
+        raise ValueError("the user's")
+
+    call = listening(
+        fails,
+        before=lambda: lambda: heard.append("ends"),
+        after=lambda: heard.append("after"),
+        failed=lambda error: heard.append("told"),
+    )
+    with pytest.raises(ValueError, match="the user's"):
+        call()
+    assert heard == ["ends"]

@@ -1,0 +1,82 @@
+"""An error of ours, or the user's Ctrl-C, at any line of ours within a step: training goes on, and nothing is left.
+
+For each line that a step reaches, in its first time and another one: the step is bit-identical, at most one warning is
+said, and nothing of ours is on torch, on Python or on the user's objects. A Ctrl-C goes on to the user.
+
+What is excepted, and why, stands in ``benchmarks.fault_lines``: lines on which nothing can fail, and those on which the
+user's own function is called. ``count_flops`` may raise an error of ours before its block begins, and then nothing in
+the block has run: without us it has no answer.
+
+To hold another training to it, write it into ``RUNS`` there, and its name here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RUNS = ("count_flops", "FlopsProfiler")
+SAMPLE = 30
+"""Lines of each run that are drawn where not all are tried."""
+
+
+def faults_of(run: str, *options: str) -> str:
+    """What a sweep in a process of its own says, which forks one for each trial; empty where it finds no fault."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.fault_lines", run, *options],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert "lines of ours run" in done.stdout, done.stderr  # it began at all
+    return "" if done.returncode == 0 else done.stdout
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.timeout(600)
+def test_a_failure_at_a_line_that_is_drawn_leaves_training_alone(run: str) -> None:
+    seed = secrets.randbelow(1 << 32)
+    assert faults_of(run, "--lines", str(SAMPLE), "--seed", str(seed)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.timeout(7200)
+def test_a_failure_at_any_line_leaves_training_alone(run: str) -> None:
+    assert faults_of(run) == ""
+
+
+def test_the_lines_that_are_excepted_are_there() -> None:
+    for file, lines in HANDS_OVER.items():
+        stripped = [line.strip() for line in (PACKAGE / file).read_text().splitlines()]
+        assert [line for line in lines if line not in stripped] == []
+
+
+def test_lines_on_which_nothing_can_fail_are_told_from_those_on_which_something_can(tmp_path: Path) -> None:
+    file = tmp_path / "some.py"
+    file.write_text(
+        "def f(x, y=None):\n"
+        "    z = x\n"  # 2
+        "    try:\n"  # 3
+        "        z = x.y\n"
+        "        x.y = z\n"
+        "    except Exception:\n"
+        "        pass\n"  # 7
+        "    if z is None:\n"  # 8
+        "        return y\n"  # 9
+        "    if z == y or not f(x):\n"
+        "        return z.y\n"
+        "    while z:\n"
+        "        z = z()\n"
+        "    return\n"  # 14
+    )
+    assert lines_that_cannot_fail(str(file)) == {2, 3, 7, 8, 9, 14}
