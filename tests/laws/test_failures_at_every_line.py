@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
+from tests.ranks import DEEPSPEED_ON_CPU
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RUNS = {"count_flops": 30, "FlopsProfiler": 30, "lightning": 10, "lightning-manual": 0, "deepspeed": 0}
@@ -32,7 +33,7 @@ def faults_of(run: str, *options: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.fault_lines", run, *options],
         cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        env={**os.environ, **DEEPSPEED_ON_CPU, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
     )
