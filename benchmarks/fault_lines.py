@@ -153,10 +153,8 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
         "return False, run_python_kernel(func, keys, args, kwargs)",
         "out = run_python_kernel(func, keys, args, kwargs, self, watch)",
     ),
-    "instrument/counting/opaque_bodies.py": (
-        "out = func(*args, **kwargs)",
-        "return function.redispatch(keys, *args, **kwargs)",
-    ),
+    "instrument/counting/opaque_bodies.py": ("out = func(*args, **kwargs)",),
+    "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
         "return (self.inner or original)(*args, **kwargs)",
         "return tap.run(*args, **kwargs)",
