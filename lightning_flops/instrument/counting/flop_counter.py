@@ -384,8 +384,8 @@ class FlopCounter:
     def _drop_ended(self, state: ThreadState, begins: nn.Module) -> None:
         """Removes from the stack what ended without its hooks; *begins* is being called, and is not on the stack yet.
 
-        After an exception that is not an ``Exception``, such as KeyboardInterrupt, torch does not call a module's hooks.
-        After an exception of any kind, it does not call an optimizer's hooks.
+        After an exception that is not an ``Exception``, such as KeyboardInterrupt, torch does not call a module's
+        hooks. After an exception of any kind, it does not call an optimizer's hooks.
         """
         stack = state.stack
         depth = len(stack)
