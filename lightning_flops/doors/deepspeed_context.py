@@ -30,18 +30,18 @@ LOST = {
     "_backward_epilogue": "",  # newer engines have it
     "_take_model_step": "",
 }
-"""Private names of a DeepSpeed engine that its door uses, and what is lost where one is missing."""
+"""Private names of a DeepSpeed engine that its door uses, and what is lost if one is missing."""
 
 
 def private_names(note: Callable[[str], None]) -> PrivateNames:
-    """Those of the DeepSpeed that is installed; *note* takes a sentence for every report."""
+    """The private names of the installed DeepSpeed; *note* adds a sentence to every report."""
     import deepspeed
 
     return PrivateNames(f"DeepSpeed ({deepspeed.__version__})", LOST, note)
 
 
 def run_context(engine: Any) -> RunContext:
-    """Where *engine* trains, as far as a rank can tell without asking the others."""
+    """Where *engine* trains, as far as a rank knows without asking the others."""
     import deepspeed
 
     device = engine_device(engine)
@@ -74,7 +74,7 @@ def engine_device(engine: Any) -> torch.device:
 
 
 def settle_steps(engine: Any) -> int:
-    """Steps to leave alone after a counted one, as far as the engine's own loader tells."""
+    """Steps to leave alone after a counted one, as far as the engine's own loader shows."""
     loader = getattr(vars(engine).get("training_dataloader"), "dataloader", None)
     return steps_to_settle(
         batches_ahead=batches_ahead(loader), batches_a_step=int(engine.gradient_accumulation_steps())
@@ -90,16 +90,16 @@ def _precision(engine: Any) -> str:
 
 
 def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
-    """The places where rank 0 shows the reports of *engine*'s run.
+    """Where rank 0 shows the reports of *engine*'s run.
 
     The x-axis is ``engine.global_samples``, as for DeepSpeed's own scalars; the step of a report is in its text.
     """
     monitors = DeepSpeedMonitorSink(engine.monitor, tensorboard_dir=config.tensorboard_dir)
-    # As the built-in profiler does: who keeps the block looks for the report in the job's output.
+    # As DeepSpeed's profiler does: users who keep the block look for the report in the job's output.
     console = StandardOutputSink()
 
     def announce(sentence: str) -> None:
-        """Name our own folder, for which nobody has asked; who has given the monitors one knows it."""
+        """Name our own folder, because the user did not choose it; a folder of the monitors the user knows."""
         if monitors.folder() is None:
             console.write_text("", page([sentence]), step=0)
 

@@ -1,7 +1,7 @@
-"""One DeepSpeed engine as a session, whatever kind of engine: how its run begins and ends, and what it tells of itself.
+"""The door of one DeepSpeed engine of any kind: how its run begins and ends, and what it says about itself.
 
-What of the engine's calls belongs to a step, and to which part of it, is for its steps to say: ``EngineSteps``, or
-``PipelineSteps`` where the engine is one stage of a pipeline.
+An object for its steps decides which of the engine's calls belong to a step, and to which part of it: ``EngineSteps``,
+or ``PipelineSteps`` if the engine is one stage of a pipeline.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 _STEPS_BETWEEN_READINGS = 10
-"""How often throughput is written where ``steps_per_print`` does not say it; it is DeepSpeed's default for that."""
+"""How often throughput is written if ``steps_per_print`` does not say it; this is DeepSpeed's default."""
 
 
 class Steps(Loop, Protocol):
-    """What of an engine's calls belongs to a step, and to which part of it."""
+    """Decides which of an engine's calls belong to a step, and to which part of it."""
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
-        """What tells the samples and tokens of the engine's batches."""
+        """What finds the samples and tokens in the engine's batches."""
 
     def tap_run(self, taps: Patches) -> None:
-        """Tap what tells steps and evaluation, and whether the engine raises."""
+        """Wrap what shows steps, evaluation, and whether the engine raises."""
 
     def tap_parts(self, taps: Patches) -> None:
-        """Tap the parts of a step."""
+        """Wrap the parts of a step."""
 
     def take_out(self) -> None:
-        """Take off what the session's taps do not hold."""
+        """Remove what is not in the session's taps."""
 
     @property
     def half_done(self) -> bool:
@@ -67,7 +67,7 @@ class EngineDoor:
         engine: a ``DeepSpeedEngine``, ready to train.
         config: the settings.
         publish: gets each profile when its window has closed.
-        steps: makes what tells the engine's steps.
+        steps: makes the object that recognizes the engine's steps.
         whole_steps: as for ``Session``.
         keep_builtin: leave DeepSpeed's own profiler on, if the engine was made with it.
     """
@@ -86,9 +86,9 @@ class EngineDoor:
         self.config = config
         self._keep_builtin = keep_builtin
         self._builtin: Any = None
-        """DeepSpeed's settings of its own profiler, while that stands down for us."""
+        """The settings of DeepSpeed's own profiler, while we have switched it off."""
         self.names = private_names(lambda sentence: self.session.notes.add_for_run(sentence))
-        """Private names of DeepSpeed's."""
+        """Private names of DeepSpeed."""
         self.steps = steps(self)
         self.session = Session(
             self,
@@ -105,11 +105,11 @@ class EngineDoor:
 
     @property
     def border(self) -> Border:
-        """Where what fails on our side ends."""
+        """Catches what our code raises."""
         return self.session.border
 
     def __del__(self) -> None:
-        # The user has let the engine go. Its own __del__ calls destroy, of which no tap tells any more.
+        # The user has dropped the engine. Its own __del__ calls destroy, but our wrapper is gone by then.
         if "loaders" in vars(self):
             self.end()
 
@@ -126,12 +126,12 @@ class EngineDoor:
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
-        """As the engine's steps tell."""
+        """The meter for the engine's steps."""
         return self.steps.meter(note)
 
     def tap_run(self, taps: Patches) -> None:
-        """Put in what stays for the whole run."""
-        # Taps hold nothing alive, and the user need not keep the handle.
+        """Put in the wrappers that stay for the whole run."""
+        # Keep us alive by the engine: the wrappers do not, and the user need not keep the handle.
         kinds = type(self.engine).__mro__
         taps.keep(self.engine, self, kind=next(kind for kind in kinds if kind.__module__.startswith("deepspeed.")))
         taps.replace(self.engine, "destroy", self.session.taps.before(self.end))
@@ -139,14 +139,14 @@ class EngineDoor:
         self.loaders.tap_run()
         builtin = getattr(self.names.get(self.engine, "_config", None), "flops_profiler_config", None)
         if builtin is not None and builtin.enabled and not self._keep_builtin:
-            # Off until we are out; the log lines that it forces can no more be stopped.
+            # Off until we are out. The log lines that it forces cannot be stopped any more.
             builtin.enabled, self._builtin = False, builtin
 
     def tap_parts(self, taps: Patches) -> None:
-        """Put in what tells the parts of a step."""
+        """Put in the wrappers around the parts of a step."""
         self.steps.tap_parts(taps)
         self.loaders.tap_parts(taps)
-        # What the engine itself computes for the update, as Muon's products, is the optimizer's.
+        # What the engine itself computes for the update, such as Muon's products, is the optimizer's.
         for name in ("_backward_epilogue", "_take_model_step"):
             if self.names.has(self.engine, name):
                 taps.replace(self.engine, name, self.session.taps.optimizer_work())
@@ -157,7 +157,7 @@ class EngineDoor:
     # ---- how it ends
 
     def interrupted(self, error: BaseException) -> None:
-        """The user's step raised *error*: report what there is, and leave nothing behind."""
+        """The user's step raised *error*: report what was measured, and remove everything of ours."""
         self.session.window.leave_scope()
         self.session.finish(interrupted_by=error)
         self.session.warn(
@@ -167,19 +167,19 @@ class EngineDoor:
 
     @guarded
     def end(self) -> None:
-        """The run is over: report what there is, and leave nothing behind."""
+        """The run is over: report what was measured, and remove everything of ours."""
         self.session.window.leave_scope()
         self.session.finish()
         self.session.take_out()
 
     @guarded
     def end_if_left(self) -> None:
-        """Another engine starts: a step that is half over was left, by an exception of the loop that no tap saw."""
+        """Another engine starts: if a step is unfinished, the loop left it, by an exception that no wrapper saw."""
         if self.steps.half_done:
             self.end()
 
     def take_out(self) -> None:
-        """Take off what the session's taps do not hold, and let DeepSpeed's own profiler have its word again."""
+        """Remove what is not in the session's taps, and switch DeepSpeed's own profiler on again."""
         try:
             self.loaders.take_out()
             self.steps.take_out()
@@ -203,21 +203,21 @@ class EngineDoor:
         return self.x_axis() % int(self.engine.steps_per_print() or _STEPS_BETWEEN_READINGS) == 0
 
     def optimizers(self) -> Iterable[Any] | None:
-        """The engine's one."""
+        """The engine's only optimizer."""
         return (self.engine.optimizer,)
 
     def whole_model(self) -> nn.Module:
-        """The engine's module, around which there is nothing."""
+        """The engine's module; it has no wrapper."""
         module: nn.Module = self.engine.module
         return module
 
     def loader_workers(self) -> int | None:
-        """Of the engine's own loader, if it made one."""
+        """Worker processes of the engine's own loader, if it made one."""
         loader = getattr(vars(self.engine).get("training_dataloader"), "dataloader", None)
         return None if loader is None else int(loader.num_workers)
 
     def feed(self) -> Feed:
-        """The queue of the loader that the loop asked last."""
+        """The queue of the loader that the loop used last."""
         return LoaderQueue(
             lambda: backlogs_of(self.loaders.iterators(), note=self.session.notes.add_for_run),
             batches_a_step=int(self.engine.gradient_accumulation_steps()),

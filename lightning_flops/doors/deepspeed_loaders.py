@@ -1,6 +1,6 @@
-"""Torch's DataLoaders while a DeepSpeed engine trains: DeepSpeed's loop is the user's, and so are its loaders.
+"""Watches torch's DataLoaders while a DeepSpeed engine trains. With DeepSpeed the loop and its loaders are the user's.
 
-A loader is seen by the class of its iterators, whoever made it.
+We wrap the class of the loaders' iterators, so we see every loader, whoever made it.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ class Loop(Protocol):
     """The loop that may be waiting for a loader."""
 
     evaluating: bool
-    """What runs now is no step's."""
+    """What runs now belongs to no step."""
 
     def on_its_thread(self) -> bool:
         """Whether this is the thread that trains, as far as that is known."""
 
     def turns_to_loader(self) -> None:
-        """The loop turns to a loader: what runs next is not the loss."""
+        """The loop asks a loader for a batch: what runs next is not the loss."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
-        """Something happens that a loop does after it has left a step half done."""
+        """Something happens that suggests that the loop has left a step unfinished."""
 
     def interrupted(self, error: BaseException) -> None:
         """The user's code raised *error* in a step."""
 
 
 class LoaderTaps:
-    """What the loop of one engine waits for.
+    """Tells a session when the loop of one engine waits for a loader.
 
     Args:
-        session: is told.
-        loop: whose loaders they are.
-        batches_a_step: says how many batches a step takes.
+        session: is told of the waits.
+        loop: the loop that uses the loaders.
+        batches_a_step: returns how many batches a step takes.
     """
 
     def __init__(self, session: Session, loop: Loop, *, batches_a_step: Callable[[], int]) -> None:
@@ -66,11 +66,11 @@ class LoaderTaps:
 
     @property
     def border(self) -> Border:
-        """Where what fails on our side ends."""
+        """Catches what our code raises."""
         return self._session.border
 
     def tap_run(self) -> None:
-        """Tell the monitor of every wait. The class is everybody's, and must not keep the engine alive."""
+        """Tell the monitor of every wait. The class is shared by all loaders, and must not keep the engine alive."""
         if self._session.monitor is not None and (kind := iterator_class()) is not None:
             around = self._session.taps.around_weakly(self._monitored_fetch_begins, self._monitored_fetch_ends)
             self._on_class.replace(kind, "__next__", around)
@@ -84,19 +84,19 @@ class LoaderTaps:
         taps.replace(DataLoader, "__iter__", make.around(self._loader_starts, lambda _: self._session.leave()))
 
     def take_out(self) -> None:
-        """Leave nothing on torch's class."""
+        """Remove everything from torch's class."""
         self._on_class.undo()
 
     def iterators(self) -> list[Any]:
-        """The iterator that was asked for a batch last, if it is still there."""
+        """The iterator that was asked for a batch last, if it still exists."""
         iterator = None if self._iterator is None else self._iterator()
         return [] if iterator is None else [iterator]
 
     def scope_is_entered(self) -> None:
-        """The counted step's scope has been entered: what it put on torch's mode stack is ours."""
+        """The counted step's scope has been entered, with our mode on torch's stack: note how deep the stack is."""
         self._modes_outside = dispatch.depth()
 
-    # ---- for the monitor: called for every batch of the run, and so short
+    # ---- for the monitor: called for every batch of the run, so kept short
 
     def _monitored_fetch_begins(self, iterator: Any) -> bool | None:
         monitor, loop = self._session.monitor, self._loop
@@ -151,7 +151,7 @@ class LoaderTaps:
 
     @guarded
     def _iterator_is_gone(self, iterator: object) -> None:
-        """A DataLoader's iterator goes with the loop over it; called wherever Python notices, and in any thread."""
-        in_handler = dispatch.depth() < self._modes_outside  # which torch would put back after us
+        """A DataLoader's iterator is deleted when its loop ends. Python may call this anywhere, in any thread."""
+        in_handler = dispatch.depth() < self._modes_outside  # torch would put back the mode that we remove
         if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
             self._loop.looks_left("loader", "the DataLoader's iterator was dropped")

@@ -1,9 +1,9 @@
-"""The steps of one stage of a DeepSpeed pipeline: what its instructions are in a step.
+"""The steps of one stage of a DeepSpeed pipeline: which part of a step each instruction is.
 
-``train_batch`` is a step: all micro-batches through all stages, and the update. A stage is told what to do by a list of
-instructions, which the engine looks up in a table; each kind is one part of the step. The stage's forwards and
-backwards are its own layers', so the stages' profiles add up to the model's. Sending to, receiving from and waiting for
-the other stages is the bubble.
+``train_batch`` is a step: all micro-batches through all stages, and the update. A stage runs a list of instructions,
+and finds the function of each kind in a table. Each kind is one part of the step. A stage's forwards and backwards are
+those of its own layers, so the stages' profiles add up to the model's. Sending to, receiving from and waiting for the
+other stages is the bubble.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from lightning_flops.records import TimePhase
 
 _PARTS: dict[str, TimePhase] = {
-    "LoadMicroBatch": "transfer",  # less the wait for the batch
-    "ForwardPass": "forward",  # with the loss, on the last stage
+    "LoadMicroBatch": "transfer",  # without the wait for the batch
+    "ForwardPass": "forward",  # on the last stage it includes the loss
     "BackwardPass": "backward",
-    "ReduceGrads": "backward",  # where it is in engines without stages
+    "ReduceGrads": "backward",  # as in engines without stages
     "RecvActivation": "bubble",
     "SendActivation": "bubble",
     "RecvGrad": "bubble",
@@ -32,7 +32,7 @@ _PARTS: dict[str, TimePhase] = {
     "ReduceTiedGrads": "bubble",  # an exchange between the stages that share the weights
     "OptimizerStep": "optimizer",
 }
-"""What part of a step each kind of instruction is, by the name of its class; any other kind is ``other``."""
+"""The part of a step that each kind of instruction is, by the name of its class; any other kind is ``other``."""
 
 _TABLE = "_INSTRUCTION_MAP"
 _LATEST = "_exec_instr"
@@ -59,9 +59,9 @@ class PipelineSteps:
         self._loads = bool(engine.is_first_stage() or engine.is_last_stage())
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
-        """What the micro-batches tell.
+        """Finds samples and tokens in the micro-batches.
 
-        Of the activations that other stages get, the first dimension need not be samples: there the config tells.
+        A stage that loads no data gets activations, whose first dimension need not be samples. There we use the config.
         """
         config, declared = self._door.config, self._engine.train_micro_batch_size_per_gpu
         if self._loads:
@@ -76,13 +76,13 @@ class PipelineSteps:
 
     @property
     def half_done(self) -> bool:
-        """A step has begun and has not ended: never between two calls of ``train_batch``, whatever it raised."""
+        """Always False: between two calls of ``train_batch`` no step is unfinished, even if one raised."""
         return False
 
     # ---- the taps
 
     def tap_run(self, taps: Patches) -> None:
-        """Tap what tells steps and evaluation, and what tells one step from another."""
+        """Wrap what shows steps and evaluation, and the data by which steps differ."""
         engine, make = self._engine, self._door.session.taps
         taps.replace(
             engine,
@@ -95,22 +95,22 @@ class PipelineSteps:
             taps.replace(
                 engine, "_next_batch", make.around(self._wait_begins, self._wait_ends, returns=self._loads_micro_batch)
             )
-        elif not self._loads:  # what a stage in the middle receives is all that tells one step from another
+        elif not self._loads:  # a stage in the middle knows a step only by what it receives
             self._tap_instructions(taps, {"ForwardPass": make.around(self._middle_receives, _nothing)})
 
     def tap_parts(self, taps: Patches) -> None:
-        """Tap the instructions of a step."""
+        """Wrap the instructions of a step."""
         parts = dict(_PARTS)
         if self._engine.num_stages > 1:
             self._note_the_stage()
             if self._door.names.has(self._engine, "_aggregate_total_loss"):
                 taps.replace(self._engine, "_aggregate_total_loss", self._in_train_batch_only("bubble"))
-        else:  # nobody to exchange anything with
+        else:  # there is no other stage to exchange anything with
             parts = {name: part for name, part in parts.items() if part != "bubble"}
         self._tap_instructions(taps, {name: self._in_train_batch_only(part) for name, part in parts.items()})
 
     def take_out(self) -> None:
-        """Let the engine keep the function of its latest instruction as it is without us."""
+        """Remove our wrapper from the function that the engine keeps of its latest instruction."""
         if (latest := vars(self._engine).get(_LATEST)) is not None:
             setattr(self._engine, _LATEST, untapped(latest))
 
@@ -122,14 +122,14 @@ class PipelineSteps:
         )
 
     def _tap_instructions(self, taps: Patches, makes: dict[str, Make]) -> None:
-        """Put taps around the functions of the kinds of instructions that *makes* names."""
+        """Wrap the functions of the kinds of instructions that *makes* names."""
         kinds = self._door.names.get(self._engine, _TABLE, {})
         known = {kind: makes[kind.__name__] for kind in kinds if kind.__name__ in makes}
         if known:
             taps.replace_entries(self._engine, _TABLE, known)
 
     def _in_train_batch_only(self, part: str) -> Make:
-        """What makes a wrapper whose calls are *part* of a step, unless an evaluation makes them."""
+        """A wrapper whose calls are *part* of a step, except in an evaluation."""
         taps = self._door.session.taps
         inside = taps.part(part)
 
@@ -143,17 +143,17 @@ class PipelineSteps:
 
         return make
 
-    # ---- what they mean
+    # ---- what their calls mean
 
     def on_its_thread(self) -> bool:
         """Whether this is the thread that trains, as far as that is known."""
         return self._thread in (None, threading.get_ident())
 
     def turns_to_loader(self) -> None:
-        """The loss is computed inside an instruction: nothing follows it."""
+        """Nothing to do: the loss is computed inside an instruction."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
-        """``train_batch`` is a whole step: no loop leaves it half done without an exception."""
+        """Nothing to do: ``train_batch`` is a whole step, which a loop leaves unfinished only by an exception."""
 
     def interrupted(self, error: BaseException) -> None:
         """The user's code raised *error* in a step."""

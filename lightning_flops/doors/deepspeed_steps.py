@@ -1,8 +1,8 @@
-"""The steps of a DeepSpeed engine: what of its calls belongs to a step, and to which part of it.
+"""The steps of a DeepSpeed engine: which of its calls belong to a step, and to which part of it.
 
 A step runs from the end of one ``engine.step`` at the accumulation border to the end of the next. Its parts are
-``engine.forward`` and what runs between it and the backward that follows (the loss), the backward, and
-``engine.step`` at the border; a wait for a torch DataLoader is seen too, whatever else runs is ``other``.
+``engine.forward`` with what runs between it and the next backward (the loss), the backward, and ``engine.step`` at the
+border. A wait for a torch DataLoader is seen, too. Everything else is ``other``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EngineSteps:
         self._usual_signs: set[str] = set()
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
-        """What the tensors of a forward tell, or else the engine's config."""
+        """Finds samples and tokens in the tensors of a forward, or takes them from the engine's config."""
         config = self._door.config
         return BatchMeter(
             batch_size=config.batch_size,
@@ -68,7 +68,7 @@ class EngineSteps:
     # ---- the taps
 
     def tap_run(self, taps: Patches) -> None:
-        """Tap what tells steps and evaluation, and whether the engine raises."""
+        """Wrap what shows steps, evaluation, and whether the engine raises."""
         engine, make = self._engine, self._door.session.taps
         taps.replace(
             engine, "forward", make.around(self._forward_begins, self._forward_ends, fails=self._forward_fails)
@@ -84,11 +84,11 @@ class EngineSteps:
             taps.replace(engine, "_backward_epilogue", make.after(self._gradients_are_there))
 
     def tap_parts(self, taps: Patches) -> None:
-        """Tap what ``loss.backward()`` calls, and ``engine.backward()`` in the end."""
+        """Wrap the function that ``loss.backward()`` calls, and ``engine.backward()`` as well in the end."""
         taps.replace(torch.autograd, "backward", self._around_backward())
 
     def take_out(self) -> None:
-        """The session's taps hold all there is."""
+        """Nothing to do: all our wrappers are in the session's taps."""
 
     def _around_backward(self) -> Any:
         return self._door.session.taps.around(self._backward_begins, self._backward_ends, fails=self._fails)
@@ -105,7 +105,7 @@ class EngineSteps:
         return self._thread in (None, threading.get_ident())
 
     def turns_to_loader(self) -> None:
-        """What runs next is not the loss."""
+        """The loop asks a loader for a batch: what runs next is not the loss."""
         self._loss_may_follow = False
 
     # ---- forward
@@ -130,7 +130,7 @@ class EngineSteps:
         self._at_border = False
         window = session.window
         if not window.in_scope and window.recorder.counting and self._whole_step:
-            # The very first step has no step before it at whose end it could have begun.
+            # A step begins when the one before it ends; the very first step has none before it.
             sentence = (
                 "The counted step is the first one, which begins with the engine's first forward: what ran before it, "
                 "a teacher's forward for one, is not counted."
@@ -185,8 +185,8 @@ class EngineSteps:
         self._door.session.leave()
 
     def _gradients_are_there(self) -> None:
-        """A backward is done. Where calls of ``engine.step`` do not tell the micro-steps apart, it ends one."""
-        own = vars(self._engine)  # the engine answers for its module, too: what it lacks is asked of the user's model
+        """A backward is done. It ends a micro-step where ``engine.step`` is not called for each of them."""
+        own = vars(self._engine)  # not getattr: the engine passes on attributes of the user's model
         self._micro_step_is_over = (
             bool(own.get("inside_no_sync_ctxt"))
             or own.get("_is_gradient_accumulation_boundary") is not None
@@ -194,20 +194,20 @@ class EngineSteps:
         )
 
     def _leaves_the_border_to_its_user(self) -> bool:
-        """Whether every ``engine.step`` updates, which newer DeepSpeeds can be told."""
+        """Whether every ``engine.step`` updates; newer versions of DeepSpeed have a setting for that."""
         managed = getattr(type(self._engine), "managed_gradient_accumulation", None)
         return managed is not None and not managed(self._engine)
 
     # ---- the update
 
     def _step_begins(self, *args: Any, **kwargs: Any) -> tuple[bool, int]:
-        """``engine.step`` begins: whether it is going to update, and the updates before it."""
+        """``engine.step`` begins: returns whether it is going to update, and the number of updates before it."""
         updates = int(self._engine.global_steps)
         if not (self._door.session.window.marking or self.evaluating):
             return False, updates
         self._loss_may_follow = False
         self._evaluation_ends()
-        # An engine that leaves the border to its user says that it is there while its step runs only.
+        # An engine that leaves the border to its user says that it is at the border only while its step runs.
         at_border = self._leaves_the_border_to_its_user() or bool(self._engine.is_gradient_accumulation_boundary())
         marked = at_border and self._whole_step
         if marked:
@@ -225,7 +225,7 @@ class EngineSteps:
         self._usual_signs |= self._signs
         self._signs.clear()
         if self._batch is None and not ends_step:
-            return  # no forward, no border: nothing has run
+            return  # no forward and no update: nothing has run
         session = self._door.session
         window = session.window
         recorder = window.recorder
@@ -250,7 +250,7 @@ class EngineSteps:
             self._enter_scope()
 
     def _compare_batch_size(self) -> None:
-        """Say so where the counted batch is not of the size that the engine's config names."""
+        """Note it in the report if the counted batch does not have the size in the engine's config."""
         session = self._door.session
         found = session.micro_batch_size
         declared = int(self._engine.train_micro_batch_size_per_gpu())
@@ -261,7 +261,7 @@ class EngineSteps:
             )
 
     def _look_at_fetches(self) -> None:
-        """Say which waits this step did not show: a transfer never, the wait for a loader where there was none."""
+        """Say which parts this step did not show: never a transfer, and no wait for data without a torch DataLoader."""
         session = self._door.session
         recorder = session.window.recorder
         recorder.cannot_tell_apart(("transfer", "other"))
@@ -279,10 +279,10 @@ class EngineSteps:
     # ---- evaluation
 
     def _is_evaluation(self) -> bool:
-        """Whether a forward at a step's border is an evaluation's, and no step's.
+        """Whether a forward between two steps belongs to an evaluation, and not to a step.
 
-        It is if the model is in evaluation mode, and either no gradient is wanted or the last step was trained in
-        training mode. Once a training forward has begun a step, whatever runs belongs to the step.
+        It does if the model is in evaluation mode, and either gradients are off or the last step was trained in
+        training mode. Once a training forward has begun a step, everything that runs belongs to the step.
         """
         if self._engine.module.training:
             return False
@@ -309,12 +309,13 @@ class EngineSteps:
             self._door.session.leave()
             self._door.session.training_goes_on(_EVALUATION)
 
-    # ---- a step that the loop leaves
+    # ---- a step that the loop leaves unfinished
 
     def looks_left(self, sign: str, in_words: str) -> None:
-        """Something happens that a loop does after it has left a step half done, by an exception that no tap sees.
+        """Something happens that suggests that the loop has left a step, by an exception that no wrapper sees.
 
-        A loop may do it inside its steps as well. Then they go on to their end, and such a *sign* is none any more.
+        A loop may also do this inside ordinary steps. If such a step goes on to its end, we ignore this *sign* from
+        then on.
         """
         half_done = self._batch is not None and not self._micro_step_is_over
         if not half_done or self._forward_depth or self._backward_depth or not self.on_its_thread():
@@ -322,7 +323,7 @@ class EngineSteps:
         self._signs.add(sign)
         session = self._door.session
         window = session.window
-        if sign in self._usual_signs or not window.in_scope:  # a step that is only timed tells by its signature
+        if sign in self._usual_signs or not window.in_scope:  # a step that is only timed shows it by its signature
             return
         window.leave_scope()
         ended_by = f"The loop left a step between a forward and its update: {in_words} there."
@@ -333,7 +334,7 @@ class EngineSteps:
 
 
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a forward was given, in its shortest form: one argument, positional ones, named ones, or both kinds."""
+    """The arguments of a forward in their shortest form: the only one, the positional, the named, or both kinds."""
     if not kwargs:
         return args[0] if len(args) == 1 else args
     return kwargs if not args else (args, kwargs)

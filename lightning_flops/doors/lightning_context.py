@@ -1,4 +1,4 @@
-"""What a Lightning Trainer tells about its run, and its places for reports. Nothing here asks another rank."""
+"""What a Lightning Trainer knows about its run, and where its reports go. Nothing here asks another rank."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DIMENSIONS = {
     "expert_parallel": "ep",
     "ep": "ep",
 }
-"""What dimensions of a device mesh are for, by their names: Lightning's, torchtitan's and the usual ones."""
+"""The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
 
 
 _DATA_WAIT = "the wait for data cannot be told apart, and is in other"
@@ -56,16 +56,16 @@ LOST = {
     "_optimizer_zero_grad": "dropping the gradients in a hook of the user's is in other",
     "_batches_that_stepped": "the loggers get trainer.global_step as their x-axis",
 }
-"""Private names of Lightning's that a fit uses, and what is lost where one is missing."""
+"""Private names of Lightning that a fit uses, and what is lost if one is missing."""
 
 
 def private_names(trainer: Trainer, note: Callable[[str], None]) -> PrivateNames:
-    """Those of the Lightning that *trainer* is of; *note* takes a sentence for every report."""
+    """The private names of *trainer*'s Lightning; *note* adds a sentence to every report."""
     return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", LOST, note)
 
 
 def is_lightnings_own(target: Any, name: str) -> bool:
-    """Whether *target*'s method is as Lightning wrote it, and nobody has put another in its place."""
+    """Whether *target*'s method is Lightning's own, and not overridden or replaced."""
     function = getattr(getattr(target, name, None), "__func__", None)
     return function is not None and any(
         function is vars(kind).get(name) for kind in type(target).__mro__ if kind.__module__.startswith(IMPORT_ROOTS)
@@ -73,26 +73,26 @@ def is_lightnings_own(target: Any, name: str) -> bool:
 
 
 def last_step_of_development_run(trainer: Trainer) -> int | None:
-    """The last step, counted from 0, that ``fast_dev_run`` lets happen; None in a run that is none."""
+    """The last step, counted from 0, that ``fast_dev_run`` runs; None in an ordinary run."""
     # Lightning sets this attribute from outside its class; it is the number of batches, or a bool.
     batches = int(getattr(trainer, "fast_dev_run", False))
     return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
 
 
 def settle_steps(trainer: Trainer) -> int:
-    """Steps to leave alone after a counted one, as far as the training loaders tell."""
+    """Steps to leave alone after a counted one, as far as the training loaders show."""
     ahead = max(map(batches_ahead, _loaders(trainer)), default=0)
     return steps_to_settle(batches_ahead=ahead, batches_a_step=trainer.accumulate_grad_batches)
 
 
 def loader_iterators(trainer: Trainer) -> list[Any]:
-    """The present iterators of the training loaders; empty where Lightning keeps them in another way."""
+    """The current iterators of the training loaders; empty if this Lightning keeps them elsewhere."""
     combined = getattr(trainer.fit_loop, "_combined_loader", None)
     return list(getattr(getattr(combined, "_iterator", None), "iterators", None) or ())
 
 
 def loader_workers(trainer: Trainer) -> int | None:
-    """Fewest worker processes of the training DataLoaders; None where no loader says."""
+    """Fewest worker processes of the training DataLoaders; None if no loader says."""
     workers = [getattr(loader, "num_workers", None) for loader in _loaders(trainer)]
     return min((count for count in workers if isinstance(count, int)), default=None)
 
@@ -103,7 +103,7 @@ def _loaders(trainer: Trainer) -> Sequence[Any]:
 
 
 def run_context(trainer: Trainer) -> RunContext:
-    """Where this fit runs, as far as a rank can tell without asking the others."""
+    """Where this fit runs, as far as a rank knows without asking the others."""
     device = trainer.strategy.root_device
     root = _import_root(trainer)
     sizes = _parallel_sizes(trainer)
@@ -130,9 +130,9 @@ def run_context(trainer: Trainer) -> RunContext:
 
 
 def _parallel_sizes(trainer: Trainer) -> dict[str, int]:
-    """Sizes of the dimensions of a ModelParallelStrategy's device mesh that are known, by our names for them.
+    """Sizes of the dimensions of a ModelParallelStrategy's device mesh that we know, by our names for them.
 
-    What is left of the ranks sees different data, whatever the mesh calls it: replicas, shards, both.
+    Along every other dimension the ranks see different data, whatever the mesh calls it: replicas, shards or both.
     """
     mesh = getattr(trainer.strategy, "_device_mesh", None)
     names = getattr(mesh, "mesh_dim_names", None)
@@ -146,7 +146,7 @@ def _parallel_sizes(trainer: Trainer) -> dict[str, int]:
 
 
 def _import_root(trainer: Trainer) -> str:
-    modules = [kind.__module__ for kind in type(trainer).__mro__]  # of a Trainer, or of a subclass of somebody's
+    modules = [kind.__module__ for kind in type(trainer).__mro__]  # the Trainer may be a subclass of the user's
     return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
 
 
@@ -164,12 +164,12 @@ _NOWHERE = (
 
 
 def fit_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool) -> LoggedOutput:
-    """The places where rank 0 shows the reports of this fit; a development run leaves no files unasked.
+    """Where rank 0 shows the reports of this fit. A development run writes no files unless a setting names one.
 
     Args:
         trainer: runs the fit.
         config: the settings.
-        asked_for: somebody wrote the profiler into the program, or its config; else it leaves no folder of its own.
+        asked_for: the user wrote the profiler into the program or its config; if not, it makes no folder of its own.
     """
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
@@ -189,18 +189,18 @@ def fit_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool) -> 
 
 
 def _announce(root: str, sentence: str) -> None:
-    """Say *sentence* in Lightning's own log, which a terminal shows unasked, unless the package's log is shown."""
+    """Say *sentence* in Lightning's own log, which a terminal shows by default, unless our own log is shown."""
     ours = logging.getLogger("lightning_flops")
-    if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # where it is, INFO lines have named each file
+    if not (ours.isEnabledFor(logging.INFO) and ours.hasHandlers()):  # if shown, its INFO lines have named each file
         logging.getLogger(root).info("%s", printable(sentence))
 
 
 def _log_folder(trainer: Trainer, *, or_own: bool) -> str | None:
-    """The folder that a logger has for this run; else one of our own below the Trainer's, if *or_own*.
+    """The folder that a logger has for this run; if none has one and *or_own*, our folder below the Trainer's.
 
-    Not ``trainer.log_dir``, which asks all ranks to take part in a broadcast. Nor the ``save_dir`` of a logger without
-    a folder for each run: that is the service's own, and may be the working directory. Nor what is no path: a logger
-    that somebody has made up for a test shows an object under every name.
+    We do not use ``trainer.log_dir``, because it broadcasts and so needs all ranks. We do not use the ``save_dir`` of a
+    logger without a folder for each run: it belongs to the logging service, and may be the working directory. And we
+    check that the value is a path: a mock logger in a test has an object under every name.
     """
     for run_logger in trainer.loggers:
         folder = getattr(run_logger, "log_dir", None)

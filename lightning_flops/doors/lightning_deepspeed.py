@@ -1,7 +1,7 @@
-"""DeepSpeed under Lightning: the ``"flops_profiler"`` block of a ``DeepSpeedStrategy``, and the engine it trains by.
+"""DeepSpeed under Lightning: the ``"flops_profiler"`` block of a ``DeepSpeedStrategy``, and the strategy's engine.
 
-The block is read in the callback's ``setup``, before the strategy makes its engine from it. For that moment the
-strategy's config says that DeepSpeed's own profiler is off; afterwards it says again what the user wrote.
+The callback's ``setup`` reads the block, before the strategy makes its engine from it. Until the engine is made, the
+strategy's config says that DeepSpeed's own profiler is off. Afterwards it is again as the user wrote it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = package_logger(__name__)
 
 
 class _StoodDown(dict[str, Any]):
-    """A block that tells DeepSpeed not to profile, and everybody else, pickles and copies too, what the user wrote."""
+    """A block that tells DeepSpeed not to profile. A pickle or a copy of it is the block as the user wrote it."""
 
     def __init__(self, block: Mapping[str, Any]) -> None:
         super().__init__({**block, "enabled": False})
@@ -36,32 +36,32 @@ class _StoodDown(dict[str, Any]):
 
 
 class BuiltinProfiler:
-    """DeepSpeed's own profiler in one Trainer: told to stand down until the engine is made."""
+    """DeepSpeed's own profiler in one Trainer: switched off until the engine is made."""
 
     def __init__(self) -> None:
         self._config: dict[str, Any] | None = None
 
     def stand_down(self, trainer: Trainer) -> None:
-        """Switch it off in the config from which the strategy will make its engine."""
+        """Switch it off in the config that the strategy will make its engine from."""
         config = trainer.strategy.config  # type: ignore[attr-defined]
         if not isinstance(config[BLOCK], _StoodDown):  # another callback of ours was here
             config[BLOCK] = _StoodDown(config[BLOCK])
         self._config = config
 
     def put_back(self) -> None:
-        """Leave the config, which may be the user's own dict, as the user wrote it."""
+        """Make the config, which may be the user's own dict, as the user wrote it."""
         config, self._config = self._config, None
         if config is not None and isinstance(config.get(BLOCK), _StoodDown):
             config[BLOCK] = config[BLOCK].original
 
 
 def is_deepspeed(trainer: Trainer) -> bool:
-    """Whether *trainer* trains by a DeepSpeedStrategy, of either import root, or a subclass of it."""
+    """Whether *trainer* uses a DeepSpeedStrategy, of either import root, or a subclass of it."""
     return any(kind.__name__ == "DeepSpeedStrategy" for kind in type(trainer.strategy).__mro__)
 
 
 def engine_of(trainer: Trainer) -> Any:
-    """The engine that *trainer*, in a fit, trains by; None without DeepSpeed."""
+    """The engine that *trainer* uses in a fit; None without DeepSpeed."""
     return trainer.strategy.deepspeed_engine if is_deepspeed(trainer) else None  # type: ignore[attr-defined]
 
 
@@ -73,7 +73,7 @@ def block_of(trainer: Trainer) -> object | None:
 
 
 def log_choice(block: Mapping[str, Any], *, given: Mapping[str, Any]) -> None:
-    """Say in the log which settings are the *block*'s and which of them gave way to those *given*."""
+    """Log which settings come from the *block*, and which of them are overruled by the arguments *given*."""
     overruled = [name for name, value in given.items() if name in block and block[name] != value]
     if overruled:
         said = ", ".join(f"{name}={shown(given[name])} (the block has {shown(block[name])})" for name in overruled)

@@ -1,4 +1,4 @@
-"""One ``Trainer.fit`` as a session: where Lightning's loop is tapped, and what the taps mean."""
+"""The door of one ``Trainer.fit``: which functions of Lightning's loop are wrapped, and what their calls mean."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 _BATCHES_COMPARED = 10
-"""So many batches at least are looked at before and after their step, which may change what it is given."""
+"""At least this many batches are compared before and after their step, because a step may change its batch."""
 
 
 class LightningFit:
@@ -54,14 +54,14 @@ class LightningFit:
         pl_module: the root of the module tree.
         config: the settings.
         publish: gets each profile when its window has closed.
-        hear_starts: told whether ``batch_starts`` must be called; as long as it is not, it must.
-        asked_for: somebody wrote the profiler into the program, or its config.
+        hear_starts: is told whether ``batch_starts`` must be called; until it is told, it must be.
+        asked_for: the user wrote the profiler into the program or its config.
     """
 
     _context: RunContext
     """As it was when the run began."""
     _logged_step: Callable[[], int]
-    """The step by which Lightning's loggers order what they get."""
+    """The step that Lightning's loggers use as x-axis."""
 
     def __init__(
         self,
@@ -102,16 +102,16 @@ class LightningFit:
 
     @property
     def border(self) -> Border:
-        """Where what fails on our side ends."""
+        """Catches what our code raises."""
         return self.session.border
 
     def _step_counter(self) -> Callable[[], int]:
-        """Says how many optimizer attempts there were until now."""
+        """Returns a function that says how many optimizer attempts there were until now."""
         if (engine := self._engine) is not None:
             # DeepSpeed accumulates across epochs, where Lightning starts anew.
             return lambda: int(engine.global_steps)
-        # What trainer.global_step is made of; that property asks its way through five objects, and this is asked
-        # after every batch of the run.
+        # The counter behind trainer.global_step. The property goes through five objects, and we read this after every
+        # batch of the run.
         epoch_loop = self._trainer.fit_loop.epoch_loop
         if self._module.automatic_optimization:
             progress = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
@@ -122,7 +122,7 @@ class LightningFit:
     # ---- how the run begins
 
     def plan(self) -> RunPlan:
-        """How the fit begins; a development run profiles its last step, if the one to profile does not come."""
+        """How the fit begins. A development run profiles its last step if it is too short for the one to profile."""
         self._context = run_context(self._trainer)
         trainer, epoch_loop = self._trainer, self._trainer.fit_loop.epoch_loop
         if self._names.has(epoch_loop, "_batches_that_stepped"):
@@ -143,14 +143,14 @@ class LightningFit:
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
-        """What the tensors of a batch and the settings tell of its samples and tokens."""
+        """Finds samples and tokens from the tensors of a batch and the settings."""
         config = self._config
         return BatchMeter(batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=note)
 
     # ---- taps of the loop
 
     def tap_run(self, taps: Patches) -> None:
-        """Tap what tells of waiting for data, epochs, validation and checkpoints."""
+        """Wrap what shows waiting for data, epochs, validation and checkpoints."""
         session, make = self.session, self.session.taps
         epoch_loop = self._trainer.fit_loop.epoch_loop
         session.training_stops("epoch restart")  # until the first epoch's first batch
@@ -162,12 +162,12 @@ class LightningFit:
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
         taps.replace(self._trainer, "save_checkpoint", make.outside_of_steps("checkpoint"))
         if not self._module.automatic_optimization:
-            # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every one.
+            # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
             self._hooks.append(register_optimizer_step_pre_hook(self._raw_step_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._raw_step_ends))
 
     def tap_parts(self, taps: Patches) -> None:
-        """Tap the parts of a training step."""
+        """Wrap the parts of a training step."""
         strategy, epoch_loop = self._trainer.strategy, self._trainer.fit_loop.epoch_loop
         make = self.session.taps
         window = self.session.window
@@ -178,12 +178,12 @@ class LightningFit:
         )
         taps.replace(strategy, "batch_to_device", make.part("transfer"))
         taps.replace(strategy, "training_step", make.part("forward"))
-        # Around the call of autograd alone: the strategy's own method runs the user's hooks, too.
+        # Only around the call of autograd: the strategy's own method runs the user's hooks, too.
         precision = strategy.precision_plugin
         taps.replace(precision, "backward", make.part("backward"))
         taps.replace(strategy, "optimizer_step", self._around_optimizer_step())
-        # Inside the optimizer's step Lightning runs hooks, which are not the optimizer's, and among them what is. Where
-        # a Lightning keeps this in another way, all of it is the optimizer's.
+        # Inside the optimizer's step Lightning runs hooks, which are not the optimizer's work, except for clipping. If
+        # a version of Lightning does not have these methods, all of it counts as the optimizer's.
         for target, name, wrapper in (
             (precision, "_after_closure", make.part("other")),
             (precision, "_clip_gradients", self._around_clipping()),
@@ -193,7 +193,7 @@ class LightningFit:
         self._tap_zero_grad(taps)
 
     def _tap_zero_grad(self, taps: Patches) -> None:
-        """Mark dropping the gradients: the optimizers' own method where it is known, and a hook of the user's."""
+        """Mark zero_grad as the optimizer's: the optimizers' own method if known, and a hook of the user's."""
         inside = self.session.taps.part("optimizer", counts=False)
         trainer = self._trainer
         # In manual optimization Lightning gives the user wrappers, which have a zero_grad of their own.
@@ -217,8 +217,8 @@ class LightningFit:
     def _around_optimizer_step(self) -> Make:
         taps = self.session.taps
         manual = not self._module.automatic_optimization
-        # In automatic optimization the closure holds forward, backward and Lightning's work between them, which is no
-        # optimizer's; in manual optimization it is the user's own forward and backward, or does nothing.
+        # In automatic optimization the closure holds forward, backward and Lightning's work between them, none of which
+        # is the optimizer's. In manual optimization it is the user's own forward and backward, or does nothing.
         around_closure, around_step = taps.part("forward" if manual else "other"), taps.part("optimizer")
 
         def begins(*args: Any, **kwargs: Any) -> bool:
@@ -233,7 +233,7 @@ class LightningFit:
 
             def choose(_: Any, optimizer: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
                 if self._engine is not None and not self._engine.is_gradient_accumulation_boundary():
-                    # DeepSpeed, called after every batch, lets this one pass.
+                    # Lightning calls DeepSpeed after every batch; for this one DeepSpeed does not update.
                     return step, (optimizer, closure, *args), kwargs
                 if callable(closure) and getattr(closure, "__name__", "") != "do_nothing_closure":
                     closure = around_closure(closure)
@@ -256,7 +256,7 @@ class LightningFit:
             inside = taps.part("optimizer", counts=False)(clip)
 
             def choose(_: Any, *args: Any, **kwargs: Any) -> Any:
-                # Lightning's own code asks its way through several objects to find that there is nothing to clip.
+                # If nothing is clipped, we call it unwrapped: Lightning's code then only finds that out.
                 return inside if always or self._trainer.gradient_clip_val else clip, args, kwargs
 
             return taps.instead(choose)(clip)
@@ -265,7 +265,7 @@ class LightningFit:
 
     @guarded
     def _raw_step_begins(self, *_: Any) -> None:
-        # A subclass's step that calls its parent's, or an optimizer around another one, fires the hooks of both.
+        # The hooks fire twice if a subclass's step calls its parent's, or if an optimizer wraps another one.
         self._raw_depth += 1
         if self._raw_depth == 1 and not self._in_strategy_step:
             self.session.enter("optimizer")
@@ -277,7 +277,7 @@ class LightningFit:
             self._raw_updates += 1
             self.session.leave()
 
-    # ---- events of the callback; these two are called for every batch of the run, and their caller guards them
+    # ---- events of the callback; these two are called for every batch of the run, and their caller catches errors
 
     def batch_starts(self, batch: Any) -> None:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
@@ -285,11 +285,11 @@ class LightningFit:
         self._shapes = tensor_shapes(batch)
 
     def batch_ends(self, batch: Any) -> None:
-        """A batch is done, and with it perhaps a step."""
+        """A batch is done, and perhaps a step with it."""
         steps = self._optimizer_steps()
         updates = steps - self._last_global_step + self._raw_updates
         self._last_global_step = steps
-        self._raw_updates = self._raw_depth = 0  # a step that raised, and was caught, never told that it ended
+        self._raw_updates = self._raw_depth = 0  # a step that raised, and was caught, did not fire its post hook
         if self._hears_starts:
             self._consider_starts(batch)
         started, self._batch = self._batch, None
@@ -301,7 +301,7 @@ class LightningFit:
         self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step)
 
     def _consider_starts(self, batch: Any) -> None:
-        """Hear of batches that start as long as a window is open, or the user's steps change the shapes in a batch."""
+        """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""
         if self._batch is not None and tensor_shapes(batch) != self._shapes:
             self._batches_change = True
         self._batches_compared += 1
@@ -311,13 +311,13 @@ class LightningFit:
             self._hear_starts(False)
 
     def window_opens(self) -> None:
-        """The step that begins now is counted: hear of its batches before they are changed."""
+        """The step that begins now is counted: ask for ``batch_starts``, before a step changes its batch."""
         if not self._hears_starts:
             self._hears_starts = True
             self._hear_starts(True)
 
     def _steps_without_optimizer(self) -> bool:
-        """Whether every batch is a step, for want of an optimizer that would tell."""
+        """Whether every batch is a step, because there is no optimizer whose steps would show it."""
         return not self._module.automatic_optimization and all(
             type(optimizer).__name__ == "_MockOptimizer" for optimizer in self._trainer.optimizers
         )
@@ -329,7 +329,7 @@ class LightningFit:
         return replace(self._context, accumulate=self._trainer.accumulate_grad_batches)
 
     def optimizers(self) -> Iterable[Any]:
-        """Those of the strategy."""
+        """The Trainer's optimizers."""
         return list(self._trainer.optimizers)
 
     def whole_model(self) -> nn.Module:
@@ -349,19 +349,19 @@ class LightningFit:
         )
 
     def x_axis(self) -> int:
-        """Lightning's own for what it logs."""
+        """The step at which Lightning logs its own metrics."""
         return self._logged_step()
 
     def reading_is_due(self) -> bool:
-        """Lightning's rule for its own metrics (``logger_connector.should_update_logs``), without its detours."""
+        """Lightning's rule for its own metrics (``logger_connector.should_update_logs``), with fewer calls."""
         trainer = self._trainer
         every = getattr(trainer, "log_every_n_steps", 0)
         return bool(every) and ((self.x_axis() + 1) % every == 0 or trainer.should_stop)
 
-    # ---- out of the way
+    # ---- removal
 
     def take_out(self) -> None:
-        """Take torch's hooks off, and what the data fetcher keeps of ours."""
+        """Remove torch's hooks, and our wrappers that the data fetcher keeps."""
         try:
             while self._hooks:
                 self._hooks.pop().remove()
@@ -369,7 +369,7 @@ class LightningFit:
             self._reset_fetcher()
 
     def _reset_fetcher(self) -> None:
-        """The data fetcher keeps the epoch loop's methods as they were when it was made: give it those of now."""
+        """Give the data fetcher the epoch loop's current methods; it keeps those from when it was made."""
         fit_loop = self._trainer.fit_loop
         fetcher = getattr(fit_loop, "_data_fetcher", None)
         if fetcher is None:

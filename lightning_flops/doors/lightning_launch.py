@@ -1,8 +1,9 @@
-"""What was profiled in processes that a launcher of Lightning's started, back where the callback was made.
+"""Brings results from processes that Lightning's launcher started back to the process where the callback was made.
 
-Under ddp_spawn, ddp_fork and in notebooks a fit runs in other processes, which end with it, on copies of the callbacks.
-What the first of them returns goes through a pipe that is read when all have ended, so that only little fits in: as
-Lightning itself does with the weights, the results lie in a temporary file, and the pipe carries its name.
+Under ddp_spawn, ddp_fork and in notebooks a fit runs in other processes, on copies of the callbacks. These processes
+end with the fit. What the first of them returns goes through a pipe that is read only when all have ended, so little
+fits into it. So we do as Lightning does with the weights: the results are in a temporary file, and the pipe carries its
+name.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Origin(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """This process is the one."""
+        """Whether this is the process where the callback was made."""
         return self.process == os.getpid()
 
 
 class Receiver(Protocol):
-    """Somebody who waits for the results of copies."""
+    """Waits for the results of its copies."""
 
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
-        """A copy in another process has measured this."""
+        """Gets what a copy in another process has measured."""
 
 
 _numbers = itertools.count()
@@ -51,7 +52,7 @@ _receivers: weakref.WeakValueDictionary[Origin, Receiver] = weakref.WeakValueDic
 
 
 def origin_of(receiver: Receiver) -> Origin:
-    """A new origin: what copies in other processes send to it, *receiver* gets."""
+    """Make a new origin; *receiver* gets what copies in other processes send to it."""
     origin = Origin(os.getpid(), next(_numbers))
     _receivers[origin] = receiver
     return origin
@@ -62,7 +63,7 @@ def send_home(
 ) -> None:
     """Have the launcher of *trainer*, whose fit ends in this process, give the results to *origin* with its own.
 
-    Nothing happens where the process is no launcher's, or the launcher returns nothing.
+    Nothing happens if no launcher started this process, or if the launcher returns nothing.
     """
     launcher: Any = getattr(trainer.strategy, "launcher", None)
     collect: Callable[..., Any] | None = getattr(launcher, "get_extra_results", None)
@@ -73,16 +74,16 @@ def send_home(
         extra = collect(*args, **kwargs)
         try:
             extra[f"lightning_flops {origin.number}"] = _Parcel(origin, _wrap(profiles, throughput))
-        except Exception as error:  # the process has trained: it returns what Lightning wants
+        except Exception as error:  # the training is done: Lightning still gets its own results
             logger.warning("callback.profile stays None in the process that called fit: %s", error)
         return extra
 
-    # On the launcher of this process alone, which ends when it has returned its results.
+    # This changes only the launcher in this process, and the process ends when it has returned its results.
     launcher.get_extra_results = with_ours
 
 
 class _Parcel:
-    """Turns into a call of ``_deliver`` where it is unpickled."""
+    """Calls ``_deliver`` in the process that unpickles it."""
 
     def __init__(self, origin: Origin, path: str) -> None:
         self._contents = (origin, path)
@@ -113,5 +114,5 @@ def _deliver(origin: Origin, path: str) -> None:
                 [Profile.from_json(text) for text in results["profiles"]],
                 None if throughput is None else ThroughputSummary.from_json(throughput),
             )
-    except Exception as error:  # Lightning is reading its own results, too
+    except Exception as error:  # Lightning still has to read its own results
         logger.warning("callback.profile stays None in this process: %s: %s", type(error).__name__, error)

@@ -1,7 +1,7 @@
-"""Names of Lightning's classes for annotations, which load no Lightning when something evaluates them.
+"""Names of Lightning's classes for annotations. Evaluating such an annotation does not import Lightning.
 
-A command line that is made from signatures (jsonargparse, under LightningCLI) runs a module's imports for the type
-checker, too; of two installed import roots that could be the one which the program does not use.
+jsonargparse, which LightningCLI uses, makes a command line from signatures. For that it runs a module's TYPE_CHECKING
+imports, too. With both import roots installed, that could import the root that the program does not use.
 """
 
 from __future__ import annotations

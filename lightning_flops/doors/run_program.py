@@ -1,8 +1,8 @@
-"""Runs somebody's program unchanged.
+"""Runs a user's program unchanged.
 
-``run`` does for a script, a module, a directory or a zip file what the Python command itself does: the program is
-``__main__``, ``sys.argv`` and ``sys.path[0]`` are its own, and its exit status and tracebacks are those it would have
-had.
+``run`` does for a script, a module, a directory or a zip file what the Python command itself does. The program is
+``__main__``, has its own ``sys.argv`` and ``sys.path[0]``, and its exit status and tracebacks are the same as under
+Python.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lightning_flops.errors import LightningFlopsError
 _MAIN = "__main__"
 
 _OUR_FILES = (__file__, when_imported.__code__.co_filename)
-"""Files whose frames a program's traceback does not show."""
+"""Files whose frames we remove from a program's traceback."""
 
 
 class ProgramNotFoundError(LightningFlopsError):
     """There is no such program to run."""
 
     exit_status: int
-    """What Python itself exits with in this case."""
+    """Python's own exit status in this case."""
 
     def __init__(self, message: str, exit_status: int = 1) -> None:
         super().__init__(message)
@@ -146,7 +146,7 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Have the exception that is about to end this process printed with the program's own frames only."""
+    """When the exception that ends this process is printed, show only the program's own frames."""
     program_hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -164,8 +164,8 @@ def _program_frames(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
         if name in _OUR_FILES:
-            # Above the program every frame is ours. Below it only the frame that waits for an import is ours. The
-            # frames of the import machinery that led there go, too: Python itself hides them in a plain import.
+            # Above the program every frame is ours. Below it only the frame that waits for an import is ours. We also
+            # remove the frames of the import machinery that led there: Python hides them in an ordinary import.
             above = traceback.tb_frame.f_code is run.__code__
             while frames and (above or frames[-1].tb_frame.f_code.co_filename.startswith("<frozen importlib")):
                 frames.pop()

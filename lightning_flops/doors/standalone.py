@@ -1,6 +1,6 @@
-"""DeepSpeed's standalone Flops Profiler by name, arguments and printed layout, with the counts of this package.
+"""DeepSpeed's standalone Flops Profiler: the same names, arguments and printed layout, with the counts of this package.
 
-A forward is counted, and a forward is timed; where they are not the same one the times are true.
+One forward is counted and one is timed. Only if they are different forwards are the times true.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ logger = package_logger(__name__)
 
 
 class _Window:
-    """What is heard between a start and a stop. Nothing of it is on torch after ``close``, or after a raised forward.
+    """Counts and times between a start and a stop. After ``close``, or a forward that raised, it is off torch.
 
     Args:
-        model: what is listened to.
-        counter: counts; None: the forwards are timed only.
-        clock: times.
+        model: the model whose forwards are measured.
+        counter: counts; None: the forwards are only timed.
+        clock: the clock for the times.
     """
 
     def __init__(self, model: nn.Module, counter: FlopCounter | None, clock: Clock[Any] | None) -> None:
@@ -57,15 +57,15 @@ class _Window:
     def open(self) -> None:
         if self.counter is not None:
             self._undo.enter(self.counter)
-        self._undo.enter(self.timer)  # within the counter, and its hooks the last ones
+        self._undo.enter(self.timer)  # after the counter, so that its hooks come last
 
     def close(self) -> None:
-        """Takes everything off torch; may be called twice, and goes on with what the first time did not come to."""
+        """Removes everything from torch. May be called twice; the second call does what the first did not get to."""
         self._undo.close()
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
-        """Inside, what no module does is the model's own."""
+        """Inside, work outside of any module call is booked to the model itself."""
         with ExitStack() as undo:
             if self.counter is not None:
                 undo.enter_context(self.counter.in_root())
@@ -80,20 +80,20 @@ class _Window:
 class FlopsProfiler:
     """Profiles the forwards of a model between ``start_profile`` and ``stop_profile``.
 
-    Everything that the model's modules run in between is counted, in train and in eval mode, and added up; FLOPs of
-    another model or of a loss function are not the model's. The model stays as it is. If a forward raises, the
-    profiler stops there and takes itself off torch, as it does when it is no longer referenced.
+    Everything that the model's modules run in between is counted and added up, in train and in eval mode. FLOPs of
+    another model or of a loss function are not counted. The model stays as it is. If a forward raises, the profiler
+    stops there and removes itself from torch. It also does so when it is no longer referenced.
 
-    Starting, resetting and stopping stand in a training loop: an error of this package's own is logged there,
-    and raises nothing. Who asks for figures that there are not gets an error.
+    Starting, resetting and stopping are called in a training loop, so an error of this package is only logged there. To
+    ask for figures before there are any raises an error.
 
     Args:
         model: the model.
         ds_engine: the DeepSpeed engine that runs it, for the sizes and latencies that only the engine knows.
-        recompute_fwd_factor: forwards that a backward repeats, for the estimated lines of the report.
+        recompute_fwd_factor: number of forwards that a backward repeats, for the estimated lines of the report.
 
     Raises:
-        TypeError: *model* is no module.
+        TypeError: *model* is not a module.
     """
 
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
@@ -102,7 +102,7 @@ class FlopsProfiler:
         self.ds_engine = ds_engine
         self.recompute_fwd_factor = recompute_fwd_factor
         self.flops: int | None = None
-        """FLOPs that the report printed last; so for ``macs`` and ``params``."""
+        """FLOPs that the latest report printed; ``macs`` and ``params`` likewise."""
         self.macs: int | None = None
         self.params: int | None = None
         self.started = False
@@ -112,21 +112,21 @@ class FlopsProfiler:
         self._timed: _Window | None = None
         self._whole_sec: float | None = None
         self._window: _Window | None = None
-        """What listens now."""
+        """The window that is measuring now."""
         self._running: weakref.finalize[Any, Any] | None = None
-        """Closes it when the profiler is no longer referenced."""
+        """Closes the window when the profiler is no longer referenced."""
 
     def start_profile(self, ignore_list: Collection[type[nn.Module]] | None = None, *, count: bool = True) -> None:
-        """Starts anew: forwards are counted and timed from here on.
+        """Starts from zero: forwards are counted and timed from here on.
 
         Args:
-            ignore_list: classes of modules that are not profiled by themselves; their work is that of the module
-                around them. With ``count=False``, None keeps those of the start before.
+            ignore_list: classes of modules that are not profiled by themselves; their work is booked to the module
+                around them. With ``count=False``, None keeps the list of the start before.
             count: counting takes time, so latencies taken with it are upper bounds. False only times the forwards up
-                to ``stop_profile``, and keeps what was counted before: for a second, like forward.
+                to ``stop_profile``, and keeps what was counted before. Use it for a second, similar forward.
 
         Raises:
-            TypeError: *ignore_list* is no list of classes.
+            TypeError: *ignore_list* is not a list of classes.
         """
         try:
             if ignore_list is not None:
@@ -148,7 +148,7 @@ class FlopsProfiler:
             self._give_up("it could not stop as it should", error)
 
     def reset_profile(self) -> None:
-        """Forgets what was measured; a profiler that runs goes on from zero."""
+        """Forgets what was measured. A running profiler goes on from zero."""
         try:
             running = self._running is not None
             self._stop()
@@ -175,10 +175,10 @@ class FlopsProfiler:
         self._window = self._running = None
 
     def _give_up(self, what: str, error: BaseException, *, wrong: type[Exception] | None = None) -> None:
-        """An error of ours is raised inside a start or a stop: takes everything off torch, and then speaks.
+        """A start or a stop failed: removes everything from torch, and then logs the error.
 
-        These stand in a training loop, which goes on. The user's Ctrl-C goes on to the user, an error of the kind
-        *wrong* is the caller's.
+        Both are called in a training loop, and the training goes on. The user's Ctrl-C is raised again, and so is an
+        error of the kind *wrong*, which is the caller's mistake.
         """
         with suppress(Exception):
             self._stop()
@@ -187,25 +187,26 @@ class FlopsProfiler:
         with suppress(Exception):
             logger.warning("profiling failed, and %s: %s: %s", what, type(error).__name__, error, exc_info=error)
 
-    # Numbers or text by an argument: Any, as from DeepSpeed, for a union would have every typed caller tell them apart.
+    # The argument decides between number and text. We return Any, as DeepSpeed does: with a union every typed caller
+    # would have to check which it got.
 
     def get_total_flops(self, as_string: bool = False) -> Any:
-        """Forward FLOPs of the model, an int, a multiply-add being two; with *as_string* as ``"6.28 G"``."""
+        """Forward FLOPs of the model, as an int; a multiply-add is two. With *as_string*: ``"6.28 G"``."""
         flops = self._profile().flops.forward
         return number_to_string(flops) if as_string else flops
 
     def get_total_macs(self, as_string: bool = False) -> Any:
-        """Multiply-adds of the model's forward, an int, half its FLOPs; with *as_string* as ``"3.14 GMACs"``."""
+        """Multiply-adds of the model's forward, as an int: half its FLOPs. With *as_string*: ``"3.14 GMACs"``."""
         macs = self._profile().root.macs
         return macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> Any:
-        """Seconds of the model's forward, a float; None, or ``"n/a"``, on a device whose time cannot be read."""
+        """Seconds of the model's forward, as a float. None, or ``"n/a"``, on a device whose time cannot be read."""
         seconds = self._profile().forward_sec
         return duration_to_string(seconds) if as_string else seconds
 
     def get_total_params(self, as_string: bool = False) -> Any:
-        """Parameters of the model, an int, ties once, shards in full size; with *as_string* as ``"336.23 M"``."""
+        """Parameters of the model, as an int; ties count once, shards in full. With *as_string*: ``"336.23 M"``."""
         params = describe_modules(self.model)[0].params
         return params_to_string(params) if as_string else params
 
@@ -221,11 +222,11 @@ class FlopsProfiler:
 
         Args:
             profile_step: the step that the report names.
-            module_depth: deepest level of modules shown, the model's own being 0; -1 shows all.
-            top_modules: classes of modules listed at each depth.
+            module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
+            top_modules: how many classes of modules are listed at each depth.
             detailed: whether the tree of modules is printed.
-            output_file: path or URL written instead of the standard output. If it cannot be written, a warning says
-                why and the report is printed.
+            output_file: path or URL that is written instead of the standard output. If it cannot be written, a warning
+                says why and the report is printed.
         """
         settings = ForwardReportSettings(
             profile_step=profile_step,
@@ -249,11 +250,11 @@ class FlopsProfiler:
         sys.stdout.write(text)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Prints which classes of modules weigh most at each depth.
+        """Prints the classes of modules with the largest figures at each depth.
 
         Args:
-            module_depth: deepest level shown, the model's own being 0; -1 shows all.
-            top_modules: classes listed at each depth.
+            module_depth: deepest level shown; the model is level 0; -1 shows all.
+            top_modules: how many classes are listed at each depth.
         """
         if self._counted is None:
             self._say_nothing_is_there()
@@ -262,7 +263,7 @@ class FlopsProfiler:
         sys.stdout.write(render_aggregated_text(self._profile(), settings))
 
     def _say_nothing_is_there(self) -> None:
-        # No error, as it is none for DeepSpeed: loops start the profiler on one rank and print on all.
+        # Not an error, as in DeepSpeed: loops start the profiler on one rank and print on all.
         logger.warning("nothing was profiled, so nothing is printed: start_profile() comes first")
 
     def _open(self, counter: FlopCounter | None) -> None:
@@ -275,7 +276,7 @@ class FlopsProfiler:
         self._timed, self._whole_sec = window, None
 
     def _in_root(self) -> AbstractContextManager[None]:
-        """Inside, what no module does is the model's own."""
+        """Inside, work outside of any module call is booked to the model itself."""
         return nullcontext() if self._timed is None else self._timed.in_root()
 
     def _profile(self) -> ForwardProfile:
@@ -314,31 +315,31 @@ def get_model_profile(
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards one is timed as a whole, one is counted, and one timed module by module. The model is left
-    in the mode it came in, the random state as it was, also when a forward raises.
+    After *warm_up* forwards, one is timed as a whole, one is counted, and one is timed module by module. Afterwards the
+    model's mode and the random state are as before, also when a forward raises.
 
     Args:
         model: the model.
-        input_shape: shape of the one tensor that the model takes, of ones in the dtype of its parameters.
+        input_shape: shape of the only tensor that the model takes; it is all ones, in the dtype of the parameters.
         args: positional arguments, if there is no *input_shape*.
         kwargs: keyword arguments.
         print_profile: whether the report is printed.
-        detailed: whether it has the tree of modules.
-        module_depth: deepest level of modules shown, the model's own being 0; -1 shows all.
-        top_modules: classes of modules listed at each depth.
-        warm_up: forwards before the first that is timed.
-        as_string: ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
+        detailed: whether the report has the tree of modules.
+        module_depth: deepest level of modules shown; the model is level 0; -1 shows all.
+        top_modules: how many classes of modules are listed at each depth.
+        warm_up: number of forwards before the first that is timed.
+        as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
         output_file: path or URL of the report; None prints it.
-        ignore_modules: classes of modules whose work is listed as that of the module around them.
-        mode: ``"generate"`` calls ``model.generate``, all of which is then the model's forward.
+        ignore_modules: classes of modules whose work is booked to the module around them.
+        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward.
 
     Returns:
         FLOPs, MACs and parameters: ints, or text with *as_string*.
 
     Raises:
-        TypeError: *model* is no module, *input_shape* no tuple of sizes, *args* no list or tuple, *kwargs* no mapping,
-            *ignore_modules* no list of classes, or *warm_up* no integer.
-        ValueError: the model would be called without arguments, or *mode* is neither.
+        TypeError: *model* is not a module, *input_shape* not a tuple of sizes, *args* not a list or tuple, *kwargs* not
+            a mapping, *ignore_modules* not a list of classes, or *warm_up* not an integer.
+        ValueError: the model would be called without arguments, or *mode* is neither "forward" nor "generate".
     """
     call = _call_of(model, input_shape, args, kwargs, mode)
     if ignore_modules is not None:
@@ -350,7 +351,7 @@ def get_model_profile(
         with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
             for _ in range(warm_up):
                 call()
-            whole_sec = _seconds_of(call, _clock_of(model))  # first, while the caches are the forward's own
+            whole_sec = _seconds_of(call, _clock_of(model))  # first, while only the forward has filled the caches
             for count in (True, False):
                 profiler.start_profile(ignore_modules, count=count)
                 with profiler._in_root() if mode == "generate" else nullcontext():
@@ -384,7 +385,7 @@ def _call_of(
     require_module(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
-    # A tensor or a text would come apart into its rows or letters.
+    # A tensor or a string would be split into its rows or letters.
     if not (args is None or (isinstance(args, Sequence) and not isinstance(args, (str, bytes)))):
         raise TypeError(f"args must be a list or tuple of the model's positional arguments, got {type(args).__name__}")
     if not (kwargs is None or isinstance(kwargs, Mapping)):
@@ -414,14 +415,14 @@ def _module_classes(given: Collection[type[nn.Module]]) -> tuple[type[nn.Module]
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode; afterwards every module is in the mode it was in."""
+    """Inside, the model is in eval mode. Afterwards every module is in the mode it had before."""
     before = [(module, module.training) for module in model.modules()]
     if any(training for _, training in before):
         model.eval()
     try:
         yield
     finally:
-        # Not the flags alone: a module may do more than set them, and has to undo what it did in eval().
+        # Setting the flags is not enough: a module may do more in eval(), and has to undo it in train().
         if before[0][1] and not model.training:
             model.train()
         for module, training in before:
@@ -430,7 +431,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _seconds_of(call: Callable[[], Any], clock: Clock[Any] | None) -> float | None:
-    """What one *call* takes when nothing listens."""
+    """Seconds that one *call* takes while nothing else measures."""
     if clock is None:
         call()
         return None
@@ -450,18 +451,18 @@ def _cuda_devices(model: nn.Module) -> list[torch.device]:
 
 
 def _clock_of(model: nn.Module) -> Clock[Any] | None:
-    """The clock of the device that the model is on; None if it is on several whose time is not the host's."""
+    """The clock of the device that the model is on; None if it is on several devices other than the CPU."""
     asynchronous = [device for device in _devices(model) if device.type != "cpu"]
     if not asynchronous and torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        # A model without state may get its inputs there; events tell the time of work on the host as well.
+        # A model without state may get its inputs on the GPU. CUDA events measure work on the host as well.
         return clock_for(torch.device("cuda"))
     return clock_for(asynchronous[0] if asynchronous else torch.device("cpu")) if len(asynchronous) < 2 else None
 
 
 def _engine_record(engine: Any) -> EngineRecord:
-    """What the DeepSpeed *engine* knows of the run."""
+    """What the DeepSpeed *engine* knows about the run."""
     seconds: dict[str, float | None] = {"bwd": None, "step": None}
-    # The engine's timers hold all micro-steps of a step, the profile those between its start and stop.
+    # The engine's timers cover all micro-steps of a step; the profile covers those between its start and stop.
     if engine.wall_clock_breakdown() and engine.gradient_accumulation_steps() == 1:
         seconds = {name: engine.timers(name).elapsed(reset=False) / 1e3 for name in seconds}  # in milliseconds
     sizes = parallel_sizes(engine)

@@ -15,10 +15,10 @@ logger = package_logger(__name__)
 
 
 def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
-    """Call *tell* with the module *name*: now if the program has imported it, else as soon as it has.
+    """Call *tell* with the module *name*: now if the program has imported it, otherwise as soon as it has.
 
-    If *tell* raises, this is logged and the import goes on. Looking for the module (``find_spec``) is not importing it,
-    and after an import that failed the next one is waited for.
+    If *tell* raises, this is logged and the import goes on. Looking for the module (``find_spec``) does not count as an
+    import. After a failed import we wait for the next one.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -30,14 +30,14 @@ def when_imported(name: str, tell: Callable[[ModuleType], object]) -> None:
 def _tell(tell: Callable[[ModuleType], object], module: ModuleType) -> None:
     try:
         tell(module)
-    except Exception:  # the program must get its module whatever is wrong with us
+    except Exception:  # the program must get its module, whatever fails on our side
         logger.warning(
             "the FLOPs profiler could not be installed for %s; the program goes on", module.__name__, exc_info=True
         )
 
 
 class _ImportWatch(MetaPathFinder):
-    """A finder that finds one module by the other finders, until that module has been imported."""
+    """A finder that finds one module through the other finders, until that module has been imported."""
 
     def __init__(self, name: str, tell: Callable[[ModuleType], object]) -> None:
         self._name = name
@@ -46,10 +46,10 @@ class _ImportWatch(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, with a loader that tells; None for every other module."""
+        """What the other finders find, with a loader that calls us; None for every other module."""
         if fullname != self._name:
             return None
-        # Finding is not importing yet: transformers, for example, only asks whether there is a deepspeed.
+        # Finding is not importing: transformers, for example, only asks whether deepspeed is installed.
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
@@ -66,14 +66,14 @@ class _ImportWatch(MetaPathFinder):
 
 
 class _TellingLoader(Loader):
-    """Puts a module's own loader back, loads the module by it, and then tells."""
+    """Puts a module's own loader back, loads the module with it, and then calls *tell*."""
 
     def __init__(self, loader: Loader, tell: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._tell = tell
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else that a loader has."""
+        """Every other attribute is the module's own loader's."""
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -81,7 +81,7 @@ class _TellingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the module's own loader does; then tells."""
+        """As the module's own loader does; then calls *tell*."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,10 +1,10 @@
-"""The border between torch and us: what fails on our side stays there, and whatever we put up comes down.
+"""The border between torch and us: what fails on our side stays there, and everything that we put up is removed again.
 
-``UndoLedger`` holds how everything of ours is taken off again. ``border`` is what a method wears that torch, or a
-function that we replaced, calls within the user's step: an error of ours ends at it. ``listening`` is the same for
-a function of somebody else's that we replace: we are called before it and after it.
+``UndoLedger`` knows how to remove everything of ours. ``border`` decorates a method that torch, or a function that we
+replaced, calls within the user's step: it catches our errors. ``listening`` does the same for a function of a library
+or the user that we replace: we are called before it and after it.
 
-The user's Ctrl-C may arrive in our code, too. It goes on to the user.
+The user's Ctrl-C may arrive in our code, too. It is passed on to the user.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 
 Failed = Callable[[str, Exception], None]
-"""Is told where something of ours failed, and how; it raises nothing."""
+"""Is told where something of ours failed, and how; it never raises."""
 
 
 class Bordered(Protocol):
-    """What has methods that torch calls."""
+    """An object with methods that torch calls."""
 
     @property
     def _failed(self) -> Failed: ...
@@ -32,7 +32,7 @@ class Bordered(Protocol):
 def border(
     where: str,
 ) -> Callable[[Callable[Concatenate[_Owner, _Arguments], None]], Callable[Concatenate[_Owner, _Arguments], None]]:
-    """Keeps the errors of a method from whoever calls it, and tells them to the ``_failed`` of the method's owner.
+    """Catches the errors of a method, and gives them to the ``_failed`` of the method's owner.
 
     Args:
         where: what the method does, in words for the report: "Counting failed in ...".
@@ -54,16 +54,16 @@ def border(
 
 
 class UndoLedger:
-    """What is on torch, on Python or on somebody's object because of us: how each of it is taken off.
+    """The undo functions for everything that we have put on torch, on Python or on a user's object.
 
-    An undo is written down before what it undoes is done. So it must do nothing where that was not done, and it may be
-    called twice. The ledger can be used again when it was closed.
+    An undo is added before the action that it undoes. So it must do nothing if the action was not done, and it must be
+    safe to call twice. The ledger can be used again after it was closed.
     """
 
     def __init__(self) -> None:
         self._undos: list[Callable[[], object]] = []
         self.add: Callable[[Callable[[], object]], None] = self._undos.append
-        """Has a function called at the end. The list's own method: there is no line of ours to be interrupted at."""
+        """Adds a function to call at the end. It is the list's own method, so no line of ours can be interrupted."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to undo."""
@@ -76,7 +76,7 @@ class UndoLedger:
         handles.append(register(hook, **options))
 
     def enter(self, manager: AbstractContextManager[object]) -> None:
-        """Enters *manager*, and leaves it at the end; to be left twice must not harm it."""
+        """Enters *manager*, and leaves it at the end. It must be safe to leave it twice."""
         entered: list[AbstractContextManager[object]] = []
 
         def leave() -> None:
@@ -88,15 +88,15 @@ class UndoLedger:
         entered.append((manager.__enter__(), manager)[1])
 
     def close(self) -> None:
-        """Undoes everything, the last first, to the end, whatever one of them raises.
+        """Undoes everything, the last one first. If one undo raises, the others still run.
 
         Raises:
-            BaseException: what was raised first, or the user's Ctrl-C, when everything else is undone.
+            BaseException: what was raised first, or the user's Ctrl-C, after everything else is undone.
         """
         first: BaseException | None = None
         while self._undos:
             undo = self._undos[-1]
-            for _ in range(2):  # what an interrupt kept from its end gets there the second time
+            for _ in range(2):  # an undo that was interrupted gets a second try
                 try:
                     undo()
                     break
@@ -109,7 +109,7 @@ class UndoLedger:
 
 
 def remove_hooks(handles: list[Any]) -> None:
-    """Takes down the hooks of these handles, and empties the list."""
+    """Removes the hooks of these handles, and empties the list."""
     while handles:
         handles[-1].remove()
         handles.pop()
@@ -122,14 +122,14 @@ def listening(
     after: Callable[..., None] | None = None,
     failed: Callable[[Exception], None],
 ) -> Callable[..., Any]:
-    """A function that runs *original*, of whose calls we hear.
+    """A function that runs *original*, and calls us before and after it.
 
     Args:
-        original: gets what the function gets; what it returns or raises is what the function does.
-        before: is called with the same arguments before; may return what is called when *original* has ended, also if
-            it raised.
+        original: gets the function's arguments; the function returns or raises what *original* does.
+        before: is called first, with the same arguments. It may return a function, which is called when *original* has
+            ended, also if it raised.
         after: is called with the same arguments when *original* has returned.
-        failed: is told what *before* or *after* raised; it raises nothing.
+        failed: is told what *before* or *after* raised; it never raises.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:

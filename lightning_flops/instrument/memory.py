@@ -1,9 +1,9 @@
-"""Memory by phase of the counted step, and what it is for: read at the borders, never reset, never synchronized.
+"""Memory by phase of the counted step, and its use: read at the borders, without a reset or a synchronization.
 
-On CUDA the caching allocator's own books are read: they are the host's, so they hold as of the launch, which is when
-memory is taken and given back. Peaks are those the allocator has kept since the process began or the user reset them;
-resetting them here would change what the user reads later. So a phase has a peak only if it set a new one. On other
-devices the process's resident memory stands for it, whose peak the system keeps too roughly to give it to a phase.
+On CUDA we read the caching allocator's own statistics. They are kept on the host, so they are as of the launch, which
+is when memory is taken and given back. Its peaks are since the process began, or since the user reset them. We do not
+reset them, because that would change what the user reads later. So a phase has a peak only if it set a new one. On
+other devices we read the process's resident memory. The system keeps its peak too roughly to give it to a phase.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
 _ZERO_3_UPDATES = "fp32_partitioned_groups_flat"
-"""Where DeepSpeed's optimizer of ZeRO-3 keeps what it updates: the shards themselves, or copies of them."""
+"""Where DeepSpeed's ZeRO-3 optimizer keeps the tensors that it updates: the shards themselves, or copies of them."""
 
 _PHASES = ("forward", "backward", "optimizer")
 """The parts of a step that a report shows."""
 
 
 class MemoryReading(NamedTuple):
-    """What is held now, and the most that ever was, in bytes; None where nobody keeps that book."""
+    """Memory held now, and the most that ever was, in bytes; None if it is not known."""
 
     current: int | None
     peak: int | None
@@ -54,8 +54,8 @@ class MemoryWatch:
 
     Args:
         root: the model.
-        read: what is held now; ``memory_reader`` makes one for a device.
-        on_device: *read* keeps the books of a device's allocator; its differences are exact then.
+        read: reads the memory that is held now; ``memory_reader`` makes one for a device.
+        on_device: whether *read* reads the statistics of a device's allocator; then differences are exact.
     """
 
     def __init__(self, root: nn.Module, *, read: Callable[[], MemoryReading], on_device: bool) -> None:
@@ -91,7 +91,7 @@ class MemoryWatch:
             self._gradients = max(self._gradients, _bytes(one.grad for one in self._root.parameters()))
 
     def _border(self) -> MemoryReading:
-        """Read, and give a peak that was set since the last border to the part that was running."""
+        """Read the memory; a new peak since the last border belongs to the part that was running."""
         now, last = self._look(), self._last
         self._last = now
         if self._on_device and last is not None and self._open and self._open[-1][0] in _PHASES:
@@ -103,14 +103,14 @@ class MemoryWatch:
         return now
 
     def _look(self) -> MemoryReading:
-        """Read, and keep the highest peaks: the user may reset the allocator's."""
+        """Read the memory, and keep the highest peaks, because the user may reset the allocator's."""
         now = self._read()
         self._peak = _larger(self._peak, now.peak)
         self._reserved_peak = _larger(self._reserved_peak, now.reserved_peak)
         return now
 
     def record(self, *, optimizers: Iterable[Any] | None) -> MemoryRecord | None:
-        """What was seen, with the bytes of the model's and the optimizers' own tensors as they are now.
+        """What was measured, with the current bytes of the model's and the optimizers' own tensors.
 
         Args:
             optimizers: torch optimizers or wrappers of such; None if not known.
@@ -145,7 +145,7 @@ class MemoryWatch:
 
 
 def memory_reader(device: torch.device) -> Callable[[], MemoryReading]:
-    """What reads the memory that training on *device* takes of this process."""
+    """A function that reads the memory that this process uses for training on *device*."""
     if device.type == "cuda":
         return lambda: _of_allocator(torch.cuda.memory_stats_as_nested_dict(device))
     resident = _resident_reader()
@@ -209,7 +209,7 @@ def _rose(before: int | None, now: int | None) -> bool:
 
 
 def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of this rank's part of *tensors*, each one once."""
+    """Bytes of this rank's part of *tensors*; each tensor counts once."""
     seen: set[int] = set()
     total = 0
     for tensor in tensors:
@@ -228,7 +228,7 @@ def _local_bytes(tensor: torch.Tensor) -> int:
 
 
 def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of *tensor*, which ZeRO-3 or a DTensor may have divided; ZeRO-3 keeps it in ds_tensor."""
+    """This rank's part of *tensor*, which ZeRO-3 or a DTensor may have split; ZeRO-3 keeps the part in ds_tensor."""
     shard = getattr(tensor, "ds_tensor", None)
     if isinstance(shard, torch.Tensor):
         tensor = shard
@@ -237,7 +237,7 @@ def _on_this_rank(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage(tensor: torch.Tensor) -> object:
-    """What two tensors share that take the same memory."""
+    """A key that is equal for two tensors with the same memory."""
     try:
         return _on_this_rank(tensor).untyped_storage().data_ptr() or id(tensor)
     except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter, a subclass without a storage
@@ -257,7 +257,7 @@ def _optimizer_bytes(root: nn.Module, optimizers: Iterable[Any]) -> int | None:
             return None
         tensors += _tensors_in(list(state.values()))
         updated = [one for group in groups for one in group["params"]]
-        # ZeRO-3 hands its optimizer one of them at a time, while that updates it.
+        # ZeRO-3 gives its optimizer only one of them at a time, during the update.
         updated += _tensors_in(getattr(optimizer, _ZERO_3_UPDATES, None))
         tensors += [one for one in updated if _storage(one) not in own]
     return _bytes(tensors)

@@ -1,4 +1,4 @@
-"""Which modules a model has: their names without wrappers' prefixes, and what is written down about each."""
+"""Which modules a model has: their names without wrappers' prefixes, and what the report says about each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = package_logger(__name__)
 
 
 def _wrapper_types() -> dict[str, tuple[tuple[str, str], ...]]:
-    """Child name that a wrapper gives the wrapped module -> (module, class) of the wrappers that do."""
+    """Maps the child name of a wrapped module to the (module, class) of the wrappers that use this name."""
     return {
         **TORCHS_WRAPPERS,
         "module": (
@@ -50,20 +50,20 @@ _WRAPPERS = {
 
 
 def require_module(model: object) -> None:
-    """Do nothing if *model* is a module.
+    """Check that *model* is a module.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
 
 
 def wraps(module: nn.Module, child: str) -> bool:
-    """Whether *module* is a wrapper whose child of this name is the module it wraps.
+    """Whether *module* is a wrapper, and its child of this name is the module that it wraps.
 
-    Decided by the wrapper's class, its base classes included, and never by the child's name alone; the class is found
-    by its name, so that no framework is imported for it.
+    The wrapper's class, or one of its base classes, decides, and never the child's name alone. We compare classes by
+    name, so that no framework is imported for this.
     """
     wrappers = _WRAPPERS.get(child)
     return wrappers is not None and any(
@@ -74,8 +74,9 @@ def wraps(module: nn.Module, child: str) -> bool:
 def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module of *root* under each of its names, wrappers' prefixes removed, in ``named_modules`` order.
 
-    A wrapper and the module it wraps have one name; both are yielded, the wrapper first. A shared module is yielded
-    under every name, the modules below it too. A module that contains itself is yielded once on each path.
+    A wrapper and the module it wraps have the same name; both are yielded, the wrapper first. A shared module is
+    yielded under every name, and so are the modules below it. A module that contains itself is yielded once on each
+    path.
     """
     # An explicit stack, so that no model is too deep for Python.
     pending: list[tuple[str, nn.Module, frozenset[int]]] = [("", root, frozenset())]
@@ -106,7 +107,7 @@ _MOVING_HOOKS = frozenset(
         "_reducer_allreduce_and_upcast_hook"
     ).split()
 )
-"""Communication hooks of torch's own that cast and send gradients, and multiply nothing."""
+"""Torch's own communication hooks that cast and send gradients, and multiply nothing."""
 
 
 def computing_hooks(module: nn.Module) -> Iterator[str]:
@@ -123,13 +124,13 @@ class ModuleNames:
     def __init__(self, root: nn.Module | None) -> None:
         self._root = root
         self.known: dict[nn.Module, str | tuple[str, ...]] = {}
-        """A module's name, or its names where it is shared, or is TorchScript's; a new dictionary on ``refresh``."""
+        """Each module's name; its names if it is shared or TorchScript's. ``refresh`` makes a new dictionary."""
         self._strangers: set[nn.Module] = set()
         self._owners: dict[int, str] | None = None
         self.refresh()
 
     def refresh(self) -> None:
-        """Reads the names anew; modules come and go while a model is set up."""
+        """Reads the names again, because modules come and go while a model is set up."""
         names: dict[nn.Module, str | tuple[str, ...]] = {}
         if self._root is not None:
             for name, module in named_modules(self._root):
@@ -146,15 +147,15 @@ class ModuleNames:
         self._owners = None
 
     def name_for(self, module: nn.Module, caller: str) -> str | None:
-        """Name of a module that the module named *caller* calls; None for one that is not the root's.
+        """Name of a module that the module named *caller* calls; None if it is not one of the root's.
 
-        Of a shared module's names it is the one that the caller's is nearest to, else the first.
+        For a shared module it is the name nearest to the caller's, or else the first.
         """
         known = self.known.get(module)
         if known is None:
             if module in self._strangers:
                 return None
-            # Seen for the first time: put in since the names were read, or a stranger, such as a loss function.
+            # Seen for the first time: added since the names were read, or not the root's, such as a loss function.
             self.refresh()
             known = self.known.get(module)
             if known is None:
@@ -169,7 +170,7 @@ class ModuleNames:
         return self.known.keys()
 
     def owner_of(self, parameter: Any) -> str:
-        """Name of the first module that holds *parameter*; ``(outside)`` where none does."""
+        """Name of the first module that holds *parameter*; ``(outside)`` if none does."""
         owners = self._owners
         if owners is None:
             owners = {}
@@ -197,13 +198,13 @@ def describe_modules(
 ) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
 
-    A module that stands under several names is listed under each, the later ones as aliases of the first. Parameters
-    are counted once in each subtree, however often they are shared in it; a shard counts with its full size.
+    A module with several names is listed under each; the later ones are aliases of the first. Parameters are counted
+    once in each subtree, however often they are shared in it. A shard counts with its full size.
 
     Args:
         root: the model.
-        whole: *root* in all its wrappers, which may know more of its parameters; None if there are none around it.
-        note: told in a sentence what cannot be known.
+        whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
+        note: gets a sentence about anything that cannot be known.
     """
     flat = FlatParameters(root if whole is None else whole, note=note)
     named = list(named_modules(root))
@@ -216,7 +217,7 @@ def describe_modules(
     with random_state_kept():
         extra_reprs = {module: _extra_repr(module) for _, module in named}
     for name, modules in by_name.items():
-        # Of a wrapper and what it wraps, the wrapped module is what the user wrote; the wrapper holds all parameters.
+        # Describe the wrapped module, which the user wrote, but count the parameters of the wrapper, which holds all.
         described = modules[-1]
         alias_of = first_name.get(described)
         first_name.setdefault(described, name)
@@ -240,12 +241,12 @@ def _extra_repr(module: nn.Module) -> str:
     try:
         return str(module.extra_repr())
     except Exception as error:
-        # A user's method may need what the module does not have yet, and raise whatever it likes.
+        # A user's method may need something that the module does not have yet, and may raise anything.
         return f"extra_repr raised {type(error).__name__}"
 
 
 def _weight_sizes(module: nn.Module, flat: FlatParameters) -> tuple[int, ...]:
-    """First two dimensions of each weight of *module* itself: what its products have for inputs and outputs."""
+    """First two dimensions of each weight of *module* itself: the numbers of inputs and outputs of its products."""
     shapes: list[Sequence[int]] = [piece.shape for piece in flat.of(module)]
     for parameter in parameters_of(module).values():
         if parameter is not None and not is_lazy(parameter) and parameter not in flat:
@@ -254,12 +255,12 @@ def _weight_sizes(module: nn.Module, flat: FlatParameters) -> tuple[int, ...]:
     sizes = []
     for shape in shapes:
         if len(shape) >= 2:
-            sizes += [int(size) for size in shape[:2] if size != 1]  # one channel a group: no product over channels
+            sizes += [int(size) for size in shape[:2] if size != 1]  # 1: one channel per group, no sum over channels
     return tuple(sizes)
 
 
 class _SubtreeSizes:
-    """Parameters of a module and everything below it, each one counted once."""
+    """Parameters of a module and everything below it, each counted once."""
 
     def __init__(self, flat: FlatParameters) -> None:
         self._flat = flat
@@ -279,7 +280,7 @@ class _SubtreeSizes:
         known = self._below.get(module)
         if known is not None:
             return known
-        # Post-order with an explicit stack; a module that contains itself is finished by its first visit.
+        # Post-order with an explicit stack. A module that contains itself is finished at its first visit.
         pending: list[tuple[nn.Module, bool]] = [(module, False)]
         entered: set[int] = set()
         while pending:

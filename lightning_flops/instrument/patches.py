@@ -1,9 +1,9 @@
-"""Methods of somebody else's objects, classes and modules that run something of ours for a while.
+"""Replaces methods of other people's objects, classes and modules for a while, so that they run our code.
 
-A method of an instance is tapped on the class that defines it, by a descriptor that tells its instances apart. So there
-is nothing of ours on the instance: whoever pickles or copies it, or what refers to it, gets what there would be without
-us, and no copy is tapped. Where a pickle or a copy does reach an object of ours, as in a bound method that somebody
-keeps, that object turns into the function in whose place it stands.
+We replace a method of an instance on the class that defines it, with a descriptor that tells its instances apart. So
+there is nothing of ours on the instance. A pickle or a copy of it, or of an object that refers to it, is the same as
+without us, and the copy is not tapped. If a pickle or a copy does reach an object of ours, for example in a bound
+method that the user keeps, our object becomes the function that it replaces.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 from lightning_flops.instrument.border import UndoLedger
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes what runs in place of a function, from the function."""
+"""Gets a function, and returns what runs in place of it."""
 
 _KEPT = "_kept_while_tapped"
-"""Attribute in which an instance keeps what ``Patches.keep`` gives it."""
+"""Attribute of an instance that holds what ``Patches.keep`` gives it."""
 
 
 class StandsFor:
-    """An object in whose place pickles and copies have another one; whoever loads a pickle needs nothing of ours."""
+    """An object that pickles and copies replace by its original; such a pickle loads without this package."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -42,9 +42,9 @@ class StandsFor:
 
 
 class _StandIn(StandsFor):
-    """A callable that stands where a function stood, and looks and compares like it, too.
+    """A callable in place of a function; it looks and compares like the function, too.
 
-    Neither this class nor one below it may have annotated attributes: an instance would show them for the function's.
+    This class and its subclasses must not have annotated attributes: an instance would show them as the function's.
     """
 
     def __init__(self, original: Any) -> None:
@@ -65,14 +65,14 @@ class _StandIn(StandsFor):
 
 
 class _Wrapped(_StandIn):
-    """A function in an instance's own attribute, or in a table of its, with ours around it until it is undone."""
+    """A function from an instance's own attribute or table, with our wrapper around it until it is undone."""
 
     def __init__(self, original: Callable[..., Any], make: Make) -> None:
         super().__init__(original)
         self._inner: Callable[..., Any] | None = make(original)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Somebody may have wrapped us in turn and keep us beyond our time: then we are not there.
+        # Another wrapper may still hold us after we were undone: then we only call the original.
         return (self._inner or self._original)(*args, **kwargs)
 
     @property
@@ -80,7 +80,7 @@ class _Wrapped(_StandIn):
         return self._inner is not None
 
     def undo(self) -> None:
-        self._inner = None  # and let go of what it works for: whoever keeps us need not keep that
+        self._inner = None  # this also drops our references: whoever still holds us does not keep our objects alive
 
 
 class _ClassTap(_StandIn):
@@ -101,22 +101,22 @@ class _ClassTap(_StandIn):
         if tap is not None:
             return types.MethodType(self, instance) if tap.table is None else tap.table
         if not self._taps:
-            self._leave()  # somebody who had replaced us has put us back since
+            self._leave()  # other code had replaced us, and has put us back since
         return _bound(self._original, instance, owner)
 
     def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         tap = self.tap_of(instance)
-        if tap is None:  # a bound method that was kept, or copied with its instance
+        if tap is None:  # a bound method that was kept, or was copied with its instance
             return self.__get__(instance, type(instance))(*args, **kwargs)
         return tap.run(*args, **kwargs)
 
     def tap_of(self, instance: Any) -> _Tap | None:
-        """The tap that was put on *instance* last, of those that are still there."""
+        """The latest tap on *instance* that still exists."""
         found = self._taps.get(id(instance))
         return None if found is None else found()
 
     def reference_to(self, instance: Any) -> weakref.ref[_Tap] | None:
-        """Where ``tap_of`` looks."""
+        """The reference that ``tap_of`` follows."""
         return self._taps.get(id(instance))
 
     def put_on(self, tap: _Tap) -> None:
@@ -134,7 +134,7 @@ class _ClassTap(_StandIn):
         self._settle(id(tap.target), self._taps.get(id(tap.target)))
 
     def _settle(self, key: int, reference: weakref.ref[_Tap] | None) -> None:
-        """Have the instance run the uppermost tap that lives, from that of *reference* downwards."""
+        """Let the instance run the first tap that is alive, going down from the one of *reference*."""
         while reference is not None and ((tap := reference()) is None or not tap.alive):
             reference = None if tap is None else tap.below
         if reference is not None:
@@ -150,7 +150,7 @@ class _ClassTap(_StandIn):
 
 
 def _bound(attribute: Any, instance: Any, owner: type | None) -> Any:
-    """*attribute* of the class *owner* as *instance* shows it, or the class where that is None."""
+    """*attribute* of the class *owner*, bound to *instance*, or to the class if *instance* is None."""
     bind = getattr(type(attribute), "__get__", None)
     return attribute if bind is None else bind(attribute, instance, owner)
 
@@ -182,7 +182,7 @@ class _Tap:
         on_class.put_on(self)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """What a tap on top of this one calls, also when this one is gone."""
+        """What a tap on top of this one calls; also works after this one was undone."""
         return self.run(*args, **kwargs)
 
     def undo(self) -> None:
@@ -195,7 +195,7 @@ class _Tap:
 
 
 class _OwnAttribute:
-    """One attribute that an instance has of its own, above that of its class, replaced."""
+    """Replaces an attribute that the instance itself has, and not only its class."""
 
     def __init__(self, target: Any, name: str, make: Make) -> None:
         self._attributes = vars(target)
@@ -206,19 +206,19 @@ class _OwnAttribute:
     def undo(self) -> None:
         self._wrapped.undo()
         if self._attributes.get(self._name) is not self._wrapped:
-            return  # wrapped by somebody else since
+            return  # other code has wrapped it since
         previous = self._wrapped._original
-        # What we replaced may be another one of ours that was undone while we were on top of it.
+        # We may have replaced another wrapper of ours, which was undone while we were on top of it.
         while isinstance(previous, _Wrapped) and not previous.alive:
             previous = previous._original
         self._attributes[self._name] = previous
 
 
 class _Shared:
-    """One function of a class or a module, replaced for everybody.
+    """Replaces one function of a class or a module, for all users of it.
 
-    What is found there meanwhile is pickled by its name, as the function is. Who took the function before cannot pickle
-    it until this is undone: what is pickled by name must be what stands there.
+    The replacement is pickled by its name, as the function is. A reference to the function that was taken before cannot
+    be pickled until this is undone, because pickle checks that the name leads to the same object.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class _Shared:
 
 
 class _Kept:
-    """One attribute of an instance that keeps something alive and is in no pickle and no copy of the instance."""
+    """An attribute of an instance that keeps something alive; it is not in pickles or copies of the instance."""
 
     def __init__(self, target: Any, kept: Any, kind: type) -> None:
         self._attributes = vars(target)
@@ -291,7 +291,7 @@ def _without_kept(get_state: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def untapped(method: Any) -> Any:
-    """*method* as it is without us, if it is a bound method that somebody took while it was tapped."""
+    """*method* without our wrapper, if it is a bound method that was taken while it was tapped."""
     function = getattr(method, "__func__", None)
     if not isinstance(function, _StandIn):
         return method
@@ -299,7 +299,7 @@ def untapped(method: Any) -> Any:
 
 
 class Patches:
-    """Replaced methods of other people's instances, classes and modules; ``undo`` leaves each as it was found."""
+    """Replaced methods of other people's instances, classes and modules; ``undo`` makes each as it was before."""
 
     def __init__(self) -> None:
         self._ledger = UndoLedger()
@@ -309,12 +309,12 @@ class Patches:
         return bool(self._ledger)
 
     def replace(self, target: Any, name: str, make: Make) -> None:
-        """Have ``target.name`` of an instance, a class or a module run ``make(original)``.
+        """Make ``target.name`` of an instance, a class or a module run ``make(original)``.
 
-        On a class *original* is the plain function, which gets the instance as its first argument. A function of a
-        class or a module that somebody took before cannot be pickled while it is replaced.
+        On a class, *original* is the plain function, which gets the instance as its first argument. While a function of
+        a class or a module is replaced, references to it that were taken before cannot be pickled.
 
-        The taps of an instance are gone when nobody holds these ``Patches`` any more; they do not hold the instance.
+        The taps of an instance end when these ``Patches`` are no longer referenced. They do not hold the instance.
 
         Raises:
             AttributeError: *target* has no such attribute.
@@ -327,7 +327,7 @@ class Patches:
             self._ledger.add(_Tap(target, name, make).undo)
 
     def replace_entries(self, target: Any, name: str, make: Mapping[Any, Make]) -> None:
-        """Have *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.
+        """Let *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.
 
         Raises:
             AttributeError: *target*'s class has no such attribute, or *target* has one of its own.
@@ -338,15 +338,15 @@ class Patches:
         self._ledger.add(_Tap(target, name, make).undo)
 
     def keep(self, target: Any, kept: Any, *, kind: type) -> None:
-        """Have *target* hold *kept*, which is then alive as long as it, and in no pickle and no copy of it.
+        """Let *target* keep *kept* alive as long as it lives itself; *kept* is not in its pickles and copies.
 
         Args:
             target: an instance of *kind*.
-            kept: what may hold *target* in turn.
-            kind: a class that is pickled by its name, so that what it is given here is in no pickle.
+            kept: may hold *target* in turn.
+            kind: a class that is pickled by its name, so that what we add to it here is in no pickle.
         """
         self._ledger.add(_Kept(target, kept, kind).undo)
 
     def undo(self) -> None:
-        """Take every replacement off, the last one first, to the end, whatever one of them raises."""
+        """Undo every replacement, the last one first. If one raises, the others are still undone."""
         self._ledger.close()

@@ -1,7 +1,7 @@
 """Owns the window: micro-steps go in, one ``WindowRecord`` comes out.
 
-A front door translates its framework's events into calls on a ``Recorder``; which step is counted, which are timed and
-when the window is over is decided here, by the window's states, and nowhere else::
+A session passes a framework's events on to a ``Recorder``. The window's states, and nothing else, decide which step is
+counted, which are timed, and when the window is over::
 
     waiting ── N steps ──> counting ──> settling ──> timing ─────────────────────┬──> tracing ──> closed
                                                        │                         │
@@ -40,16 +40,16 @@ class Recorder:
 
     Args:
         root: the model whose modules own the work.
-        profile_step: the step to count, by the number of steps before it.
+        profile_step: the step to count, given as the number of steps before it.
         timing_steps: how many steps of the counted step's signature to time.
         settle_steps: steps left alone after the counted one, for the data loader's queue to drain.
-        clock: stamps the parts of a step; None where the device cannot be timed.
+        clock: stamps the parts of a step; None if the device cannot be timed.
         new_counter: makes the FLOP counter when the window opens.
         notes: gets what the report must say of this window.
-        feed: tells whether the loop still lives on batches that were fetched ahead, and is left alone longer; None if
-            nobody can tell.
+        feed: says whether the loop still uses batches that were fetched ahead, and so is left alone longer; None if not
+            known.
         tracing: traces steps after the timed ones; None: none is traced.
-        whole: gives *root* in all its wrappers, which may know more of its parameters; None: nothing is around it.
+        whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Recorder:
             notes=notes,
             undo=self._undo,
         )
-        # What abandon() calls, the last one first: no line of ours stands between these and what they take off.
+        # abandon() runs these, the last one first. They remove things directly, with no line of ours that could fail
+        # before.
         self._undo.callback(window.tracing.give_up)
         self._undo.callback(self._scope.close)
         self._unseen: set[TimePhase] = set()
@@ -90,54 +91,54 @@ class Recorder:
 
     @property
     def waiting(self) -> bool:
-        """The step to count is still to come."""
+        """Whether the step to count is still to come."""
         return self._state.waiting
 
     @property
     def counting(self) -> bool:
-        """The running step is counted; its time means nothing."""
+        """Whether the running step is counted; its time is then not usable."""
         return self._state.counting
 
     @property
     def timer(self) -> PhaseTimer | None:
-        """What takes the marks of the running step if it is timed, and then instead of ``enter`` and ``leave``.
+        """If the running step is timed, the timer to call directly instead of ``enter`` and ``leave``.
 
-        They do the same by way of several calls, of which some would be in the time of the part.
+        These do the same through several calls, and some of the calls would be in the time of the part.
         """
         return self._state.timer
 
     @property
     def tracing(self) -> bool:
-        """The running step is traced, or warms up for it: its time means nothing."""
+        """Whether the running step is traced, or is the warm-up for it; its time is then not usable."""
         return self._state.tracing
 
     @property
     def marking(self) -> bool:
-        """The running step's phases must be marked."""
+        """Whether the running step's phases must be marked."""
         state = self._state
         return state.counting or state.timer is not None or state.tracing
 
     @property
     def closed(self) -> bool:
-        """Nothing more is measured."""
+        """Whether nothing more is measured."""
         return self._state.closed
 
     @property
     def reached(self) -> bool:
-        """A batch of the step to count has begun."""
+        """Whether a batch of the step to count has begun."""
         return self._reached
 
     @property
     def has_counted(self) -> bool:
-        """A step was counted to its end."""
+        """Whether a step was counted to its end."""
         return self._state.measured is not None
 
     @property
     def counted_shapes(self) -> tuple[Shapes, ...] | None:
-        """Batch shapes that tell a step with the counted one's FLOPs.
+        """Batch shapes that identify a step with the same FLOPs as the counted one.
 
-        None before it ended, where several different steps were counted, and where steps of these very shapes had other
-        numbers of forwards, backwards or updates, so that shapes tell nothing.
+        None before the counted step has ended, and if several different steps were counted. Also None if steps with
+        these shapes had other numbers of forwards, backwards or updates: then the shapes do not determine the FLOPs.
         """
         measured = self._state.measured
         return None if measured is None else measured.telling_shapes
@@ -149,7 +150,7 @@ class Recorder:
         return None if measured is None else measured.counted[0].signature.updates
 
     def open(self, *, steps_done: int) -> None:
-        """The step that begins now is the one to count; so many steps of the run came before it."""
+        """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
         self._window.steps_done = steps_done
         self._go_on(self._state.open())
 
@@ -157,11 +158,11 @@ class Recorder:
 
     @contextmanager
     def batch_scope(self) -> Iterator[None]:
-        """Run one whole batch inside this, from the wait for it on; it counts when the running step is a counted one.
+        """Run one whole batch inside this, including the wait for it; it is counted if the running step is.
 
-        A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` is still
-        its own. A scope that is left after ``abandon`` or ``close`` only takes off what torch has put back since, where
-        they were called inside a backward.
+        A counted or traced step is over when its last batch's scope is left: what runs after ``end_batch`` still
+        belongs to it. After ``abandon`` or ``close``, leaving a scope only removes what torch has put back since; torch
+        does so if they were called inside a backward.
         """
         state = self._state
         self._reached |= state.counting
@@ -176,11 +177,11 @@ class Recorder:
     def enter(self, part: TimePhase | str, *, counts: bool = True) -> None:
         """*part* of the step begins, inside whatever part is running.
 
-        A name that is no phase (``validation``, ``checkpoint``) is time the step does not own.
+        A name that is not a phase (``validation``, ``checkpoint``) is time that does not belong to the step.
 
         Args:
             part: its name.
-            counts: it is a forward, a backward or an update by itself, and not something that belongs to one.
+            counts: whether it is a forward, a backward or an update by itself, and not only a part of one.
         """
         self._state.enter(part, counts=counts)
 
@@ -189,7 +190,7 @@ class Recorder:
         self._state.leave()
 
     def claim(self, part: TimePhase) -> None:
-        """What ran since the last part was left, if none is running now, was *part* too."""
+        """Book what ran since the last part was left to *part*, if no part is running now."""
         self._state.claim(part)
 
     def optimizer_work(self) -> AbstractContextManager[Any]:
@@ -201,16 +202,16 @@ class Recorder:
         self._unseen.update(phases)
 
     def settle_for(self, steps: int) -> None:
-        """Leave at least so many steps alone after the counted one, as far as that is no more than are timed."""
+        """Leave at least *steps* steps alone after the counted one, but not more than are timed."""
         self._window.settling.at_least(steps)
 
     def epoch_ends(self) -> None:
-        """Until the next epoch begins, time belongs to no step."""
+        """An epoch ends: until the next one begins, time belongs to no step."""
         if (timer := self.timer) is not None:
             timer.pause("epoch restart")
 
     def epoch_begins(self) -> None:
-        """Time is the steps' again."""
+        """An epoch begins: time belongs to steps again."""
         if (timer := self.timer) is not None:
             timer.resume()
 
@@ -230,23 +231,23 @@ class Recorder:
             self._go_on(self._state.step_ends())
 
     def _go_on(self, state: State) -> None:
-        """Go over to *state*, unless the window was abandoned while that was worked out."""
+        """Change to *state*, unless the window was abandoned meanwhile."""
         if not self._state.closed:
             self._state = state
 
     # ---- the result
 
     def abandon(self) -> None:
-        """Take everything of this window's off torch, wherever it stands; nothing more is measured.
+        """Remove everything of this window from torch, in any state; nothing more is measured.
 
-        The scope of a batch that is still entered is left, too. Where something raises, or the user's Ctrl-C arrives,
-        the rest comes off all the same, and then it is raised. Whoever called this may do so again.
+        The scope of a batch that is still entered is left, too. If something raises, or the user's Ctrl-C arrives, the
+        rest is still removed, and then the exception is raised. This may be called again.
         """
         with self._undo:
             self._state = Closed(self._window, self._state.measured)
 
     def close(self, *, context: RunContext) -> WindowRecord | None:
-        """End the window, whatever state it is in, and say what it measured.
+        """End the window, in any state, and return what it measured.
 
         Args:
             context: where the run takes place.

@@ -1,7 +1,7 @@
-"""The states of a window, each with what exists in it alone.
+"""The states of a window; each holds what exists only in that state.
 
-The ``Recorder`` tells its state what happens in the running step. At the end of a step, and where the scope of a batch
-is left, the state answers with the one that follows, which may be itself.
+The ``Recorder`` tells its state what happens in the running step. At the end of a step, and when the scope of a batch
+is left, the state returns the next state, which may be itself.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunningStep:
         )
 
     def record(self, index: int) -> StepRecord:
-        """The step as it is written down; so many steps of the run came before it."""
+        """The step's record; *index* steps of the run came before it."""
         return StepRecord(
             index=index,
             signature=self.signature,
@@ -123,9 +123,9 @@ class Times:
         self.matches = 0
         """How many of them have the counted step's signature."""
         self.variable = False
-        """Signatures keep changing."""
+        """Whether signatures keep changing."""
         self.shapes_deceive = False
-        """A step of the counted one's shapes had other numbers of forwards, backwards or updates."""
+        """Whether a step with the counted one's shapes had other numbers of forwards, backwards or updates."""
         self._clock = clock
         self._counted = counted
 
@@ -137,7 +137,7 @@ class Times:
         self.shapes_deceive |= not alike and step.signature.batches == self._counted.batches
 
     def forget_steps(self) -> None:
-        """None of the steps so far was like those of the long run."""
+        """Drop the steps so far: none of them was like those of the long run."""
         self.watched.clear()
         self.matches = 0
 
@@ -159,7 +159,7 @@ class Times:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What a window has measured so far; there is something from the end of its first counted step on."""
+    """What a window has measured so far. It is made at the end of the first counted step."""
 
     counter: PartCounter
     counted: list[StepRecord]
@@ -172,7 +172,7 @@ class Measured:
     timing_steps: int
     """How many steps are to be timed."""
     complete: bool = False
-    """Counts and times are complete."""
+    """Whether counts and times are complete."""
 
     @property
     def variable(self) -> bool:
@@ -181,7 +181,7 @@ class Measured:
 
     @property
     def telling_shapes(self) -> tuple[Shapes, ...] | None:
-        """Batch shapes that tell a step with the counted one's FLOPs; None where shapes tell nothing."""
+        """Batch shapes that identify a step with the counted one's FLOPs; None if shapes do not determine them."""
         deceive = self.times is not None and (self.times.variable or self.times.shapes_deceive)
         return None if deceive else self.shapes
 
@@ -191,14 +191,14 @@ class Measured:
 
 
 class State:
-    """A state of a window. What it does not say otherwise leaves the running step alone and changes nothing."""
+    """A state of a window. By default it leaves the running step alone and changes nothing."""
 
     waiting = False
-    """No step was reached that is to be counted."""
+    """Whether the step to count is still to come."""
     counting = False
-    """The running step is counted."""
+    """Whether the running step is counted."""
     closed = False
-    """Nothing more is measured."""
+    """Whether nothing more is measured."""
     timer: PhaseTimer | None = None
     """Takes the marks of the running step if it is timed."""
     measured: Measured | None = None
@@ -219,7 +219,7 @@ class State:
         return self
 
     def batch_begins(self, scope: ExitStack) -> None:
-        """A batch begins: what is put on torch for it comes off with *scope*."""
+        """A batch begins; leaving *scope* removes what is put on torch for it."""
 
     def batch_ends(self) -> State:
         """The scope of a batch that began in this state was left."""
@@ -263,13 +263,13 @@ class Waiting(State):
         return Counting(window, counter)
 
     def step_ends(self) -> State:
-        """A step ran that nobody asked for."""
+        """A step ended that is not profiled; the next one may be the one to count."""
         super().step_ends()
         return self.open() if self._window.steps_done >= self._window.profile_step else self
 
 
 class _CountingSteps(State, ABC):
-    """The running step is counted. It ends where the scope of its last batch is left: what runs until then is its own.
+    """The running step is counted. It ends when the scope of its last batch is left, with what ran until then.
 
     Args:
         window: what the states share.
@@ -290,7 +290,7 @@ class _CountingSteps(State, ABC):
         scope.enter_context(self._counter.on())
 
     def batch_ends(self) -> State:
-        """What was counted is known if the step is over, too."""
+        """If the step is over, too, take what was counted."""
         window = self._window
         if self._seen_by_profiler or profiler_is_recording():
             window.notes.add(_SEEN_BY_PROFILER)
@@ -302,7 +302,7 @@ class _CountingSteps(State, ABC):
         return self._counted(record, tuple(step.batches))
 
     def batch_was_abandoned(self) -> None:
-        """A counter that came off inside a backward comes off once more: torch had put a part of it back."""
+        """Remove the counter again: if it was removed inside a backward, torch has put a part of it back."""
         self._counter.sweep()
 
     def enter(self, part: TimePhase | str, *, counts: bool) -> None:
@@ -329,7 +329,7 @@ class _CountingSteps(State, ABC):
 
     @abstractmethod
     def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
-        """*step*, of batches of these shapes, was counted to its end; what follows."""
+        """*step*, with batches of these shapes, was counted to its end; returns the next state."""
 
 
 class Counting(_CountingSteps):
@@ -400,7 +400,7 @@ class Timing(State):
         self.timer.claim(part)
 
     def step_ends(self) -> State:
-        """A step was timed: enough of them are alike, or too few, or more are to be watched."""
+        """A step was timed. The next state depends on how many of the timed steps are like the counted one."""
         window, times = self._window, self._times
         step = window.end_step()
         marks = self.timer.cut()
@@ -444,7 +444,7 @@ class CountingMore(_CountingSteps):
 
 
 class Tracing(State):
-    """Steps are traced, or left alone by the schedule of the traces. A traced one is over like a counted one."""
+    """Steps are traced, or left alone by the trace schedule. A traced step ends like a counted one."""
 
     measured: Measured
     left_undone = "Training ended before all was traced that was to be."
@@ -461,11 +461,11 @@ class Tracing(State):
         return not self._cycles.waits
 
     def batch_begins(self, scope: ExitStack) -> None:
-        """Trace it, if it is its turn. What a tracer puts on torch stays over the batches of a step."""
+        """Trace the batch if the schedule says so. What a tracer puts on torch stays for all batches of a step."""
         self._cycles.batch_begins(self._window.steps_done)
 
     def batch_ends(self) -> State:
-        """The trace ends if the step is over, too, and was the last one."""
+        """If the step is over, too, and was the last to trace, the trace ends."""
         step, self._ended = self._ended, None
         if step is None:
             return self
@@ -504,7 +504,7 @@ class Closed(State):
 
 
 def _traces_or_closes(window: Window, measured: Measured) -> State:
-    """What follows where counts and times are complete."""
+    """The next state, when counts and times are complete."""
     measured.complete = True
     window.tracing.begin(measured.is_comparable)
     return Closed(window, measured) if window.tracing.over else Tracing(window, measured)

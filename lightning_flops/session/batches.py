@@ -21,7 +21,7 @@ class StepBook:
         return len(self._shapes)
 
     def counted(self, shapes: tuple[Shapes, ...] | None, updates: int | None) -> None:
-        """A counted step had batches of these *shapes* and so many *updates*; None: they do not tell its FLOPs."""
+        """Note the *shapes* and the number of *updates* of a counted step; None: they do not determine its FLOPs."""
         self._counted = (shapes, updates)
 
     def book(self, shapes: Shapes, updates: int, ends_step: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The border between somebody's training and this package: what fails on our side never reaches theirs."""
+"""The border between the user's training and this package: what fails on our side never reaches the training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ R = TypeVar("R")
 
 
 class Border:
-    """Through it comes every call from a framework, from torch or from a user's loop.
+    """Every call from a framework, from torch or from a user's loop goes through it.
 
-    Whoever stands at it catches what our side raises and gives it to ``broke``. The first failure closes the border for
-    good: everything of ours is taken off first, and only then is the failure told, because whoever hears of it, such as
-    a logging handler of the user's, may fail too.
+    The code at the border catches what our side raises and gives it to ``broke``. The first failure closes the border
+    for good. Everything of ours is removed first, and only then is the failure logged, because the logging may fail
+    too, for example in a handler of the user's.
 
     Args:
-        take_off: takes everything of ours off; called once.
+        take_off: removes everything of ours; called once.
         tell: says what failed; called at most once, and only for an ``Exception``.
     """
 
@@ -29,7 +29,7 @@ class Border:
         self._tell = tell
 
     def close(self) -> None:
-        """Take everything of ours off, unless that was done before."""
+        """Remove everything of ours, unless that was done before."""
         if not self.closed:
             self.closed = True
             self._take_off()
@@ -38,8 +38,8 @@ class Border:
         """Our side raised *error*: training goes on without us.
 
         Raises:
-            BaseException: *error* itself if it is no ``Exception``, such as the user's Ctrl-C; it is taken further
-                when nothing of ours is left.
+            BaseException: *error* itself if it is not an ``Exception``, such as the user's Ctrl-C; it is raised again
+                after everything of ours is removed.
         """
         if not isinstance(error, Exception):
             try:
@@ -63,7 +63,7 @@ S = TypeVar("S", bound=_HasBorder)
 
 
 def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
-    """*method* as it may be called from the other side of its object's border: it never raises an ``Exception``.
+    """Make *method* safe to call from the other side of its object's border: it never raises an ``Exception``.
 
     It does nothing, and returns None, when the border is closed.
     """

@@ -1,4 +1,4 @@
-"""What a session asks of the framework that drives its run, and what it hands to its door."""
+"""What a session asks its door, which knows the framework that drives the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunPlan:
     """What is known of a run when it begins."""
 
     profile_step: int | None
-    """The first step to profile, by the number of steps of the run before it; None: there is none."""
+    """The first step to profile, given as the number of steps of the run before it; None: there is none."""
     settle_steps: int
     """Steps to leave alone after a counted one."""
     device: torch.device
@@ -34,26 +34,26 @@ class RunPlan:
 
 
 class Door(Protocol):
-    """One framework's way into a session.
+    """Connects one framework to a session.
 
-    The door tells its session where batches, steps and their parts begin and end; the session asks the door for what
-    only the framework knows. What a door's method raises ends the session, and never the training.
+    The door tells its session where batches, steps and their parts begin and end. The session asks the door for what
+    only the framework knows. An error in a door's method ends the session, and never the training.
     """
 
     def plan(self) -> RunPlan:
-        """How the run begins."""
+        """What is known of the run when it begins."""
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
-        """What tells the samples and tokens of the run's batches; *note* takes a sentence for every report."""
+        """What finds the samples and tokens in the run's batches; *note* adds a sentence to every report."""
 
     def tap_run(self, taps: Patches) -> None:
-        """Put into *taps* what stays as long as the session does."""
+        """Put into *taps* the wrappers that stay as long as the session does."""
 
     def tap_parts(self, taps: Patches) -> None:
         """Put wrappers around the parts of a step into *taps*; they are taken off when no window needs them."""
 
     def take_out(self) -> None:
-        """Take off what the session's taps do not hold."""
+        """Remove what the door put on the framework's objects outside of the session's taps."""
 
     def window_opens(self) -> None:
         """The step that begins now is counted."""
@@ -62,19 +62,19 @@ class Door(Protocol):
         """Where the run takes place, as it is now; the session knows its micro-batch size."""
 
     def x_axis(self) -> int:
-        """The run's own step, by which its loggers order what they get."""
+        """The run's own step, which its loggers use as x-axis."""
 
     def reading_is_due(self) -> bool:
-        """Whether the run logs its own metrics at its present step."""
+        """Whether the run logs its own metrics at its current step."""
 
     def optimizers(self) -> Iterable[Any] | None:
         """The optimizers that update the model; None if not known."""
 
     def whole_model(self) -> nn.Module:
-        """The model in all its wrappers, some of which may be around the root."""
+        """The model with all its wrappers; some of them may be around the root."""
 
     def loader_workers(self) -> int | None:
         """Fewest worker processes of the training DataLoaders; None if not known."""
 
     def feed(self) -> Feed | None:
-        """What feeds the training loop; None if nobody can tell."""
+        """What feeds the training loop with batches; None if not known."""

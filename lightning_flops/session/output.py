@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 OWN_FOLDER = "lightning_flops_logs"
-"""The folder of ours below the run's own place, where no logger or monitor has one."""
+"""Our folder below the run's own folder, used if no logger or monitor has a folder."""
 
 
 class RunOutput(Protocol):
@@ -41,24 +41,24 @@ class RunOutput(Protocol):
         """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give what the whole run's batches came to, when the run ends."""
+        """Give the summary of the whole run's batches, when the run ends."""
 
 
 class WrittenProfile(NamedTuple):
-    """The files that hold one profile; None for one that was not asked for or could not be written."""
+    """The files that hold one profile; None for a file that was not asked for or could not be written."""
 
     text_path: str | None
     json_path: str | None
 
 
 class RunFiles:
-    """The files that one rank writes about its run; those of a rank other than 0 have its number in their names.
+    """The files that one rank writes about its run. Ranks other than 0 have their number in the file names.
 
     Args:
-        output_file: path or URL of the text report; None: the text has no place of its own.
-        folder: says in which folder the others go; None for none.
-        rank: the one that writes.
-        timer_only: throughput is all that was asked for; else it has a file only beside a profile.
+        output_file: path or URL of the text report; None: no file was named for the text.
+        folder: returns the folder of the other files; None: they are not written.
+        rank: the rank that writes.
+        timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class RunFiles:
     ) -> None:
         self._output_file = output_file
         self.folder = folder
-        """Says where the files go."""
+        """Returns the folder of the files."""
         self._rank = rank
         self._timer_only = timer_only
         self._profiles_written = 0
         self._free_paths = FreePaths()
 
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
-        """Write *profile*, and *text* if a file was named for it or else *keep_text*."""
+        """Write *profile*; write *text* if a file was named for it, or if *keep_text*."""
         self._profiles_written += 1
         text_path: str | None = None
         if self._output_file is not None:
             path = self._of_rank(self._output_file)
-            # The first report of a run takes the place of another run's; those that follow lie beside it.
+            # The first report of a run replaces an earlier run's; the ones after it get names of their own.
             text_path = _write_file(path if self._profiles_written == 1 else self._free_paths.free(path), text)
         folder = self.folder()
         if folder is None:
@@ -95,7 +95,7 @@ class RunFiles:
         return WrittenProfile(text_path, json_path)
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
-        """Write *summary*, unless nothing was profiled that should have been."""
+        """Write *summary*, unless a profile was asked for and there is none."""
         folder = self.folder() if self._profiles_written or self._timer_only else None
         if folder is not None:
             _write_file(self._free_paths.free(self._of_rank(f"{folder}/throughput.json")), summary.to_json())
@@ -111,16 +111,16 @@ class RunFiles:
 class LoggedOutput:
     """Where rank 0 shows the reports of one run: in its loggers, on the console and in files.
 
-    What one of them refuses, the others still get.
+    If one of them refuses a report, the others still get it.
 
     Args:
         config: the settings.
         loggers: those of the run.
-        console: shows a report that no file was named for.
-        files: what the run leaves.
-        text_file: a report that neither a logger shows nor a file was named for gets a file of its own.
+        console: shows a report if no file was named for it.
+        files: the run's files.
+        text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
         x_axis: the loggers' x-axis value, given the step of a report.
-        announce: says in a sentence where a report lies, to somebody who may see nothing else of it.
+        announce: says in a sentence where a report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
     """
 
@@ -140,7 +140,7 @@ class LoggedOutput:
         self._loggers = loggers
         self._console = console
         self.files = files
-        """What the run leaves."""
+        """The run's files."""
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
@@ -183,7 +183,7 @@ class LoggedOutput:
         self._loggers.write_scalars(scalars, step=self._x_axis(step))
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Give what the whole run's batches came to to the log, to loggers that show text, and to a file."""
+        """Give the summary of the whole run's batches to the log, to loggers that show text, and to a file."""
         tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
         self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
         ConsoleSink().write_text(tag, text, step=step)
@@ -191,7 +191,7 @@ class LoggedOutput:
 
 
 class RankOutput:
-    """Where a rank other than 0 leaves its own reports, if ``all_ranks`` says so: in files alone."""
+    """Where a rank other than 0 writes its own reports, if ``all_ranks`` is set: only to files."""
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files
@@ -206,12 +206,12 @@ class RankOutput:
         """Nothing: the run's loggers are rank 0's."""
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
-        """Write what the rank's batches came to."""
+        """Write the summary of this rank's batches."""
         self._files.write_throughput(summary)
 
 
 class _NoOutput:
-    """Where a rank other than 0 shows its reports if nobody asked for them: nowhere."""
+    """The output of a rank other than 0 without ``all_ranks``: it writes nothing."""
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Nothing: rank 0's report has what this rank measured."""
@@ -226,7 +226,7 @@ class _NoOutput:
 
 
 class KnowsFolder(Protocol):
-    """Where the ranks of a run leave word for one another of the folder that files go to."""
+    """How the ranks of a run tell each other which folder files go to."""
 
     def tell_folder(self, folder: str) -> None:
         """Let all ranks know where rank 0's files go; empty if it leaves none."""
@@ -236,7 +236,7 @@ class KnowsFolder(Protocol):
 
 
 def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None, config: ProfilerConfig) -> RunOutput:
-    """Where *rank* writes: rank 0 to *output*, the others nothing, or files of their own if all ranks shall."""
+    """Where *rank* writes: rank 0 to *output*; the others nowhere, or to files of their own with ``all_ranks``."""
     if rank == 0:
         if config.all_ranks and ranks is not None:
             ranks.tell_folder(output.files.folder() or "")
@@ -249,7 +249,7 @@ def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None
 
 
 def _write_file(path: str, text: str) -> str | None:
-    """Write *text* to *path*, and return that; None, after a warning, if it cannot be written."""
+    """Write *text* to *path* and return *path*; if it cannot be written, warn and return None."""
     try:
         write_text_file(path, text)
     except OSError as error:

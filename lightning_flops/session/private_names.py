@@ -1,4 +1,4 @@
-"""Private names of a framework that a door uses: each is looked for, and where it is missing the report says so."""
+"""Private names of a framework that a door uses: each is looked up, and if it is missing, the report says so."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class PrivateNames:
     """Private names of one framework, each with what is lost without it.
 
     Args:
-        framework: its name and version, as a sentence has them.
-        lost: what is lost, by name; an empty text where nothing is, because only some versions have the name.
-        note: takes a sentence for every report of the run.
+        framework: its name and version, as they stand in a sentence.
+        lost: what is lost without each name; an empty text if nothing is lost, because only some versions have it.
+        note: adds a sentence to every report of the run.
     """
 
     def __init__(self, framework: str, lost: Mapping[str, str], note: Callable[[str], None]) -> None:
@@ -21,10 +21,10 @@ class PrivateNames:
         self._note = note
 
     def get(self, owner: Any, name: str, stand_in: Any) -> Any:
-        """What *owner* has as *name*; *stand_in*, and a note, where it has nothing.
+        """The attribute *name* of *owner*; if *owner* has none, *stand_in*, and a note in the report.
 
         Raises:
-            KeyError: *name* is none of those that this framework is known for.
+            KeyError: *name* is not listed for this framework.
         """
         lost = self._lost[name]
         if exists(owner, name):
@@ -34,10 +34,10 @@ class PrivateNames:
         return stand_in
 
     def has(self, owner: Any, name: str) -> bool:
-        """Whether *owner* has *name*; a note where it has not."""
+        """Whether *owner* has *name*; if not, a note in the report."""
         return self.get(owner, name, None) is not None
 
 
 def exists(owner: Any, name: str) -> bool:
-    """Whether *owner* has *name*, asked of its class and itself, and of nothing that answers for others."""
+    """Whether *owner* or its class has *name*; ``__getattr__``, which may answer for another object, is not asked."""
     return name in vars(owner) or any(name in vars(kind) for kind in type(owner).__mro__)

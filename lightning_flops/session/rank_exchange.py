@@ -1,12 +1,13 @@
 """How rank 0 gets what the other ranks measured: through the key-value store of the process group.
 
-Never by a collective: with one rank absent a collective waits, and after its timeout the group is broken for training,
-too; a key that nobody wrote is just not there. Every errand runs on a thread of ours, which lives as long as there is
-one, with a client of our own: a client serves one call at a time, so whoever waits in training's holds training up.
-And no errand waits inside the store: it looks, and looks again later; a wait that times out prints torch's warnings.
+We never use a collective: if one rank is absent, a collective waits, and after its timeout the group is broken for
+training, too. A key that nobody wrote is just not there. Every errand runs on a thread of ours, which lives as long as
+there are errands, and with a client of our own: a client serves one call at a time, so waiting in training's client
+would hold training up. No errand waits inside the store, because a wait that times out prints torch's warnings. It
+looks, and looks again later.
 
-A store may outlive a job that is started anew on it, and still hold what ranks said that have died. So whatever is said
-lies below a word that rank 0 makes up when its run begins, and the others look up.
+A store may outlive its job. When a new job starts on it, it may still hold messages of ranks that have died. So the
+keys of a run's messages contain a random word that rank 0 makes when its run begins. The other ranks look it up.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from lightning_flops.text.printable import package_logger
 logger = package_logger(__name__)
 
 _FOLDER = "lightning_flops"
-"""What every key of ours begins with."""
+"""Every key of ours begins with this."""
 
 _FIRST_PAUSE_SEC = 0.005
 _LONGEST_PAUSE_SEC = 0.25
-"""Pauses between two looks: short at first, because most ranks end a window at the same time."""
+"""Pauses between two looks at the store: short at first, because most ranks end a window at the same time."""
 
 _SEC_FOR_LAST_LOOK = 2.0
 """How long the last look at a store may take."""
 
 _SEC_TO_STOP = 1.0
-"""How long the end of the process waits at most for a thread of ours to end."""
+"""At the end of the process we wait at most this long for our thread to end."""
 
 _run_numbers = itertools.count()
 
@@ -50,7 +51,7 @@ _Answer = TypeVar("_Answer")
 
 
 class KeyValueStore(Protocol):
-    """What is asked of a ``torch.distributed.Store``."""
+    """What we need of a ``torch.distributed.Store``."""
 
     def set(self, key: str, value: bytes, /) -> None:
         """Write *key*."""
@@ -79,7 +80,7 @@ class NoExchangeError(RuntimeError):
 
 
 def next_run_number() -> int:
-    """Number of the run of training that begins now in this process: ranks of one program number theirs alike."""
+    """Number of the run of training that begins now in this process; all ranks of one program number theirs alike."""
     return next(_run_numbers)
 
 
@@ -96,7 +97,7 @@ def default_store() -> KeyValueStore:
         raise NoExchangeError(f"torch {torch.__version__} keeps its key-value store in another way")
     try:
         store: KeyValueStore | None = getter()
-    except Exception as error:  # whatever a changed private function makes of the call
+    except Exception as error:  # the function is private: a changed one may raise anything
         raise NoExchangeError(f"the key-value store was not found: {type(error).__name__}: {error}") from error
     if store is None:
         raise NoExchangeError("the process group has no key-value store")
@@ -104,10 +105,10 @@ def default_store() -> KeyValueStore:
 
 
 class Errand:
-    """One thing to be done with the store, in as many looks as it takes.
+    """One task for the store, which may take several looks at it.
 
     Args:
-        look: does it as far as can be without waiting; whether it is done.
+        look: does what it can without waiting; returns whether the task is done.
     """
 
     def __init__(self, look: Callable[[KeyValueStore], bool]) -> None:
@@ -116,28 +117,28 @@ class Errand:
         self._over = threading.Event()
         self._stopped = False
         self.failure: str | None = None
-        """Why it could not be done; None as long as nothing went wrong."""
+        """Why the task could not be done; None as long as nothing went wrong."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the errand has ended, done or not."""
         return self._over.is_set()
 
     def wait(self, timeout_sec: float) -> bool:
-        """Wait until it is over, *timeout_sec* at most; whether it is."""
+        """Wait until the errand is over, at most *timeout_sec*; return whether it is."""
         return self._over.wait(max(0.0, timeout_sec))
 
     def refuse(self, reason: str) -> None:
-        """It is not begun at all."""
+        """End the errand before it begins."""
         self.failure = reason
         self._over.set()
 
     def look_soon(self) -> None:
-        """Have it look without waiting for the rest of its pause."""
+        """Let it look again without waiting for the rest of its pause."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Have it look once at most."""
+        """Let it look at most once more."""
         self._stopped = True
         self._wake.set()
 
@@ -158,7 +159,7 @@ class Errand:
 
 
 class Collection(Generic[_Answer]):
-    """What the other ranks answer about one window, as it comes in; complete when ``over``."""
+    """The other ranks' answers about one window, as they come in; complete when ``over``."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class Collection(Generic[_Answer]):
         read: Callable[[int, bytes], _Answer],
     ) -> None:
         self.errand = Errand(self.look_for_answers)
-        """What looks for the answers."""
+        """The errand that looks for the answers."""
         self._keys = keys
         self._step = step
         self._world_size = world_size
@@ -183,34 +184,34 @@ class Collection(Generic[_Answer]):
         self._awaited = collections.deque(range(1, world_size))
         self._read = read
         self.answers: dict[int, _Answer] = {}
-        """What each rank sent, as *read* has it."""
+        """What each rank sent, as *read* returned it."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether no more answers will come."""
         return self.errand.over
 
     @property
     def failure(self) -> str | None:
-        """Why nothing came of it; None as long as nothing went wrong."""
+        """Why collecting failed; None as long as nothing went wrong."""
         return self.errand.failure
 
     def wait(self, timeout_sec: float) -> bool:
-        """Wait until it is over, *timeout_sec* at most; whether it is."""
+        """Wait until it is over, at most *timeout_sec*; return whether it is."""
         return self.errand.wait(timeout_sec)
 
     @property
     def ready(self) -> bool:
-        """Whether nothing more comes of it; also where the store hangs, whose calls no timeout of ours ends."""
+        """Whether to wait no longer: it is over, or the store hangs in a call, which no timeout of ours can end."""
         return self.over or self._clock() > self._deadline + _SEC_FOR_LAST_LOOK
 
     def wait_until_ready(self) -> None:
-        """Wait for that."""
+        """Wait until it is ``ready``."""
         self.wait(self.seconds_left + _SEC_FOR_LAST_LOOK)
 
     @property
     def why_missing(self) -> str:
-        """What keeps the ranks that have not answered from being known, in words that end a sentence."""
+        """Why some ranks have not answered, in words that end a sentence."""
         if self.failure is not None:
             return self.failure
         waited_sec = self._deadline - self._began
@@ -223,12 +224,12 @@ class Collection(Generic[_Answer]):
 
     @property
     def seconds_left(self) -> float:
-        """Until it is over in any case."""
+        """Seconds until the deadline."""
         return max(0.0, self._deadline - self._clock())
 
     @property
     def waited_sec(self) -> float:
-        """From its beginning until it was over, or until now."""
+        """Seconds from its beginning until all had answered, or until now."""
         return (self._clock() if self._ended is None else self._ended) - self._began
 
     def hurry(self, seconds: float) -> None:
@@ -239,8 +240,8 @@ class Collection(Generic[_Answer]):
         self.errand.look_soon()
 
     def look_for_answers(self, store: KeyValueStore) -> bool:
-        """Take what answers there are; whether none is awaited any more."""
-        # Rank by rank, so that a look costs the same in a job of any size; when the time is over, each once more.
+        """Take the answers that are there; return whether no more are awaited."""
+        # Rank by rank, so that a look costs the same in a job of any size; at the deadline, look once for every rank.
         late = self._clock() >= self._deadline
         while self._awaited:
             answer = self._keys.answer_of(self._awaited[0], step=self._step, store=store)
@@ -255,7 +256,7 @@ class Collection(Generic[_Answer]):
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Where what the ranks of one run say lies in the store: below *folder*."""
+    """The keys in the store for the messages of one run's ranks: all below *folder*."""
 
     folder: str
 
@@ -267,8 +268,8 @@ class _Keys:
         return f"{self.folder}/{name}"
 
     def answer_of(self, rank: int, *, step: int, store: KeyValueStore) -> bytes | None:
-        """What *rank* has answered about the window of *step*, once; None if nothing yet."""
-        # In this order: a rank that says that it is out has sent before whatever it had to send.
+        """The answer of *rank* about the window of *step*, given only once; None if there is none yet."""
+        # The order matters: before a rank says that it is out, it has sent everything that it had to send.
         out, key = self.of(_out(rank)), self.of(_window(step, rank))
         is_out = store.check([out])
         if store.check([key]):
@@ -291,14 +292,14 @@ def _fact(name: str) -> str:
 
 
 class RankExchange:
-    """The way from every rank of one run to rank 0, and the place for what all may know.
+    """Carries messages from every rank of one run to rank 0, and holds facts that all ranks may read.
 
     Args:
         rank: this rank.
         world_size: how many ranks there are.
-        run_number: of ``next_run_number``.
+        run_number: from ``next_run_number``.
         timeout_sec: how long rank 0 waits for the answers about a window.
-        find_store: finds the store, which is not held on to.
+        find_store: finds the store; we do not keep a reference to it.
         clock: tells seconds.
 
     Raises:
@@ -315,7 +316,7 @@ class RankExchange:
         find_store: Callable[[], KeyValueStore] = default_store,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        find_store()  # a wrong torch or launcher shows now
+        find_store()  # an unsuitable torch or launcher shows now
         self.rank = rank
         self.world_size = world_size
         self.timeout_sec = timeout_sec
@@ -323,7 +324,7 @@ class RankExchange:
         self._begun = f"{self._folder}/begun"
         self._word = uuid.uuid4().hex
         self._keys: _Keys | None = _Keys(f"{self._folder}/{self._word}") if rank == 0 else None
-        # To be said again if rank 0 begins later than this rank has something to say: the latest, as it begins soon.
+        # Sent again if rank 0 begins its run after this rank has sent something: the latest two, as it begins soon.
         self._said: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=2)
         self._find_store = find_store
         self._clock = clock
@@ -335,23 +336,23 @@ class RankExchange:
         self._running = False
         self._gone = False
         _exchanges.add(self)
-        self._submit(Errand(lambda store: True))  # the training's group, which leads to the store, may go before us
+        self._submit(Errand(lambda store: True))  # open our client now: training's process group may be gone later
 
     def send(self, step: int, packed: bytes) -> Errand:
-        """Send to rank 0 what this rank has to say about the window of *step*."""
+        """Send rank 0 this rank's answer about the window of *step*."""
         return self._write(_window(step, self.rank), packed)
 
     def send_out(self, packed: bytes) -> Errand:
-        """Send to rank 0 what this rank has to say about every window of which it has said nothing, and never will."""
+        """Send rank 0 this rank's answer about every window that it has not answered and never will."""
         return self._write(_out(self.rank), packed)
 
     def collect(self, step: int, *, read: Callable[[int, bytes], _Answer]) -> Collection[_Answer]:
-        """Begin to collect, on rank 0, what the others say about the window of *step*.
+        """Begin to collect, on rank 0, the other ranks' answers about the window of *step*.
 
         Args:
             step: of the window.
-            read: makes of a rank's number and what it sent what is wanted of it, on the exchange's thread, so that
-                training does not wait for that either. It never raises.
+            read: gets a rank's number and what it sent, and returns the answer. It runs on the exchange's thread, so
+                that training does not wait for that either. It never raises.
         """
         if self._keys is None:
             raise RuntimeError("rank 0 alone collects")
@@ -371,7 +372,7 @@ class RankExchange:
         return self._write(_fact(name), text.encode())
 
     def ask(self, name: str, *, within_sec: float) -> str | None:
-        """What some rank has told as *name*; None if it has not come within *within_sec*."""
+        """The text that some rank has told as *name*; None if it did not come within *within_sec*."""
         deadline = self._clock() + within_sec
         found: list[str] = []
 
@@ -385,18 +386,18 @@ class RankExchange:
         return found[0] if found else None
 
     def leave(self, *, within_sec: float) -> None:
-        """Be done, and wait *within_sec* at most until what was sent is there; the last rank to leave clears up."""
+        """End the exchange; wait at most *within_sec* until all is sent. The last rank to leave deletes the keys."""
         if self._gone:
             return
         deadline = self._clock() + within_sec
         errand, thread = self._submit(Errand(self._look_around_and_leave)), self._thread
         self._gone = True
-        # A process that ends while its thread is about to close a client is aborted.
+        # Wait for the thread: a process that ends while its thread closes a client is aborted.
         if errand.wait(within_sec) and thread is not None and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - self._clock()))
 
     def stop(self) -> None:
-        """The process ends: send what can be sent at once, and wait a moment until the thread has ended."""
+        """The process ends: send what can be sent at once, and wait shortly for the thread to end."""
         with self._lock:
             self._gone = True
             for errand in (self._errand, *self._errands):
@@ -416,11 +417,11 @@ class RankExchange:
         return True
 
     def _find_keys(self, store: KeyValueStore) -> _Keys | None:
-        """Where this run's ranks say what they say; None if rank 0 has not begun it."""
+        """The keys of this run; None if rank 0 has not begun it."""
         if self.rank and store.check([self._begun]):
             keys = _Keys(f"{self._folder}/{store.get(self._begun).decode()}")
             if keys != self._keys:
-                # What was said below the word of a run that is no more is said again.
+                # What this rank wrote below the word of an earlier run is written again.
                 for name, value in self._said:
                     store.set(keys.of(name), value)
                 self._keys = keys
@@ -450,7 +451,7 @@ class RankExchange:
                 return errand
             self._running = True
             thread = threading.Thread(target=self._run_errands, name="lightning_flops ranks", daemon=True)
-            # From Python 3.12 on none starts any more when the process ends: then this thread has to do it.
+            # From Python 3.12 on, no thread starts while the process ends. Then this thread has to do it.
             with contextlib.suppress(RuntimeError):
                 thread.start()
                 self._thread = thread
@@ -472,7 +473,7 @@ class RankExchange:
     def _open_client(self) -> KeyValueStore:
         if self._client is None:
             store = self._find_store()
-            # A store of somebody's own has no second client: then its only one serves; no call of ours holds it long.
+            # A store of the user's own may have no second client. Then we use its only one, for short calls only.
             with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
                 self._client = store = store.clone()
             if self.rank == 0:
@@ -489,5 +490,5 @@ def _stop_all() -> None:
         exchange.stop()
 
 
-# Before anybody who reports when the process ends: what is asked for first is done last.
+# Registered before anything that reports when the process ends: what is registered first runs last.
 atexit.register(_stop_all)

@@ -1,6 +1,6 @@
-"""One rank's part in the report of the whole job: the others send what they measured, rank 0 waits for it and reports.
+"""One rank's part in the report of the whole job: the others send what they measured, rank 0 collects it and reports.
 
-Rank 0 trains on while it waits: ``show_ready`` looks, at a border between batches, whether what it waits for is there.
+Rank 0 trains on while it waits: between batches, ``show_ready`` looks whether the answers are there.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 _ABSENCES_LOGGED = 8
-"""Most absent ranks that a line of the log names."""
+"""A log line names at most this many absent ranks."""
 
 _SEC_AFTER_ERROR = 2.0
 """How long a report may wait for the other ranks when training has raised."""
 
 _SEC_TO_LEAVE = 2.0
-"""How long a rank whose run is over waits at most until the store has what it sent."""
+"""A rank whose run is over waits at most this long until the store has what it sent."""
 
 _SEC_FOR_FOLDER = 2.0
-"""How long a rank waits at most to be told, by a key written when the run began, where files go."""
+"""A rank waits at most this long to learn where files go. Rank 0 wrote that to the store when the run began."""
 
 _FOLDER = "folder"
 
@@ -44,9 +44,9 @@ class RankReports:
     """Sends, collects and merges what the ranks of one run measured.
 
     Args:
-        exchange: the way from rank to rank.
+        exchange: how the ranks exchange messages.
         config: the settings.
-        show: shows a profile of this rank's: on rank 0 the job's.
+        show: shows this rank's profile; on rank 0 that is the job's.
     """
 
     def __init__(self, exchange: RankExchange, *, config: ProfilerConfig, show: Callable[[Profile], None]) -> None:
@@ -63,11 +63,11 @@ class RankReports:
         return bool(self._pending)
 
     def await_window(self, step: int | None) -> None:
-        """The next window is that of *step*; None: there is none. Rank 0 waits for something about it from here on."""
+        """The next window is that of *step*; None: there is none. From here on, rank 0 waits for an answer about it."""
         self._awaited = step
 
     def hand_over(self, profile: Profile) -> None:
-        """Give *profile*, of a window that has closed on this rank, to the job's report."""
+        """Add *profile*, of a window that has closed on this rank, to the job's report."""
         step, self._awaited = profile.profile_step, None
         if self._exchange.rank == 0:
             self._pending.append((profile, self._exchange.collect(step, read=_read)))
@@ -80,34 +80,35 @@ class RankReports:
             return
         try:
             packed = pack(make_rank_record(profile))
-        except Exception as error:  # rank 0 need not wait for what will not come
+        except Exception as error:  # tell rank 0, so that it does not wait for a record that will not come
             packed = self._absence(f"its measurements could not be packed: {type(error).__name__}: {error}")
         self._exchange.send(step, packed)
         self._last_sent = step
         self._show(profile)
 
     def say_absent(self, step: int, reason: str) -> None:
-        """Tell rank 0 that nothing comes from this rank about the window of *step*."""
+        """Tell rank 0 that this rank sends no record for the window of *step*, and the *reason*."""
         if self._exchange.rank:
             self._exchange.send(step, self._absence(reason))
 
     def say_out(self, reason: str) -> None:
-        """Tell rank 0 that nothing comes any more; *reason* is why a window that was to come does not."""
+        """Tell rank 0 that this rank sends nothing more; *reason* says why the window that was due does not come."""
         if not self._exchange.rank:
             return
-        if self._awaited is None:  # whoever waits for one all the same has other settings, or passed a step over
+        # If rank 0 waits for one all the same, it has other settings, or skipped a step.
+        if self._awaited is None:
             reason = "it profiled no step" if self._last_sent is None else f"it last profiled step {self._last_sent}"
         self._exchange.send_out(self._absence(reason))
 
     def show_ready(self) -> bool:
-        """Show the reports that need not wait any more; whether there were any."""
+        """Show the reports that need not wait any more; return whether there were any."""
         before = len(self._pending)
         while self._pending and self._pending[0][1].ready:
             self._show_next()
         return len(self._pending) < before
 
     def show_all(self, *, within_sec: float | None = None) -> None:
-        """Show every report, after waiting for the rest of its time, or for *within_sec* if that is less."""
+        """Show every report, after waiting for the rest of its time, or for *within_sec* if that is shorter."""
         while self._pending:
             collection = self._pending[0][1]
             if within_sec is not None:
@@ -118,20 +119,20 @@ class RankReports:
             self._show_next()
 
     def finish(self, *, steps_done: int, interrupted_by: BaseException | None) -> None:
-        """The run is over: let rank 0 not wait for a window that never closed, and wait there for the other ranks."""
+        """The run is over: tell rank 0 of a window that never closed; rank 0 itself waits for the other ranks."""
         if interrupted_by is None:
             self.say_out(f"its run ended after {steps_done} step(s), before its window closed")
             self.show_all()
         else:
             self.say_out(f"its training was interrupted by {type(interrupted_by).__name__}")
-            # The exception has somewhere to go, and what brought it may have ended the other ranks, too.
+            # Do not hold the exception back for long. Its cause may have ended the other ranks, too.
             self.show_all(within_sec=_SEC_AFTER_ERROR if isinstance(interrupted_by, Exception) else 0.0)
 
     def _show_next(self) -> None:
         self._show(self._merged(*self._pending.popleft()))
 
     def _merged(self, profile: Profile, collection: Collection[RankRecord | RankAbsence]) -> Profile:
-        """*profile*, which is rank 0's, with what the others sent, and who sent nothing and why."""
+        """*profile*, which is rank 0's, with what the other ranks sent, and which ranks sent nothing and why."""
         received = dict(collection.answers)
         answers = [
             received[rank] if rank in received else RankAbsence(rank=rank, reason=collection.why_missing)
@@ -151,16 +152,16 @@ class RankReports:
             return replace(profile, notes=(*profile.notes, note))
 
     def tell_folder(self, folder: str) -> None:
-        """Let all ranks know where rank 0's files go; empty if it leaves none."""
+        """Let all ranks know where rank 0's files go; empty if it writes none."""
         self._exchange.tell(_FOLDER, folder)
 
     def folder(self) -> str | None:
-        """Where rank 0's files go, or else our folder in the working directory; None if it leaves none."""
+        """Where rank 0's files go; None if it writes none. If it did not say: our folder in the working directory."""
         folder = self._exchange.ask(_FOLDER, within_sec=_SEC_FOR_FOLDER)
         return OWN_FOLDER if folder is None else folder or None
 
     def leave(self, *, wait: bool) -> None:
-        """Nothing more comes from this rank; *wait* a little until the store has what it sent, if the run is over."""
+        """This rank sends nothing more; with *wait*, wait a little until the store has what it sent."""
         self._exchange.leave(within_sec=_SEC_TO_LEAVE if wait else 0.0)
 
     def _absence(self, reason: str) -> bytes:
@@ -184,7 +185,7 @@ def _read(rank: int, packed: bytes) -> RankRecord | RankAbsence:
         answer = unpack(packed)
     except RankRecordError as error:
         return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {error}")
-    except Exception as error:  # whatever else a rank may have sent: it costs this rank its line, and no other
+    except Exception as error:  # whatever that rank sent, only that rank is missing from the report
         logger.debug("a record could not be read", exc_info=True)
         return RankAbsence(rank=rank, reason=f"what it sent cannot be read: {type(error).__name__}: {error}")
     if answer.rank != rank:

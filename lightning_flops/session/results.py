@@ -1,4 +1,4 @@
-"""What comes out of a run: what a user asks of it, and how a window that has closed becomes a profile."""
+"""The results of a run: the properties that a user reads, and how a closed window becomes a profile."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ logger = package_logger(__name__)
 T = TypeVar("T")
 
 Optimizers = Iterable[Any] | None
-"""Optimizers, or what wraps them; None if they are not known."""
+"""Optimizers, or their wrappers; None if they are not known."""
 
 
 class ProfiledRun:
-    """The answers; a front door's class inherits them, calls ``_start_anew`` and fills in what comes out."""
+    """Properties with a run's results. A public class inherits them, calls ``_start_anew`` and stores the results."""
 
     _config: ProfilerConfig
     _profiles: list[Profile]
@@ -50,12 +50,12 @@ class ProfiledRun:
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
-        """What every window of the latest run measured, the first one first."""
+        """What every window of the latest run measured, in their order."""
         return tuple(self._profiles)
 
     @property
     def throughput(self) -> ThroughputSummary | None:
-        """What the batches of the latest run came to; None until it has ended, or if nothing was monitored."""
+        """Throughput of the latest run; None until the run has ended, or if nothing was monitored."""
         return self._throughput
 
 
@@ -71,16 +71,16 @@ def profile_of_window(
 ) -> Profile:
     """The profile of *window*; its traces are kept where the settings say.
 
-    A question about the user's objects that raises costs its answer, and never the report.
+    If a question about the user's objects raises, the report lacks that answer, but there is a report.
 
     Args:
         window: what was measured.
         config: the settings.
-        optimizers: asks for those that update the model.
-        facts: asks how the run is set up, given the optimizers.
-        memory: asks what the memory is for, given the optimizers.
+        optimizers: returns those that update the model.
+        facts: returns how the run is set up, given the optimizers.
+        memory: returns what the memory is used for, given the optimizers.
         report_step: the run's own step now.
-        warns: a failure shows in the log, too, and not in the report alone.
+        warns: a failure is also logged, not only noted in the report.
     """
     known = _answer(optimizers, "the optimizers could not be asked for", warns=warns)
     window = replace(
@@ -103,7 +103,7 @@ def profile_of_window(
 
 
 def _keep_traces(window: WindowRecord, folder: str | None) -> tuple[dict[int, str], list[str]]:
-    """Where the trace of which step lies in *folder*, and notes on those that could not be kept."""
+    """The trace file in *folder* of each step, and notes on those that could not be kept."""
     files: dict[int, str] = {}
     notes: list[str] = []
     for record in window.traces:
@@ -119,7 +119,7 @@ def _keep_traces(window: WindowRecord, folder: str | None) -> tuple[dict[int, st
 def _answer(question: Callable[[], T], failure: str, *, warns: bool) -> T | None:
     try:
         return question()
-    except Exception as error:  # it asks objects of the user's; the report does without
+    except Exception as error:  # it calls methods of the user's objects; the report lacks this answer
         if warns:
             logger.warning("%s: %s: %s", failure, type(error).__name__, error)
         return None

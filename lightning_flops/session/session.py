@@ -1,8 +1,8 @@
 """One run of training under the profiler, on one rank, whatever framework drives it.
 
-A door tells the session what happens in the run. What a window does with its steps is its recorder's decision; when a
-window opens, and what follows from the recorder's state (wrappers on or off, the report), is decided here. Between
-windows a batch costs the monitor's few stamps and nothing else.
+A door tells the session what happens in the run. The session decides when a window opens, and what to do in each state
+of its recorder: put wrappers on, take them off, report. The recorder decides what a window does with its steps. Between
+windows a batch costs a few readings of the clock by the monitor, and nothing else.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 _FRAMES_OF_TAPS = 16
-"""Of ours, at most, on the stack below a model's first one: wrappers are in one another."""
+"""At most this many of our frames are on the stack below a model's first one: wrappers may be nested."""
 
 
 class Session:
-    """The profiler inside one run of training, on one rank; nothing of it is left once it is ``out``.
+    """The profiler inside one run of training, on one rank. Once it is ``out``, nothing of it is left.
 
-    A door makes it, and calls ``begin`` when it can answer for its framework. If something of ours fails, then or
-    later, the session takes itself out, says so once, and every method does nothing from then on.
+    A door makes it, and calls ``begin`` when the door can answer questions about its framework. If our code fails, then
+    or later, the session removes itself and says so once. From then on every method does nothing.
 
     Args:
-        door: the framework's side.
+        door: connects it to the framework.
         root: the model whose modules own the work.
         config: the settings.
         publish: gets each profile when its window has closed; on rank 0, when the other ranks have answered.
         rank: of this process; rank 0 writes the reports.
-        world_size: ranks of the run.
-        whole_steps: the door tells of all batches of a step together, when the step has ended.
+        world_size: number of ranks of the run.
+        whole_steps: the door reports all batches of a step together, when the step has ended.
     """
 
     window: Window
-    """The window that is open or comes next; there from ``begin`` on, as is the rest below."""
+    """The window that is open or comes next. ``begin`` sets this and the attributes below."""
     _device: torch.device
     _output: RunOutput
     _plan: RunPlan
@@ -98,11 +98,11 @@ class Session:
         self.notes = Notes(speak=self.warn)
         self.steps = StepBook()
         self.monitor = Monitor(describe=self._describe_passed) if config.monitor else None
-        """Adds up throughput for as long as the run trains; None if that was not asked for."""
+        """Adds up throughput during the whole run; None if that was not asked for."""
         self.profile: Profile | None = None
         """What the latest window measured."""
         self.throughput: ThroughputSummary | None = None
-        """What the run's batches came to; None before its end, or if nothing was monitored."""
+        """Throughput of the run; None before its end, or if nothing was monitored."""
         self.micro_batch_size: int | None = None
         """Samples in the first batch that was counted."""
         self._door = door
@@ -116,7 +116,7 @@ class Session:
         self._meter = door.meter(self.notes.add_for_run)
         self._spare_batches = 0
         self._ledger = UndoLedger()
-        # At once, so that a rank whose profiler fails later can say so, and every rank numbers its runs alike.
+        # Join now, so that a rank whose profiler fails later can say so, and so that all ranks number their runs alike.
         self._ranks = self._join_ranks(world_size) if world_size > 1 else None
 
     @property
@@ -143,9 +143,9 @@ class Session:
     @guarded
     def begin(self) -> None:
         """The run begins."""
-        # First what may be taken off again in any state: the ledger knows it from the moment it is there.
+        # First register the undo of what can be removed in any state, so that nothing is ever left behind.
         room = ExitStack()
-        close_room = weakref.finalize(self, room.close)  # also where somebody lets an engine go, and us with it
+        close_room = weakref.finalize(self, room.close)  # also when the user drops an engine, and us with it
         close_room.atexit = False
         self._ledger.add(self._door.take_out)
         self._ledger.add(self.taps.undo)
@@ -160,7 +160,7 @@ class Session:
         self.window.follow()
 
     def _await_window(self, profile_step: int | None) -> None:
-        """Have a window ready that opens before *profile_step*, or at once if that is the step that begins now."""
+        """Make a window that opens before *profile_step*; open it now if that is the step that begins now."""
         if self._ranks is not None:
             self._ranks.await_window(profile_step)
         self.micro_batch_size = None
@@ -216,7 +216,7 @@ class Session:
         self.window.open(steps_done=self.steps.steps_done)
         self._door.window_opens()
 
-    # ---- the parts of a step; the wrappers that call these guard them
+    # ---- the parts of a step; these are called by wrappers, which catch their errors
 
     def enter(self, part: str, *, counts: bool = True) -> None:
         """*part* of a step begins, inside whatever part is running; *counts* as in ``Recorder.enter``."""
@@ -229,7 +229,7 @@ class Session:
             self.window.leave()
 
     def training_stops(self, reason: str) -> None:
-        """What runs from here on is no part of any step, until ``training_goes_on`` with the same *reason*."""
+        """What runs from here on belongs to no step, until ``training_goes_on`` is called with the same *reason*."""
         if self.monitor is not None:
             self.monitor.exclude(reason)
 
@@ -239,31 +239,31 @@ class Session:
             self.monitor.include(reason)
 
     def epoch_ends(self) -> None:
-        """Until the next epoch begins, time belongs to no step."""
+        """An epoch ends: until the next one begins, time belongs to no step."""
         self.window.recorder.epoch_ends()
         self.training_stops("epoch restart")
 
     def epoch_begins(self) -> None:
-        """Time is the steps' again."""
+        """An epoch begins: time belongs to steps again."""
         self.window.recorder.epoch_begins()
         self.training_goes_on("epoch restart")
 
     def fetch_begins(self) -> None:
-        """The loop turns to its data loader."""
+        """The loop asks its data loader for a batch."""
         if self.monitor is not None:
             self.monitor.fetch_begins()
         if self.window.marking:
             self.window.enter("data_wait", counts=True)
 
     def fetch_ends(self) -> None:
-        """The data loader has delivered."""
+        """The data loader has delivered the batch."""
         if self.window.marking:
             self.window.leave()
         if self.monitor is not None:
             self.monitor.fetch_ends()
 
     def optimizer_work_begins(self) -> ExitStack:
-        """What is counted from here on is the optimizer's, until ``optimizer_work_ends`` with what this returns."""
+        """What is counted from here on is the optimizer's, until ``optimizer_work_ends`` is called with the result."""
         scope = ExitStack()
         scope.enter_context(self.window.recorder.optimizer_work())
         return scope
@@ -272,14 +272,14 @@ class Session:
         """The optimizer's work is done."""
         scope.close()
 
-    # ---- the borders between batches: called for every batch of the run, and so short; the caller guards them
+    # ---- between batches: called for every batch of the run, so kept short; the caller catches their errors
 
     def batch(self, batch: Any, shapes: Shapes, *, updates: int, ends_step: bool) -> None:
-        """A batch went through the loop: every door tells so, once, by this call.
+        """A batch went through the loop. Every door calls this once for each batch.
 
         Args:
-            batch: what the step was given; an empty tuple if nobody will ask for it.
-            shapes: shapes of its tensors before the step, which may have changed it.
+            batch: what the step was given; an empty tuple if no setting needs it.
+            shapes: shapes of its tensors before the step, because the step may have changed it.
             updates: optimizer attempts that belong to it.
             ends_step: a global step ends with it.
         """
@@ -295,7 +295,7 @@ class Session:
         alike = self.steps.book(shapes, updates, ends_step)
         if monitor is not None:
             if slowed:
-                monitor.restart()  # counting and tracing cost time, so what went by until here is no throughput
+                monitor.restart()  # counting and tracing cost time, so the time until here gives no throughput
             else:
                 self._watch(monitor, samples=samples, ends_step=ends_step, alike=alike)
         if ends_step:
@@ -310,9 +310,9 @@ class Session:
             timer.go_on()
 
     def _batch_passes(self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool) -> None:
-        """All of ``batch`` while nobody but the monitor is there: the rest of the run, and so as short as can be.
+        """All that ``batch`` does while only the monitor is active: most of the run, so as short as possible.
 
-        What the batch was is found out when the monitor is read, or when another one may need it.
+        The batch is only described when the monitor is read, or when something else may need the description.
         """
         waiting = monitor.passed(shapes, updates, ends_step)
         if ends_step and self._door.reading_is_due():
@@ -323,7 +323,7 @@ class Session:
         self._spare_batches = self._batches_to_spare()
 
     def _batches_to_spare(self) -> int:
-        """How many of the next batches nobody but the monitor will ask for, and the monitor for their shapes only."""
+        """How many of the next batches only the monitor needs, and needs only the shapes of."""
         if self.monitor is None or self.border.closed or self.window.is_open or self._whole_steps:
             return 0
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
@@ -336,7 +336,7 @@ class Session:
         return self._meter.samples(None, shapes), self.steps.book(shapes, updates, ends_step)
 
     def _tell_recorder(self, batch: Any, shapes: Shapes, *, samples: int | None, ends_step: bool) -> bool:
-        """Tell the open window of *batch*; whether it ran slower than it does without a profiler."""
+        """Tell the open window of *batch*; return whether the profiler slowed the batch down."""
         recorder = self.window.recorder
         counted, traced = recorder.counting, recorder.tracing
         if not recorder.closed:
@@ -370,7 +370,7 @@ class Session:
             )
 
     def after_batch(self) -> None:
-        """What follows from the state the window is in now: wrappers on or off, the report, or the end of our work."""
+        """Do what the window's state asks for: put wrappers on or take them off, report, or end our work."""
         if self.border.closed:
             return
         window = self.window
@@ -386,17 +386,17 @@ class Session:
         if self.window.step is None and self.monitor is None and not waits:
             self.take_out()
 
-    # ---- a step that was left half done
+    # ---- a step that the loop left unfinished
 
     def end_window(self, reason: str) -> None:
-        """The window ends here, in the middle of a step; say why in the report."""
+        """End the window here, in the middle of a step; the report says why."""
         self.notes.add(f"{reason} The window ended with that step.")
         self._report()
         self._await_window(self._config.next_profile_step(steps_done=self.steps.steps_done + 1))
         self._begin_again()
 
     def postpone_window(self, reason: str) -> None:
-        """What was being counted was no whole step: have the window open with the next one."""
+        """The step that was being counted did not finish: open the window with the next step instead."""
         step = self.window.step
         self.window.abandon()
         if self._ranks is not None and step is not None:
@@ -415,7 +415,7 @@ class Session:
     # ---- the reports
 
     def _report(self) -> None:
-        with random_state_kept():  # the report asks the user's modules, optimizers and loggers
+        with random_state_kept():  # the report calls methods of the user's modules, optimizers and loggers
             self._make_report()
 
     def _make_report(self) -> None:
@@ -454,7 +454,7 @@ class Session:
             self.monitor.restart()
 
     def _show(self, profile: Profile) -> None:
-        """Give *profile*, which is complete, to whoever waits for it, at the run's present step."""
+        """Publish and write *profile*, which is complete, at the run's current step."""
         step = self._door.x_axis()
         profile = replace(profile, report_step=step)
         self._publish(profile)
@@ -467,7 +467,7 @@ class Session:
         self._take_out_if_done()
 
     def _name_steps_passed_over(self, window: Window) -> None:
-        """Say in the report and the log which listed steps this window was too long for."""
+        """Say in the report and the log which listed steps were not profiled because this window was still open."""
         if window.step is None:
             return
         for step in self._config.listed_between(window.step, self.steps.steps_done):
@@ -494,7 +494,7 @@ class Session:
 
     @guarded
     def finish(self, *, interrupted_by: BaseException | None = None) -> None:
-        """The run ends: report what there is, or say why there is nothing."""
+        """The run ends: report what was measured, or say why nothing was."""
         window = self.window
         if self.monitor is not None:
             self.monitor.add_up()
@@ -525,22 +525,22 @@ class Session:
                 self._output.write_throughput(self.throughput, step=self._door.x_axis())
 
     def take_out(self) -> None:
-        """Leave nothing of ours on the framework's objects or on torch."""
+        """Remove everything of ours from the framework's objects and from torch."""
         self.border.close()
         if self._ranks is not None:
             self._ranks.leave(wait=False)
 
     def leave_again(self) -> None:
-        """A call in which the session was taken out has ended.
+        """A call during which the session was taken out has ended: remove what torch has put back.
 
-        Inside a backward torch puts modes back on its stack that were taken off there.
+        When a mode is removed inside a backward, torch puts it back on its stack afterwards.
         """
         self.window.abandon()
 
     def _take_off(self) -> None:
         try:
             self._ledger.close()
-        except Exception as error:  # what is left of the others came off all the same
+        except Exception as error:  # the ledger has run every other undo all the same
             _warn("could not take every tap off the training loop", because=error)
 
     def _tell_failure(self, error: Exception) -> None:
@@ -562,6 +562,6 @@ class Session:
 
 
 def _warn(message: str, *values: object, because: BaseException | None) -> None:
-    """Warn while something of ours fails, where not even that may raise into training."""
+    """Warn of a failure of ours; not even the warning may raise into training."""
     with contextlib.suppress(Exception):
         logger.warning(message, *values, exc_info=because)

@@ -1,8 +1,7 @@
-"""The one place that makes wrappers around other people's functions.
+"""The one place that makes wrappers around functions of a framework or of the user.
 
-A wrapper calls something of ours before a function and after it. All of it happens at the session's border: whatever
-ours does or raises, the function is called once, with the caller's arguments, and what it returns or raises is what the
-caller gets.
+A wrapper calls our code before and after a function, inside the session's border. Whatever our code does or raises, the
+function is called once, with the caller's arguments, and the caller gets what it returns or raises.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Taps:
 
     Args:
         session: is told of the parts of a step.
-        border: where what fails on our side ends.
+        border: catches what our code raises.
     """
 
     def __init__(self, session: Session, border: Border) -> None:
@@ -44,13 +43,13 @@ class Taps:
         """Wrappers around the parts of a step, as long as a window needs them."""
 
     def undo(self) -> None:
-        """Take every wrapper off."""
+        """Remove every wrapper."""
         try:
             self.for_window.undo()
         finally:
             self.for_run.undo()
 
-    # ---- what stands around a function
+    # ---- the wrappers; each method returns a function that makes one
 
     def around(
         self,
@@ -60,12 +59,13 @@ class Taps:
         fails: Callable[[T, BaseException], object] | None = None,
         returns: Callable[[T, Any], object] | None = None,
     ) -> Make:
-        """What makes a wrapper that tells when a call begins and ends.
+        """A wrapper that tells when a call begins and ends.
 
         Args:
-            begins: gets the call's arguments; what it returns is given to the other two. None: they are not called.
+            begins: gets the call's arguments. What it returns is given to the other functions; if that is None, they
+                are not called.
             ends: is called when the function has returned.
-            fails: is called with what the function raised; None: *ends* is called in its place.
+            fails: is called with what the function raised; None: *ends* is called instead.
             returns: is called, after *ends*, with what the function returned.
         """
         border = self._border
@@ -104,7 +104,7 @@ class Taps:
         return make
 
     def around_weakly(self, begins: Callable[..., T | None], ends: Callable[[T], object]) -> Make:
-        """As ``around``, with bound methods, for a function that lives on: the wrapper holds nothing of ours alive."""
+        """As ``around``, for a function that outlives us: the wrapper holds the two methods and the border weakly."""
         weak_border = weakref.ref(self._border)
         weak_begins, weak_ends = weakref.WeakMethod(begins), weakref.WeakMethod(ends)
 
@@ -130,7 +130,7 @@ class Taps:
         return make
 
     def before(self, action: Callable[[], object]) -> Make:
-        """What makes a wrapper that calls *action* before each call."""
+        """A wrapper that calls *action* before each call."""
 
         def begins(*args: Any, **kwargs: Any) -> None:
             action()
@@ -138,7 +138,7 @@ class Taps:
         return self.around(begins, _ignore)
 
     def after(self, action: Callable[[], object], *, also_failed: bool = False) -> Make:
-        """What makes a wrapper that calls *action* after each call that returned, or *also_failed* ones."""
+        """A wrapper that calls *action* after each call that returned; with *also_failed*, after any call."""
 
         def begins(*args: Any, **kwargs: Any) -> bool:
             return True
@@ -146,7 +146,7 @@ class Taps:
         return self.around(begins, lambda _: action(), fails=None if also_failed else _ignore_failure)
 
     def instead(self, choose: Callable[..., tuple[Function, tuple[Any, ...], dict[str, Any]]]) -> Make:
-        """What makes a wrapper that calls what *choose* says, given the function and the call's arguments."""
+        """A wrapper that calls what *choose* returns, given the function and the call's arguments."""
         border = self._border
 
         def make(original: Function) -> Function:
@@ -165,12 +165,12 @@ class Taps:
         return make
 
     def part(self, part: str, *, counts: bool = True) -> Make:
-        """What makes a wrapper whose every call is *part* of a step; *counts* as in ``Recorder.enter``."""
+        """A wrapper that books every call as *part* of a step; *counts* as in ``Recorder.enter``."""
         session, border, mark = self._session, self._border, Mark(part, counts)
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
-                # As in ``around``, but with no call of ours between the timer's stamps and the function.
+                # As in ``around``, but no code of ours runs between the timer's stamps and the function.
                 try:
                     leave: Callable[[], object] = _nothing
                     if not border.closed:
@@ -197,7 +197,7 @@ class Taps:
         return make
 
     def outside_of_steps(self, name: str) -> Make:
-        """What makes a wrapper whose every call is no part of any step, known as *name*."""
+        """A wrapper that books every call under *name*, outside of all steps."""
         session, marked = self._session, self.part(name)
 
         def begins(*args: Any, **kwargs: Any) -> bool:
@@ -208,7 +208,7 @@ class Taps:
         return lambda original: outside(marked(original))
 
     def optimizer_work(self) -> Make:
-        """What makes a wrapper in whose calls what is counted is the optimizer's, whatever part of the step runs."""
+        """A wrapper: what is counted inside its calls is the optimizer's, whatever part of the step runs."""
         session = self._session
         return self.around(lambda *args, **kwargs: session.optimizer_work_begins(), session.optimizer_work_ends)
 

@@ -1,4 +1,4 @@
-"""One window of a run: the wrappers, the scope and the watches around its recorder, there as long as it needs them."""
+"""One window of a run: its recorder, with the wrappers, the scope and the watches, for as long as each is needed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Window:
     """A window that waits for its step, is open, or is closed.
 
     Args:
-        step: the step that it opens before, by the number of steps of the run before it; None: it never opens.
-        recorder: decides what is done with each step.
+        step: it opens before this step, given as the number of steps of the run before it; None: it never opens.
+        recorder: decides what to do with each step.
         memory: follows the counted step.
-        processors: watches the timed ones.
+        processors: watches the timed steps.
         taps: holds the wrappers around the parts of a step.
-        tap_parts: puts them there.
+        tap_parts: adds them.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Window:
         self._scope = ExitStack()
 
     def open(self, *, steps_done: int) -> None:
-        """The step that begins now is counted; so many steps of the run came before it."""
+        """The step that begins now is counted; *steps_done* steps of the run came before it."""
         self.recorder.open(steps_done=steps_done)
         self.is_open = True
 
     def follow(self) -> None:
-        """Mark the parts of a step while the recorder needs them, and only then."""
+        """Have the wrappers around the parts of a step in place while the recorder needs them, and only then."""
         self.processors.follow(timed=self.recorder.timer is not None)
         self.marking = self.recorder.marking
         if self.marking == bool(self._taps):
@@ -70,12 +70,12 @@ class Window:
     # ---- the step that is running
 
     def enter_scope(self) -> None:
-        """A batch begins, from the wait for it on."""
+        """A batch begins, including the wait for it."""
         self._scope.enter_context(self.recorder.batch_scope())
         self.in_scope = True
 
     def leave_scope(self) -> None:
-        """The batch is over, with all that ran after its end was told."""
+        """The batch is over, and so is what ran after its end was reported."""
         self.in_scope = False
         self._scope.close()
 
@@ -89,21 +89,21 @@ class Window:
     def leave(self) -> None:
         """The part entered last ends."""
         if self.marking:
-            self.recorder.leave()  # first: what follows is not in the part's time
+            self.recorder.leave()  # first, so that the rest is not in the part's time
             if self.recorder.counting:
                 self.memory.leave()
 
     # ---- the end
 
     def close(self, *, context: RunContext) -> WindowRecord | None:
-        """End the window and say what it measured; None if no step was counted to its end."""
+        """End the window and return what it measured; None if no step was counted to its end."""
         self.is_open = False
         record = self.recorder.close(context=context)
         self._taps.undo()
         return record
 
     def abandon(self) -> None:
-        """Take everything of the window off torch and off the framework's objects."""
+        """Remove everything of the window from torch and from the framework's objects."""
         self.is_open = self.marking = self.in_scope = False
         undo = UndoLedger()
         undo.add(self._scope.close)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.deepspeed import attach
+from lightning_flops.doors.deepspeed_context import LOST
+from lightning_flops.session import private_names
 from tests.deepspeed.engines import BLOCK, SAMPLES, config, engine_of, installed, left_on, logged
 from tests.deepspeed.places_of_failure import PLACES
 from tests.session.seams import broken_at
@@ -47,4 +52,27 @@ def failures() -> dict[str, Any]:
     return {str(place): fails_at(place) for place in (None, *PLACES)}
 
 
-SCENARIOS: dict[str, Callable[[], Any]] = {"failures": failures}
+def without(name: str | None) -> dict[str, Any]:
+    """Train with a DeepSpeed that keeps no *name*, as far as the profiler can see: DeepSpeed itself needs it."""
+    exists = private_names.exists
+    rows = torch.randn(STEPS * SAMPLES, 8, generator=torch.Generator().manual_seed(7))
+    hidden = patch.object(private_names, "exists", lambda owner, asked: asked != name and exists(owner, asked))
+    losses = []
+    with hidden, logged():
+        engine = engine_of(config(block=None))
+        handle = None if name is None else attach(engine, ProfilerConfig(profile_step=1, timing_steps=2, trace=False))
+        for (batch,) in DataLoader(TensorDataset(rows), batch_size=SAMPLES):
+            loss = engine(batch).square().sum()
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item().hex())
+        engine.destroy()
+    notes = () if handle is None or handle.profile is None else handle.profile.notes
+    return {"losses": losses, "notes": notes, "left": left_on(engine)}
+
+
+def missing_names() -> dict[str, Any]:
+    return {str(name): without(name) for name in (None, *LOST)}
+
+
+SCENARIOS: dict[str, Callable[[], Any]] = {"failures": failures, "missing_names": missing_names}

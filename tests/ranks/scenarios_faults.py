@@ -171,7 +171,7 @@ def cannot_merge() -> dict[str, Any]:
 
 
 def no_store() -> dict[str, Any]:
-    with mock.patch("torch.distributed.distributed_c10d._get_default_store", None):
+    with mock.patch("lightning_flops.session.rank_exchange.store_getter", lambda: None):
         callback = FlopsProfilerCallback(**WINDOW)
         with mock.patch(__name__ + ".our_keys", lambda: []):
             return profiled(callback=callback)

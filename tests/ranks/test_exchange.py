@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import distributed as torch_distributed
 
+from lightning_flops.session import rank_exchange
 from lightning_flops.session.rank_exchange import (
     Collection,
     Errand,
@@ -469,7 +470,7 @@ def test_a_torch_that_keeps_its_store_in_another_way_is_a_reason_in_words(
     getter: Any, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distributed.distributed_c10d, "_get_default_store", getter)
+    monkeypatch.setattr(rank_exchange, "store_getter", lambda: getter)
     with pytest.raises(NoExchangeError) as raised:
         default_store()
     assert reason in str(raised.value)

@@ -1,4 +1,4 @@
-"""Whose backward is running: from the running autograd node to the module whose forward made it."""
+"""Finds whose backward is running: goes from the running autograd node to the module whose forward made it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _MISSING = {
         "backward has no module."
     ),
 }
-"""What to say of FLOPs in nodes whose maker is not known."""
+"""What the report says of FLOPs in nodes whose maker is not known."""
 
 
 class BackwardScope:
     """Attributes what autograd runs, on all threads of one counter.
 
     Args:
-        threads: answers with the books of all threads.
-        owner_of: answers with the name of the module that holds a parameter.
-        unknown: the module of backwards whose forward was not counted.
-        note: takes a sentence for the report.
+        threads: returns the books of all threads.
+        owner_of: returns the name of the module that holds a parameter.
+        unknown: name of the module to book backwards to whose forward was not counted.
+        note: adds a sentence to the report.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class BackwardScope:
         self._tasks: dict[int, GraphTask] = {}
 
     def switch_task(self, state: ThreadState, task_id: int) -> None:
-        """Another backward runs on this thread than a moment ago, or none."""
+        """Another backward runs on this thread than before, or none does any more."""
         if state.task is not None:
-            self.post(state)  # the numbers of its nodes mean nothing in another one
+            self.post(state)  # first: the numbers of its nodes have no meaning in another backward
         state.end_births()
         state.task_id = task_id
         state.segment_end = state.segment_start = 0
@@ -77,11 +77,11 @@ class BackwardScope:
             state.repetitions.clear()
             for depth in range(1, len(state.stack)):
                 if state.stack[depth].task != NO_GRAPH_TASK:
-                    state.pop_to(depth)  # entered in a backward that ended without leaving it
+                    state.pop_to(depth)  # entered in a backward that has ended, and never left
                     break
         else:
             state.task = self._task(state, task_id)
-            # The operator at hand has made its node already, if it makes one.
+            # If the current operator makes a node, it has already made it.
             state.born = sequence_number() - int(is_grad_enabled())
         state.replan()
 
@@ -95,7 +95,7 @@ class BackwardScope:
             return task
 
     def _new_task(self, state: ThreadState) -> GraphTask:
-        """Finds out who started a backward, and so whose numbers its nodes have."""
+        """Finds out which thread started a backward, because its nodes have that thread's numbers."""
         threads = self._threads()
         owners = frozenset(other.task.owner for other in threads if other.task is not None and other is not state)
         call = find_backward_call(owners)
@@ -116,7 +116,7 @@ class BackwardScope:
         )
 
     def claim(self, state: ThreadState, sequence: int, module: str) -> None:
-        """The node that runs next on this thread, of this number, was made by *module*."""
+        """The node that runs next on this thread, with this number, was made by *module*."""
         task_id = graph_task_id()
         if task_id != state.task_id:
             self.switch_task(state, task_id)
@@ -126,7 +126,7 @@ class BackwardScope:
         state.replan()
 
     def table_of(self, state: ThreadState, books: Books | int) -> Table:
-        """The table that *books* stand for; an int is the number of an autograd node of the running backward."""
+        """The table for *books*; an int is the number of an autograd node of the running backward."""
         if isinstance(books, str):
             return state.table_of(books, "forward")
         if isinstance(books, Table):
@@ -135,11 +135,11 @@ class BackwardScope:
         return self._table(state, maker)
 
     def post(self, state: ThreadState) -> None:
-        """Adds what a thread wrote down to its tables."""
+        """Adds a thread's journals to its tables."""
         state.post(lambda books: self.table_of(state, books))
 
     def _table(self, state: ThreadState, maker: str, phase: FlopPhase = "backward") -> Table:
-        """The table for nodes of this maker; those that nobody is known to have made have one of their own."""
+        """The table for nodes of this maker; nodes whose maker is not known have a table of their own."""
         if maker not in _MISSING:
             return state.table_of(maker, phase)
         table = state.tables.get((maker, phase))
@@ -148,23 +148,23 @@ class BackwardScope:
         return table
 
     def _recompute(self, state: ThreadState, table: Table) -> Table:
-        """The table for what is repeated in nodes that have *table*."""
+        """The recompute table for nodes whose backward table is *table*."""
         for maker in _MISSING:
             if state.tables.get((maker, "backward")) is table:
                 return self._table(state, maker, "recompute")
         return state.table_of(table.module, "recompute")
 
     def notes(self) -> Iterator[str]:
-        """Sentences about FLOPs for which there is no module, where there are any; to be asked once all is posted."""
+        """Sentences about FLOPs without a module, if there are any. Call it after all journals are posted."""
         for maker, sentence in _MISSING.items():
             tables = [state.tables.get((maker, phase)) for state in self._threads() for phase in _PHASES]
             if any(cell.flops or cell.repeated for table in tables if table for cell in list(table.values())):
                 yield sentence
 
     def _without_node(self) -> str:
-        """The module of what runs in a backward but in none of its nodes."""
+        """The module to book to what runs in a backward, but in none of its nodes."""
         if not whole_backward_is_compiled():
-            return OUTSIDE  # at a backward's end: a reducer's callback
+            return OUTSIDE  # at the end of a backward: a reducer's callback
         self._note(
             "The backward ran compiled as a whole (compiled autograd), which does not tell its parts apart: all of it "
             "stands under the root, what it repeats of the forward and what hooks of gradients do included."
@@ -172,7 +172,7 @@ class BackwardScope:
         return self._unknown
 
     def table_of_node(self, state: ThreadState) -> Table | None:
-        """Where the costs of the running autograd node go, when ``state.segment_table`` says so; else None."""
+        """Where the costs of the running autograd node go, if ``state.segment_table`` says it; otherwise None."""
         task_id = graph_task_id()
         if task_id != state.task_id:
             self.switch_task(state, task_id)
@@ -191,20 +191,20 @@ class BackwardScope:
         """Where the costs of an operator that runs inside a backward go."""
         top = state.stack[-1]
         if top.task == state.task_id:
-            # A module called inside this backward; with create_graph too, it is there to repeat a forward.
+            # A module called inside this backward, even with create_graph, is there to repeat a forward.
             repeats = state.repeating or is_grad_enabled()
             return state.table_of(top.name, "recompute" if repeats else "backward")
         node = current_node()
         if node is None:
             return state.table_of(self._without_node(), "recompute" if state.repeating else "backward")
         try:
-            sequence = node._sequence_nr()  # node_sequence(), without a call of ours
+            sequence = node._sequence_nr()  # the same as node_sequence(), without its call
         except AttributeError:
             sequence = ACCUMULATES_GRADIENT
         if state.segment_start <= sequence < state.segment_end:
             table = state.segment_table
         elif sequence >= ACCUMULATES_GRADIENT:
-            # A leaf's gradient: work done here is its hooks', such as an optimizer that runs in the backward.
+            # A leaf's gradient: work done here belongs to its hooks, such as an optimizer that runs in the backward.
             if operator.counted:
                 return state.table_of(OUTSIDE, "optimizer")
             return state.table_of(self._owner_of(getattr(node, "variable", None)), "backward")

@@ -1,7 +1,7 @@
 """The dispatch mode: runs every operator, then books what it spent.
 
-This is the hot path: a thousand small operators a millisecond go through it, so it looks up what was worked out before
-and calls little.
+This is the hot path: a thousand small operators a millisecond go through it. So it looks up what it worked out before,
+and makes few calls.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from lightning_flops.text.printable import package_logger
 logger = package_logger(__name__)
 
 _LONG_JOURNAL = 1 << 14
-"""Entries of a journal from which on it is posted."""
+"""A journal with more entries than this is posted."""
 
 
 class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
@@ -71,18 +71,18 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         local: holds each thread's books as ``local.state``.
-        new_state: makes them on a thread that has none.
+        new_state: makes the books on a thread that has none.
         backward: attributes what runs inside a backward.
         compiled: the model's compiled modules.
-        module_name: the name of a module called by the module of a name; None for one that is not the root's.
-        halve_causal: count half of the score matrix where attention is flagged causal.
+        module_name: returns the name of a module, given the name of its caller; None if it is not one of the root's.
+        halve_causal: count half of the score matrix where attention has the causal flag.
         failed: is told where the counter itself failed.
     """
 
     supports_higher_order_operators = True
 
     _at_once = False
-    """Whether products are booked while they run, none of them written down first."""
+    """Whether products are booked at once, and not written to a journal first."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         kernel = Entry("inductor.kernel", "unknown", no_flops, dtype_of_first_tensor)
         self._kernel = Operator(kernel, kernel)
         self.counts_fake = False
-        """Whether fake tensors are what the user computes with; else they are some library's, that asks for a shape."""
+        """Whether the user computes with fake tensors. If not, some library uses them to find a shape."""
         self.runs_in_tf32: Callable[[Operator], bool] | None = None
         self.on_function: Callable[[Any], None] = _ignore
-        """Is told of autograd functions whose forward was seen to run products."""
+        """Is told of autograd functions whose forward ran products."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch is to wrap our handler, to keep the compiler out: not where the handler's code is marked.
+        """Whether torch shall wrap our handler to keep the compiler out. Not needed if the handler's code is marked.
 
-        Asked when the class is made.
+        Torch asks this when the class is made.
         """
         return not hide(cls.__torch_dispatch__)
 
@@ -131,8 +131,8 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Every operator of a step goes through here. So this is the border's copy, in two halves: what an operator of
-        # the user's raises in between is the user's. A call of ours for each is what counting must not cost.
+        # Every operator of a step goes through here. So the border is written out here, to save a call for each
+        # operator. It has two halves, because what the user's operator raises between them belongs to the user.
         try:
             try:
                 call = func._op  # what OpOverload.__call__ forwards to; higher-order operators have none
@@ -149,7 +149,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                         return NotImplemented
                     if is_fake(tensor_type) and not self.counts_fake:
                         way = QUIET
-        except Exception as error:  # nothing has run yet: the operator runs as it does without us
+        except Exception as error:  # nothing has run yet: run the operator as without us
             self._failed("an operator", error)
             call, way = func, QUIET
         if way:
@@ -201,12 +201,12 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             traffic += (operator, books, read, written)
             if len(traffic) > _LONG_JOURNAL:
                 self._backward.post(state)
-        except Exception as error:  # whatever it is: the operator has run, and the user's step goes on
+        except Exception as error:  # the operator has run, so the user's step goes on
             self._failed("an operator", error)
         return out
 
     def _first_call(self, func: Any, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, Way, tuple[Any, ...]]:
-        """How to run an operator that is called for the first time, or a higher-order one, and with what."""
+        """How to run an operator that is called for the first time, or a higher-order one, and with which arguments."""
         if not operator.higher_order:
             return operator.call, operator.way, args
         repeating = None if graph_task_id() == NO_GRAPH_TASK else self._repeating
@@ -216,7 +216,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
-        """Inside, what runs in a backward is a part of its graph that repeats the forward."""
+        """Inside, the running part of a backward's graph repeats the forward."""
         state: ThreadState | None = None
         try:
             state = self._state()
@@ -237,7 +237,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def _open(
         self, operator: Operator, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
-        """Runs an operator inside which others may run; whether what ran is booked, and what came out."""
+        """Runs an operator that may run others inside; returns whether these were booked, and its result."""
         if operator.splits:
             with pushed(self):
                 out = func.decompose(*args, **kwargs)
@@ -245,7 +245,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                 return True, out
         state, watch, keys = None, None, None
         try:
-            # Other modes below this one have the operator to come.
+            # If there are other modes below this one, the operator still has to go to them.
             keys = None if types or depth() else keys_of_python_kernel(func, args, kwargs)
             if keys is not None and not operator.counted:
                 state, watch = self._state(), BodyWatch(args, kwargs)
@@ -272,7 +272,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             table = self._table_now(state, operator)
             if not (state.paused or (state.functions and self._stands_for(state))):
                 self._list(state, operator.name, table.module, args, kwargs, out)
-                table.cell(operator).calls += 1  # the bytes are those of the operators that were seen
+                table.cell(operator).calls += 1  # its bytes were booked with the operators inside
         except Exception as error:
             self._failed("an operator", error)
         return True, out
@@ -312,7 +312,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
                         dtype = ARITHMETIC[dtype]
                     needs = tensor.requires_grad
             except Exception:  # a user's formula may raise anything
-                work = None  # to be tried again where it is told
+                work = None  # tried again below, where the failure is reported
             if type(work) is int and work >= 0:
                 if self.runs_in_tf32 is not None:
                     dtype = self._effective(dtype, operator, args)
@@ -338,7 +338,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def _account(
         self, state: ThreadState, operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        """Books one call of an operator, or on a thread, that needs more care."""
+        """Books one call where the operator, or the state of the thread, is special."""
         if state.paused:
             return
         table = self._backward.table(state, operator) if state.in_backward else state.table
@@ -400,12 +400,12 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         return cell
 
     def _table_of_region(self, state: ThreadState, table: Table) -> Table:
-        """The table of the module compiled in place that is running: its hooks do not fire."""
+        """The table of the running module that was compiled in place; hooks do not fire for such a module."""
         region = self._compiled.running_module()
         name = None if region is None else self._module_name(region, table.module)
         if name is None or name == table.module:
             return table
-        # The region's one autograd node was made just before.
+        # The region has only one autograd node, and it was made just before.
         state.makers.insert(sequence_number() - 1, name)
         return state.table_of(name, table.phase)
 
@@ -424,13 +424,13 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _list_as(state: ThreadState, name: str, module: str, elements: int, heavy: bool) -> None:
-        """Lists one call of what could not be counted."""
+        """Lists one call of an operator that could not be counted."""
         listed = state.listed.setdefault((name, module), [0, 0, 0])
         listed[0] += 1
         listed[1] += elements
         listed[2] |= heavy
 
-    # Autograd functions and kernels with a formula of their own (FunctionListener), called within the user's step.
+    # Called within the user's step, for autograd functions and kernels with a formula of their own (FunctionListener).
 
     @border("an autograd function")
     def enter_function(self, entry: Entry) -> None:
@@ -458,9 +458,9 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
             state.bodies[-1].wrote((*args, *kwargs.values()))
 
     def _stands_for(self, state: ThreadState) -> bool:
-        """Whether the innermost running function's formula stands for what runs now.
+        """Whether the innermost running function's formula covers what runs now.
 
-        Not where a checkpoint repeats a forward, because the function's backward asked for a tensor.
+        It does not where a checkpoint repeats a forward because the function's backward asked for a saved tensor.
         """
         operator, phase = state.functions[-1]
         return bool(self._table_now(state, operator).phase == phase)
@@ -472,7 +472,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         return operator
 
     def _table_now(self, state: ThreadState, operator: Operator) -> Table:
-        """Where the costs of an operator, or of a function, would go that ran now."""
+        """Where the costs of an operator, or of a function, go if it runs now."""
         task = graph_task_id()
         if task != state.task_id:
             self._backward.switch_task(state, task)
@@ -480,7 +480,7 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     @border("a compiled kernel")
     def list_kernel(self, name: str) -> None:
-        """A kernel that the dispatcher does not know of runs: it is listed where it runs."""
+        """A kernel runs that the dispatcher does not see: it is listed under the module that is running."""
         state = self._state()
         if state.paused or not is_pushed(self):
             return
@@ -497,18 +497,18 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def flops_of(work: int | Work, *, halve_causal: bool) -> int:
-    """FLOPs that are booked on the running phase for what a formula answers."""
+    """FLOPs that are booked on the running phase, given what a formula returned."""
     return work if isinstance(work, int) else _split(CountedCell(None), work, halve_causal)
 
 
 def _split(cell: CountedCell, work: Work, halve_causal: bool) -> int:
-    """Books what a call repeats and skips; what remains is the running phase's."""
+    """Books what a call repeats and what it skips; returns the FLOPs of the running phase."""
     flops, repeated, skipped = work.flops, work.recompute, work.causal_skipped
-    # A mask rules out the same share of every product over the score matrix.
+    # A mask skips the same share of every product over the score matrix.
     own = skipped * flops // (flops + repeated) if skipped else 0
     skipped -= own
     if halve_causal and work.causal:
-        # What is not counted any more runs as before: of it, less is skipped, or more runs than is counted.
+        # Only the count is halved; what runs stays the same. So the skipped share is smaller, or even negative.
         own -= flops - flops // 2
         skipped -= repeated - repeated // 2
         flops //= 2
@@ -520,7 +520,7 @@ def _split(cell: CountedCell, work: Work, halve_causal: bool) -> int:
 
 
 def _ignore(function: Any) -> None:
-    """Nobody asks for it."""
+    """Does nothing: nobody needs to know of the function."""
 
 
 def _on_cuda(args: tuple[Any, ...]) -> bool:

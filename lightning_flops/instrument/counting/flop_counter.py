@@ -1,7 +1,8 @@
 """Counts FLOPs and bytes by module, phase, operator and dtype while a model runs, and lists what it could not count.
 
-A thin dispatch mode sees every operator; torch's global module hooks say whose forward is running; the sequence number
-of the running autograd node says whose backward is. Nothing is put on the user's modules.
+A thin dispatch mode sees every operator. Torch's global module hooks say which module's forward is running. In a
+backward, the sequence number of the running autograd node says which module made it. Nothing is put on the user's
+modules.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ CausalAttention = Literal["full", "half"]
 
 
 class FlopCounter:
-    """Counts what runs while it is entered; enter it as often as you like, it adds up.
+    """Counts what runs while it is entered. It may be entered several times; the counts add up.
 
     Args:
         root: the model whose modules own the work; None: all work is ``(outside)``.
-        causal_attention: ``"full"`` counts attention over the full score matrix; ``"half"`` counts half of it where
+        causal_attention: ``"full"`` counts attention over the full score matrix. ``"half"`` counts half of it if
             attention is called with the causal flag, under every backend; hardware FLOPs are the same as with
-            ``"full"``. Compiled code that computes attention as separate products does not say so, and counts full.
+            ``"full"``. Compiled code that computes attention as separate products does not show the flag, and counts
+            in full.
 
     Raises:
         ValueError: *causal_attention* is neither.
@@ -106,19 +108,19 @@ class FlopCounter:
             state=self._ledger.state, switch_task=self._backward.switch_task, failed=self._ledger.failed
         )
         self._graph_ran = False
-        """Whether a graph traced by torch ran that is no module of the root's, nor in one."""
+        """Whether a graph traced by torch ran that is not one of the root's modules, and not inside one."""
         self._reducer_hooks: set[str] = set()
         self._lock = threading.RLock()
         self._entered = False
         """Whether any thread has entered the counter and not left it."""
         self._undo = UndoLedger()
-        """Takes off what stands on torch while any thread is inside, as nothing else of this counter's may."""
+        """Removes everything that this counter puts on torch, when no thread is inside any more."""
 
     def __enter__(self) -> FlopCounter:
         """Starts counting on this thread, and on every thread on which one of the root's modules is called.
 
         Raises:
-            Exception: whatever fails here; then nothing of ours is on torch.
+            Exception: whatever fails here; nothing of ours is then left on torch.
         """
         before = None
         try:
@@ -133,9 +135,9 @@ class FlopCounter:
             raise
 
     def __exit__(self, *exc: object) -> None:
-        """Stops counting and takes everything off torch; what fails here is noted, and the user's code goes on.
+        """Stops counting and removes everything from torch. A failure here is noted, and the user's code goes on.
 
-        Where this thread has not entered the counter, nothing happens.
+        Does nothing if this thread has not entered the counter.
         """
         remaining = None
         try:
@@ -145,7 +147,7 @@ class FlopCounter:
             self._leave_again(remaining, error)
 
     def _leave_again(self, remaining: int | None, error: BaseException) -> None:
-        """Goes on with what *error* kept from its end: everything in it may be done twice. Then it speaks."""
+        """Leaves again after *error* interrupted it, which is safe to do twice; then reports the error."""
         try:
             self._leave(max(0, self._state().modes - 1) if remaining is None else remaining)
         except Exception as second:
@@ -165,11 +167,11 @@ class FlopCounter:
             if state.entered_at == 1:
                 state.makers.mark(sequence_number(), OUTSIDE)
         state.replan()
-        if not is_pushed(self._mode):  # on the stack twice it would count twice
+        if not is_pushed(self._mode):  # if it were on the stack twice, it would count twice
             push(self._mode)
 
     def _leave(self, remaining: int) -> None:
-        """Ends the entries of this thread beyond the first *remaining*."""
+        """Leaves the counter on this thread until it is entered only *remaining* times."""
         state = self._state()
         try:
             state.modes = remaining
@@ -182,8 +184,8 @@ class FlopCounter:
                     self._undo.close()
 
     def _leave_thread(self, state: ThreadState) -> None:
-        """Closes this thread's books; the mode comes off first, whatever fails then."""
-        # Else the mode came with a module that still runs, and leaves with it.
+        """Closes this thread's books. The mode is removed first, so that it is off whatever fails afterwards."""
+        # If a module that still runs has pushed the mode, the mode leaves with that module.
         outermost = not any(running.mode_pushed for running in state.stack[: state.entered_at])
         if outermost:
             remove(self._mode)
@@ -198,7 +200,7 @@ class FlopCounter:
         self._backward.post(state)
 
     def _install(self, undo: UndoLedger) -> None:
-        """Puts the hooks in place. They are global: hooks on modules recompile blocks and switch off fused paths."""
+        """Puts up the hooks. They are global, because hooks on modules recompile blocks and switch off fused paths."""
         self._mode.runs_in_tf32 = tf32_operators()
         self._compiled.refresh()
         self._mode.counts_fake = computes_on_fake_tensors(self._root)
@@ -213,10 +215,10 @@ class FlopCounter:
         self._repetitions.watch()
 
     def _handler_failed(self, where: str, error: Exception) -> None:
-        """A handler that torch called has failed: first takes out what nobody else would take out, then speaks."""
+        """A handler that torch called has failed: first removes what nothing else would remove, then reports it."""
         with suppress(Exception):
             state = self._state()
-            if state.modes == 0:  # the mode came to this thread with a module, whose end may be what failed
+            if state.modes == 0:  # a module has pushed the mode on this thread, and its end may be what failed
                 remove(self._mode)
                 state.pop_to(1)
         self._failed(where, error)
@@ -235,21 +237,21 @@ class FlopCounter:
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
-        """Inside, work that no module call owns is the root's own: for a ``training_step`` that is not a call."""
+        """Inside, work outside of module calls is the root's: for a ``training_step``, which is not a module call."""
         with self._running("" if self._root is not None else OUTSIDE, "root"):
             yield
 
     @contextmanager
     def in_optimizer(self) -> Iterator[None]:
-        """Inside, work is the optimizer's: for engines whose steps torch's optimizer hooks do not see."""
+        """Inside, work is the optimizer's: for engines whose steps do not fire torch's optimizer hooks."""
         with self._running(OUTSIDE, "optimizer"):
             yield
 
     def sweep(self) -> None:
-        """Takes off this thread what torch has put back since the counter was left there.
+        """Removes from this thread what torch has put back since the counter was left.
 
-        Torch resets a thread's modes after every node of a backward, and after a mode's handler: whoever leaves a
-        counter inside one of them calls this outside.
+        Torch resets a thread's modes after every node of a backward, and after a mode's handler. If a counter is left
+        inside one of them, call this outside.
         """
         if not self._entered:
             remove(self._mode)
@@ -262,7 +264,7 @@ class FlopCounter:
         try:
             yield
         finally:
-            # Whatever stands above it was left without a word, by an exception that skips hooks.
+            # Everything above it on the stack has ended by an exception that skips hooks.
             if depth < len(state.stack) and state.stack[depth] is running:
                 state.pop_to(depth)
 
@@ -302,8 +304,8 @@ class FlopCounter:
             self._backward.post(state)
         return threads
 
-    # What runs in the forward. Torch calls these handlers within the user's step, through a border: what they raise is
-    # told to the ledger, which notes it in the report.
+    # The forward. Torch calls these handlers within the user's step, through a border: what they raise goes to the
+    # ledger, which notes it in the report.
 
     def _enter_running(self, state: ThreadState, name: str, owner: Any, kind: RunningKind) -> Running:
         task = graph_task_id()
@@ -322,7 +324,8 @@ class FlopCounter:
         return running
 
     def _on_module_enter(self, module: nn.Module, args: Any) -> None:
-        # This and the next one run for every module of a step: they begin with the usual case, and call little there.
+        # This handler and _on_module_leave run for every module of a step. So they begin with the usual case, and make
+        # few calls there.
         try:
             state: ThreadState = self._local.state
         except AttributeError:
@@ -330,12 +333,12 @@ class FlopCounter:
         name = self._names.known.get(module)
         if (
             type(name) is str
-            and name != state.books  # a wrapper and what it wraps have one name, and are called once
-            and name  # the root's calls are few, and tell what has ended without a word
+            and name != state.books  # a wrapper and the module in it have one name, and count as one call
+            and name  # the root is called rarely, and then we look for what has ended without hooks
             and graph_task_id() == state.usual_task
             and is_grad_enabled()
         ):
-            # What state.push() does, without its calls
+            # The same as state.push(), without its calls
             spare = state.spare_calls
             call = spare.pop() if spare else ModuleCall()
             call.name, call.owner = name, module
@@ -354,14 +357,14 @@ class FlopCounter:
         if name is None:
             name = _name_of_replica(state, module, caller)
             if name is None:
-                # A loss function, or another model. Inside an optimizer step it tells that a closure is running.
+                # A loss function, or another model. Inside an optimizer step it shows that a closure is running.
                 if caller.kind == "optimizer":
                     self._enter_running(state, OUTSIDE, module, "module")
                 elif caller.kind == "base" and isinstance(module, GraphModule):
                     self._graph_ran = True
                 elif caller.wants_backward and state.modes and not is_grad_enabled():
                     self._enter_teacher(state, caller.name, module)
-                self._reducer_hooks.update(computing_hooks(module))  # a wrapper around the model is no part of it
+                self._reducer_hooks.update(computing_hooks(module))  # it may be a wrapper around the model
                 return
         if not name:
             self._drop_ended(state, module)
@@ -373,15 +376,16 @@ class FlopCounter:
             if not wrapped:
                 state.calls[name] = state.calls.get(name, 0) + 1
         if outermost and not is_pushed(self._mode):
-            # A Python thread starts without our mode, and numbers its autograd nodes like any other.
+            # A new Python thread does not have our mode, and its autograd nodes get the same numbers as another
+            # thread's.
             running.mode_pushed = state.makers.claims = True
             push(self._mode)
 
     def _drop_ended(self, state: ThreadState, begins: nn.Module) -> None:
-        """Takes off the stack what ended without a word; *begins* is called, and not on it yet.
+        """Removes from the stack what ended without its hooks; *begins* is being called, and is not on the stack yet.
 
-        After an exception that is no ``Exception``, such as KeyboardInterrupt, torch calls no hooks of a module; after
-        any at all, none of an optimizer.
+        After an exception that is not an ``Exception``, such as KeyboardInterrupt, torch does not call a module's
+        hooks. After an exception of any kind, it does not call an optimizer's hooks.
         """
         stack = state.stack
         depth = len(stack)
@@ -402,10 +406,10 @@ class FlopCounter:
                 remove(self._mode)
 
     def _enter_teacher(self, state: ThreadState, name: str, module: nn.Module) -> None:
-        """A module that is not the root's is called without grad: no backward follows, whatever runs in it.
+        """A module that is not the root's is called without grad: no backward follows from anything in it.
 
-        Even if that is the forward of an autograd.Function. Compilers' graphs are no such modules: they are called
-        without grad because a function of the compiler's has its own backward.
+        This also holds if the forward of an autograd.Function runs in it. A compiler's graph is not such a module: it
+        is called without grad because the compiler's own function has a backward.
         """
         if graph_task_id() == NO_GRAPH_TASK and not isinstance(module, GraphModule):
             self._enter_running(state, name, module, "module")
@@ -420,7 +424,7 @@ class FlopCounter:
         if type(running) is ModuleCall and running.owner is module and state.task_id == NO_GRAPH_TASK:
             caller = stack[-2]
             if type(caller) is ModuleCall:
-                # What state.pop_to() does, without its calls
+                # The same as state.pop_to(), without its calls
                 del stack[-1]
                 state.spare_calls.append(running)
                 name = state.books = caller.name
@@ -431,7 +435,7 @@ class FlopCounter:
                 else:
                     makers.names[-1] = name
                 return
-        if isinstance(module, ScriptModule) and output is not None:  # None: it raised
+        if isinstance(module, ScriptModule) and output is not None:  # None if it raised
             for name in unseen_products():
                 self._mode.list_kernel(name)
         depth = len(stack) - 1
@@ -457,7 +461,7 @@ class FlopCounter:
         state = self._state()
         for depth, running in enumerate(state.stack):
             if running.owner is optimizer:
-                state.pop_to(depth)  # its last step raised, which no hook told
+                state.pop_to(depth)  # its last step raised, and then no hook is called
                 break
         self._enter_running(state, OUTSIDE, optimizer, "optimizer")
 
@@ -469,8 +473,8 @@ class FlopCounter:
                 state.pop_to(depth)
                 return
 
-    # Backwards that start where our dispatch mode is not. Hooks on autograd nodes live as long as the graph, which the
-    # user may keep: they know the counter by a weak reference.
+    # Backwards on threads without our dispatch mode. Hooks on autograd nodes live as long as the graph, which the user
+    # may keep. So they hold the counter by a weak reference.
 
     def _watch_backward_of(self, output: Any) -> None:
         """Follows the backward of *output* onto a Python thread on which this counter was not entered."""
@@ -479,7 +483,7 @@ class FlopCounter:
             before_backward_of(nodes_of(output), look, failed=_failed_in(weakref.ref(self)))
 
     def _where_mode_is_missing(self, act: Callable[[FlopCounter], None]) -> Callable[[int], None]:
-        """What calls *act* before a node's backward, if this counter is entered, and its mode not on that thread."""
+        """A hook that calls *act* before a node's backward if this counter is entered but its mode is not there."""
         reach = weakref.ref(self)
 
         def look(sequence: int) -> None:
@@ -490,9 +494,9 @@ class FlopCounter:
         return look
 
     def _follow_backward(self) -> None:
-        """A backward runs on a thread without our mode: bring the mode to each node behind the running one.
+        """A backward runs on a thread without our mode: push the mode for each node behind the running one.
 
-        The engine resets a thread's modes after every node.
+        It has to be each node, because the engine resets a thread's modes after every node.
         """
         self._ledger.note(
             "A backward ran on a Python thread on which the counter was not entered: "
@@ -503,7 +507,7 @@ class FlopCounter:
         push(self._mode)
 
     def _claim_nodes(self, state: ThreadState, inputs: Any, output: Any) -> None:
-        """Has the nodes that a module made on a thread of its own tell whose they are: threads number them alike."""
+        """Hooks the nodes that a module made on a thread of its own: their numbers also occur on other threads."""
         if autograd_is_compiled():
             return
         reach, reach_state = weakref.ref(self), weakref.ref(state)
@@ -515,14 +519,14 @@ class FlopCounter:
             segment = maker.makers.segment(sequence, sequence + 1)
             if segment is not None:
                 if not is_pushed(counter._mode):
-                    push(counter._mode)  # the engine takes it off after the node
+                    push(counter._mode)  # the engine removes it after the node
                 counter._backward.claim(counter._state(), sequence, segment[0])
 
         before_backward_of(nodes_behind(nodes_of(output), nodes_of(inputs)), claim, failed=_failed_in(reach))
 
 
 def _failed_in(reach: weakref.ref[FlopCounter]) -> Callable[[Exception], None]:
-    """Tells a counter, if it is still there, that its hook on an autograd node has failed."""
+    """Returns what tells a counter, if it still exists, that its hook on an autograd node has failed."""
 
     def failed(error: Exception) -> None:
         counter = reach()
@@ -537,7 +541,7 @@ def _is_strays(cell: OperatorCell) -> bool:
 
 
 def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:
-    """Name of a module that DataParallel copied: made anew for each forward, called on threads of their own."""
+    """Name of a module's copy that DataParallel made: it makes copies for each forward, and calls them on threads."""
     if not is_replica(module):
         return None
     name = state.replicas.get(module)

@@ -1,4 +1,4 @@
-"""What the counter knows on one thread: the modules that run, who made which autograd node, and what was spent."""
+"""What the counter knows on one thread: which modules run, which module made each autograd node, and what was spent."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from lightning_flops.instrument.torch_private.autograd import NO_GRAPH_TASK, seq
 from lightning_flops.records import OUTSIDE, FlopPhase
 
 UNKNOWN = "(unknown)"
-"""Maker of the autograd nodes that were made while nothing was counted."""
+"""Maker of autograd nodes that were made while nothing was counted."""
 
 FORGOTTEN = "(forgotten)"
-"""Maker of those that were made so long ago that nobody remembers by whom."""
+"""Maker of nodes that were made so long ago that we have dropped who made them."""
 
 ENDED = -1
-"""Identifier of the threads that are known to have ended."""
+"""Identifier of threads that are known to have ended."""
 
 _NO_LIMIT = 1 << 62
 
 _NEVER = -2
-"""Id of no graph task, nor of there being none."""
+"""An id that no graph task has, and that does not mean "no graph task" either."""
 
 _LONGEST_TABLE = 1 << 20
-"""Boundaries of autograd nodes kept on a thread; the older half goes when there are more."""
+"""Most boundaries of autograd nodes that a thread keeps; if there are more, the older half is dropped."""
 
 
 Books = Union[str, "Table"]
-"""Where costs go: a module's name stands for its forward's table, which is not looked up until it is needed."""
+"""Where costs go. A module's name means the table of its forward; that is only looked up when it is needed."""
 
 RunningKind = Literal["base", "module", "root", "optimizer"]
 
 Segment = tuple[str, int, int]
-"""Autograd nodes of consecutive numbers: who made them, the first number, the first that is not one of them."""
+"""Autograd nodes with consecutive numbers: who made them, the first number, and the first number after them."""
 
 
 class Cell:
     """What one operator spent in one module and phase."""
 
-    # Most cells stand for one call of an operator without FLOPs: three numbers are their own, the rest is the class's.
+    # Most cells are for one call of an operator without FLOPs. They hold only three numbers; the rest is on the class.
     __slots__ = ("calls", "read", "written")
 
     dtype: Any = None
-    """Of the arithmetic; None where nothing is counted."""
+    """The dtype of the arithmetic; None where no FLOPs are counted."""
     flops: int = 0
     skipped: int = 0
     without_backward: int = 0
     hidden_grad_flops: int = 0
-    """FLOPs run with grad disabled inside an autograd.Function, where tensors do not say who needs a gradient."""
+    """FLOPs run with grad disabled inside an autograd.Function, where tensors do not show which need a gradient."""
     repeated: int = 0
-    """FLOPs with which a fused attention's backward repeats its forward: the recompute phase's."""
+    """FLOPs by which a fused attention's backward repeats its forward; they belong to the recompute phase."""
     repeated_skipped: int = 0
 
     def __init__(self, calls: int, read: int, written: int) -> None:
@@ -74,39 +74,39 @@ class CountedCell(Cell):
 
 
 class Table(dict[Any, Cell]):
-    """Cells of one module and phase: by operator, and where FLOPs were counted by (operator, dtype)."""
+    """Cells of one module and phase. The key is the operator; if FLOPs were counted, it is (operator, dtype)."""
 
     __slots__ = ("module", "phase")
 
     def __init__(self, module: str, phase: FlopPhase) -> None:
-        # dict.__init__ has nothing to do here, and there is a table for every module.
+        # We skip dict.__init__, which has nothing to do here, because there is a table for every module.
         self.module = module
         self.phase: FlopPhase = phase
 
     def cell(self, operator: Any) -> Cell:
-        """The cell of an operator whose FLOPs were not counted; a new one at first."""
+        """The cell of an operator whose FLOPs were not counted; made if there is none."""
         cell = self.get(operator)
         if cell is None:
             cell = self.setdefault(operator, Cell(0, 0, 0))
         return cell
 
     def counted_cell(self, operator: Any, dtype: Any) -> CountedCell:
-        """The cell of an operator whose FLOPs were counted, with arithmetic in *dtype*; a new one at first."""
+        """The cell of an operator whose FLOPs were counted, with arithmetic in *dtype*; made if there is none."""
         key = (operator, dtype)
         cell = self.get(key)
         if cell is None:
             cell = self.setdefault(key, CountedCell(dtype))
-        return cell  # type: ignore[return-value]  # under such keys there are no others
+        return cell  # type: ignore[return-value]  # such keys have only counted cells
 
 
 class ModuleCall:
     """A module that is running on a thread, called in the usual way: see ``ThreadState.usual_task``."""
 
-    # One is needed for every module call of a step: two things are its own, all else is the class's.
+    # Every module call of a step needs one. So it holds only two attributes; the rest is on the class.
     __slots__ = ("name", "owner")
 
     name: str
-    """Whose work it is."""
+    """Name of the module that the work belongs to."""
     owner: Any
     """The module."""
 
@@ -118,22 +118,22 @@ class ModuleCall:
 
     @property
     def books(self) -> Books:
-        """Where its operators are booked outside any backward."""
+        """Where its operators are booked outside of any backward."""
         return self.name
 
 
 class Running:
-    """An optimizer step, the root's own code, or a module called otherwise than usual, that is running on a thread.
+    """Something that is running on a thread: an optimizer step, the root's own code, or an unusual module call.
 
     Args:
-        name: whose work it is.
+        name: name of the module that the work belongs to.
         owner: the module or the optimizer; None for the root's own code.
         kind: what it is.
         task: the graph task inside which it was entered.
-        books: where its operators are booked outside any backward.
-        wants_backward: whether a backward may follow: grad was on when it was entered, or *repeats_forward* says so.
-        repeats_forward: it was entered with grad off inside an autograd.Function's forward, such as reentrant
-            checkpointing's.
+        books: where its operators are booked outside of any backward.
+        wants_backward: whether a backward may follow: grad was on when it was entered, or *repeats_forward* is true.
+        repeats_forward: whether it was entered with grad off inside an autograd.Function's forward, such as that of
+            reentrant checkpointing.
     """
 
     __slots__ = ("books", "kind", "mode_pushed", "name", "owner", "repeats_forward", "task", "wants_backward")
@@ -156,18 +156,18 @@ class Running:
         self.wants_backward = wants_backward
         self.repeats_forward = repeats_forward
         self.mode_pushed = False
-        """The dispatch mode came to this thread with it, and leaves with it."""
+        """Whether the dispatch mode was pushed on this thread when this began; then it is removed when this ends."""
 
 
 class Repetition(NamedTuple):
     """A block of code inside a backward that repeats a forward."""
 
     manager: Any
-    """What enabled grad for it; None where it is a part of the backward's own graph, in which grad is disabled."""
+    """What enabled grad for it; None if it is a part of the backward's own graph, which runs with grad disabled."""
     task: int
     """The graph task inside which it runs."""
     whole: bool
-    """The backwards that are started in it are repeated as well."""
+    """Whether backwards that are started in it are repeated as well."""
 
 
 @dataclass(slots=True)
@@ -180,10 +180,10 @@ class NodeMakers:
     starts: list[int]
     names: list[str]
     claims: bool = False
-    """A module was called on this thread without our mode: its nodes tell themselves whose they are."""
+    """Whether a module was called on this thread without our mode; then hooks on its nodes say whose they are."""
 
     def mark(self, start: int, name: str) -> None:
-        """From sequence number *start* on, nodes are made by *name*."""
+        """From sequence number *start* on, the module *name* makes the nodes."""
         starts, names = self.starts, self.names
         if starts:
             if start <= starts[-1]:
@@ -199,13 +199,13 @@ class NodeMakers:
         names.append(name)
 
     def trim(self) -> None:
-        """Forgets who made the oldest nodes, when they are very many."""
+        """Drops who made the oldest nodes, if there are very many."""
         if len(self.starts) > _LONGEST_TABLE:
             self.names[0] = FORGOTTEN
             del self.starts[1 : -_LONGEST_TABLE // 2], self.names[1 : -_LONGEST_TABLE // 2]
 
     def insert(self, sequence: int, name: str) -> None:
-        """One past node was made by *name*, whatever ran around it."""
+        """The module *name* made this one earlier node, whatever ran around it."""
         index = bisect_right(self.starts, sequence) - 1
         if index < 0 or self.names[index] == name:
             return
@@ -224,7 +224,7 @@ class NodeMakers:
             self.names.insert(index + 2, around)
 
     def segment(self, sequence: int, limit: int) -> Segment | None:
-        """Who made the node of this number, and which numbers below *limit* are the same's; None if it is too old."""
+        """Who made the node with this number, and its other nodes next to it, below *limit*; None if it is too old."""
         starts = self.starts
         index = bisect_right(starts, sequence)
         if index == 0:
@@ -241,15 +241,15 @@ class GraphTask:
     """Identifier of the thread whose code started it."""
     create_graph: bool
     makers: tuple[tuple[NodeMakers, int | None], ...]
-    """Tables in which its nodes may stand, likeliest first, each with the number its nodes stay below, if known."""
+    """Tables that may have its nodes, likeliest first, each with the number that its nodes are below, if known."""
 
     def segment(self, sequence: int) -> Segment:
-        """Who made the node of this number, and the numbers around it of which the same is known."""
+        """Who made the node with this number, and the numbers around it for which the same holds."""
         for place, (table, limit) in enumerate(self.makers):
             if limit is None or sequence < limit:
                 segment = table.segment(sequence, _NO_LIMIT if limit is None else limit)
                 if segment is not None:
-                    # In a later table a neighbour's number may also stand in an earlier one.
+                    # If this is a later table, a neighbour's number may also be in an earlier table.
                     return segment if place == 0 else (segment[0], sequence, sequence + 1)
         return UNKNOWN, sequence, sequence + 1
 
@@ -257,7 +257,7 @@ class GraphTask:
 class ThreadState:
     """The counter's books on one thread."""
 
-    # Most of these are read at every operator: a slot is found sooner than an entry of a dictionary.
+    # Most of these are read at every operator, and a slot is faster than a dictionary entry.
     __slots__ = (
         "__weakref__",
         "bodies",
@@ -298,23 +298,23 @@ class ThreadState:
         self.ident = threading.get_ident()
         self.tables: dict[tuple[str, FlopPhase], Table] = {}
         self.calls: dict[str, int] = {}
-        # What the hot path writes down, in the order it happens, and what is added to the tables and calls above by
-        # post(). A row takes a fraction of the memory of what it is added to: memory, more than instructions, is what
-        # an operator costs that is run between a model's own.
+        # The journals: the hot path writes rows here in the order of events, and post() adds them to the tables and
+        # calls above. A row takes much less memory than a cell, and what our code costs between a model's operators is
+        # memory rather than instructions.
         self.traffic: list[Any] = []
         """For each operator without a formula: the operator, its books, bytes read, bytes written."""
         self.products: list[Any] = []
-        """For each one with a formula: the same, FLOPs, dtype of the arithmetic, FLOPs no backward can follow from."""
+        """For each one with a formula: the same, FLOPs, dtype of the arithmetic, FLOPs that no backward can follow."""
         self.entered: list[str] = []
-        """Modules called in the usual way."""
+        """Modules that were called in the usual way."""
         self.lock = threading.RLock()
-        """Held while the journals are posted: another thread may ask for the record."""
+        """Held while the journals are posted, because another thread may ask for the record."""
         self.listed: dict[tuple[str, str], list[int]] = {}
         """(operator, module) -> [calls, output elements, whether any call may have spent FLOPs]."""
         self.modes = 0
-        """How often the counter was entered on this thread."""
+        """How many times the counter is entered on this thread."""
         self.entered_at = 1
-        """Length of the stack when it was entered first."""
+        """Length of the stack when the counter was first entered."""
         self.paused = 0
         self.functions: list[Any] = []
         """Autograd functions and kernels with a formula of their own that are running."""
@@ -322,43 +322,43 @@ class ThreadState:
         """Kernels in Python that are running, each a ``BodyWatch``."""
         self.makers = NodeMakers([], [])
         self.special = False
-        """Something on this thread keeps operators off the shortest way."""
+        """Whether something on this thread keeps operators from the fast path."""
         self.books: Books = OUTSIDE
-        """Where operators outside backwards are booked."""
+        """Where operators outside of backwards are booked."""
         self.stack: list[Running | ModuleCall] = [Running(OUTSIDE, None, "base", NO_GRAPH_TASK, OUTSIDE, True)]
         self.spare_calls: list[ModuleCall] = []
-        """Those that have ended, to be used again."""
+        """Calls that have ended; the objects are used again."""
         self.usual_task = _NEVER
-        """Modules are called in the usual way where this is the graph task, and grad is enabled.
+        """A module call is usual if the running graph task has this id, and grad is enabled.
 
-        It is the id of none where the counter was entered on this thread, no backward runs and nothing is paused; else
-        it is never the id.
+        It is ``NO_GRAPH_TASK`` while the counter is entered on this thread, no backward runs and nothing is paused.
+        Otherwise it is ``_NEVER``.
         """
         self.replicas: dict[Any, str] = {}
-        # Where the next operator's costs go, as are the books above; kept current by replan().
+        # These, and the books above, say where the next operator's costs go; replan() keeps them current.
         self.task_id = NO_GRAPH_TASK
         self.task: GraphTask | None = None
         self.in_backward = False
-        # Of the last autograd node seen: its neighbours, whose operators need no look-up.
+        # The segment of the last autograd node that we saw: operators of its other nodes need no look-up.
         self.segment_start = 0
         self.segment_end = 0
         self.segment_table = self.table_of(OUTSIDE, "backward")
         self.claimed = False
-        """The segment says more about its nodes than their numbers do; call replan() after a change."""
+        """Whether a hook has said whose the segment is, which its numbers do not; call replan() after a change."""
         self.repetitions: list[Repetition] = []
-        """Those that are running, innermost last."""
+        """The repetitions that are running, innermost last."""
         self.repeating = False
-        """What runs is part of a repetition."""
+        """Whether a repetition is running."""
         self.by_number = False
-        """In a backward, the running node's number says whose the work is, where grad is disabled."""
+        """Whether, in a backward with grad disabled, the running node's number says whose the work is."""
         self.born = 0
-        """Inside a backward, the nodes below this number have their maker."""
+        """Inside a backward, nodes with numbers below this have a known maker."""
         self.bore = False
-        """Nodes were born in the running backward, by code that no module call owns."""
+        """Whether code outside of module calls has made nodes in the running backward."""
 
     @property
     def table(self) -> Table:
-        """Where operators outside backwards are booked."""
+        """Where operators outside of backwards are booked."""
         books = self.books
         return self.table_of(books, "forward") if isinstance(books, str) else books
 
@@ -367,14 +367,14 @@ class ThreadState:
         key = (module, phase)
         table = self.tables.get(key)
         if table is None:
-            table = self.tables.setdefault(key, Table(module, phase))  # another thread may post, and make it meanwhile
+            table = self.tables.setdefault(key, Table(module, phase))  # another thread that posts may have just made it
         return table
 
     def post(self, table_of: Callable[[Books | int], Table]) -> None:
-        """Adds what was written down to the tables.
+        """Adds the journals to the tables.
 
         Args:
-            table_of: answers with the table that books, or the number of an autograd node, stand for.
+            table_of: returns the table for books or for the number of an autograd node.
         """
         with self.lock:
             for operator, books, read, written in _rows(self.traffic, 4):
@@ -396,13 +396,13 @@ class ThreadState:
             for (name,) in _rows(self.entered, 1):
                 calls[name] = calls.get(name, 0) + 1
             if self.ident == threading.get_ident():
-                self.makers.trim()  # another thread would shorten the table under a look-up
+                self.makers.trim()  # only on its own thread, which may be looking something up in the table
 
     def replan(self) -> None:
-        """Works out anew where costs go, and what may go the shortest way.
+        """Works out where costs go now, and what may take the fast path.
 
-        To be called when the stack or the graph task has changed, and when the counter, a pause, a repetition, or a
-        function with a formula has begun or ended.
+        Call it when the stack or the graph task has changed, and when the counter, a pause, a repetition, or a function
+        with a formula has begun or ended.
         """
         top = self.stack[-1]
         self.books = top.books
@@ -418,7 +418,7 @@ class ThreadState:
         self.by_number = self.in_backward and top.task != task and not self.claimed and not self.repeating
 
     def bear_nodes(self, module: str) -> None:
-        """Nodes made in a backward since the last operator are this module's, whose backward bears them."""
+        """Nodes made in a backward since the last operator belong to *module*, whose backward is running."""
         now = sequence_number()
         if now > self.born:
             self._mark_births(module)
@@ -426,7 +426,7 @@ class ThreadState:
             self.bore = True
 
     def end_births(self) -> None:
-        """From here on nodes are made by what stands on the stack again."""
+        """From here on, new nodes belong to the top of the stack again."""
         if self.bore:
             self._mark_births(self.stack[-1].name)
             self.bore = False
@@ -442,14 +442,14 @@ class ThreadState:
         self.replan()
 
     def pop_to(self, depth: int) -> None:
-        """What stands at *depth* of the stack, and above, has ended."""
+        """What is at *depth* of the stack, and above it, has ended."""
         del self.stack[depth:]
         self.makers.mark(sequence_number(), self.stack[-1].name)
         self.replan()
 
 
 def _rows(journal: list[Any], width: int) -> Iterator[tuple[Any, ...]]:
-    """Takes the rows out of a journal, to which its thread may go on to add."""
+    """Takes the rows out of a journal; its thread may add more meanwhile."""
     length = len(journal)
     entries = iter(journal[:length])
     del journal[:length]

@@ -1,6 +1,6 @@
 """Clocks that stamp the borders between the parts of a step.
 
-A stamp is cheap and never waits for a device. What lies between two stamps is read later, after ``settle``.
+A stamp is cheap and never waits for a device. The time between two stamps is read later, after ``settle``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ StampT = TypeVar("StampT")
 
 
 class Clock(Protocol[StampT]):
-    """Stamps moments; tells the seconds between two of them once ``settle`` has returned."""
+    """Takes stamps; gives the seconds between two of them after ``settle`` has returned."""
 
     def stamp(self) -> StampT:
-        """A moment: now, in the order in which the device sees it."""
+        """A stamp of this moment, in the order in which the device sees it."""
         ...
 
     def settle(self) -> None:
@@ -27,7 +27,7 @@ class Clock(Protocol[StampT]):
         ...
 
     def seconds_between(self, start: StampT, end: StampT) -> float:
-        """Seconds from *start* to *end* where the step's work happens: on the device, if there is one."""
+        """Seconds from *start* to *end* where the work of the step happens: on the device, if there is one."""
         ...
 
     def host_seconds_between(self, start: StampT, end: StampT) -> float:
@@ -36,7 +36,7 @@ class Clock(Protocol[StampT]):
 
 
 class WallClock:
-    """The host's clock: true for work that the calling thread itself does, as on a CPU."""
+    """The host's clock: true for work that the calling thread does itself, as on a CPU."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.stamp = now
@@ -53,17 +53,17 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStamp:
-    """An event recorded on the compute stream, and the host's time when it was put there."""
+    """An event on the compute stream, and the host's time when it was recorded."""
 
     event: Any
     host: float
 
 
 class CudaEventClock:
-    """CUDA events on the current stream, which is the one the training loop computes on.
+    """CUDA events on the current stream, which is the one that the training loop computes on.
 
-    The interval between two consecutive events holds the device's work between them and the device's idling for the
-    host, so consecutive intervals tile the device's time without any synchronization before ``settle``.
+    The interval between two consecutive events contains the device's work between them, and the time that the device
+    waited for the host. So the intervals add up to the device's time, without a synchronization before ``settle``.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class CudaEventClock:
 
 
 def clock_for(device: torch.device) -> Clock[Any] | None:
-    """The clock that tells the truth about *device*.
+    """The clock that gives true times for *device*.
 
     Returns:
-        None for a device that works behind the host's back and has no events we read: its phases cannot be timed.
+        None for a device that works asynchronously and has no events that we read: its phases cannot be timed.
     """
     if device.type == "cpu":
         return WallClock()

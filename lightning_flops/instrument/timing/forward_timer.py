@@ -1,4 +1,4 @@
-"""Times each module's forward over one step with a clock at module borders: what is left where no profiler can run."""
+"""Times each module's forward over one step, with a clock at module borders; used where no profiler can run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ForwardTimer:
 
     Args:
         root: the model.
-        new_clock: makes what stamps the borders; it returns None where the device cannot be timed.
+        new_clock: makes the clock that stamps the borders; it returns None if the device cannot be timed.
     """
 
     def __init__(self, root: nn.Module, new_clock: Callable[[], Clock[Any] | None]) -> None:
@@ -35,10 +35,10 @@ class ForwardTimer:
         self.lost: str | None = None
 
     def warm_up(self) -> None:
-        """Nothing needs it."""
+        """Nothing to do."""
 
     def start(self, index: int) -> None:
-        """The step begins, or the next of its batches does."""
+        """The step begins, or the next one of its batches."""
         if self._timer is not None or self.lost is not None:
             return
         try:
@@ -53,7 +53,7 @@ class ForwardTimer:
             self._failed(error)
 
     def enter(self, part: str) -> None:
-        """*part* begins; of a forward, what no module's call takes is the root's own."""
+        """*part* begins; in a forward, time outside of module calls is the root's own."""
         scope = ExitStack()
         self._parts.append(scope)
         if part == "forward" and self._timer is not None:
@@ -80,7 +80,7 @@ class ForwardTimer:
             self._failed(error)
 
     def give_up(self) -> None:
-        """Take the hooks down."""
+        """Remove the hooks."""
         while self._parts:
             self.leave()
         self._timer = None

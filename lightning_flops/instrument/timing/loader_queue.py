@@ -1,7 +1,7 @@
-"""How full the queues are that DataLoader workers fill: whether a step that is timed lives on batches made before it.
+"""How full the queues of DataLoader workers are: shows whether timed steps use batches that were fetched before them.
 
-A step that was slowed down, as a counted one is, gives the workers time to fetch ahead. A loop that is faster than its
-loader then consumes those batches first, without any waiting, and only after that waits as it does in the long run.
+A slow step, such as a counted one, gives the workers time to fetch ahead. If the loop is faster than its loader, it
+uses those batches first, without any waiting. Only after that does it wait as it does in the long run.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from lightning_flops.instrument.torch_private.loading import fetched_ahead, has_
 
 
 class FeedState(Enum):
-    """What the training loop lives on."""
+    """The state of the queue that feeds the training loop."""
 
     EMPTY = "empty"
-    """The queue is empty: the loop waits for the workers, and goes on waiting."""
+    """The queue is empty: the loop waits for the workers, and will go on waiting."""
     KEEPS_UP = "keeps up"
-    """Batches lie ready, and a worker has nothing to do: a queue is full."""
+    """Batches are ready, and a worker has nothing to do: a queue is full."""
     DRAINING = "draining"
-    """Batches lie ready, but all workers are busy: the loop consumes batches faster than they are made."""
+    """Batches are ready, but all workers are busy: the loop uses batches faster than they are made."""
 
 
 class Backlog(NamedTuple):
-    """Batches of one loader, right before one is consumed."""
+    """Batches of one loader, right before one is used."""
 
     ready: int
-    """Made, and not consumed."""
+    """Made, and not used yet."""
     behind: int
-    """Ordered from the workers, and not made."""
+    """Ordered from the workers, and not made yet."""
     workers: int
 
     @property
     def state(self) -> FeedState:
-        """What the loop lives on if this loader is its only one."""
+        """The loop's state if this loader is its only one."""
         if self.ready == 0:
             return FeedState.EMPTY
         return FeedState.KEEPS_UP if self.behind < self.workers else FeedState.DRAINING
@@ -46,21 +46,21 @@ class Feed(Protocol):
     """What feeds the training loop."""
 
     def state(self) -> FeedState | None:
-        """What the loop lives on right after a step; None if nobody can tell."""
+        """The queue's state right after a step; None if not known."""
 
     def least_steps(self) -> int:
-        """Steps after a pause until the state tells the long run: until every worker had something to do again."""
+        """Steps after a pause until the state is that of the long run: until every worker had something to do again."""
 
     def rhythm_steps(self) -> int:
-        """Steps after which the waiting of a loop that waits begins anew."""
+        """Number of steps after which the waits of a waiting loop repeat."""
 
 
 class LoaderQueue:
-    """The queues of the training loop's DataLoaders, by the loader that limits the loop.
+    """The queues of the training loop's DataLoaders; the loader that limits the loop decides the state.
 
     Args:
-        backlogs: looks into the queues as they are now.
-        batches_a_step: batches that one global step consumes of each.
+        backlogs: reads the queues as they are now.
+        batches_a_step: batches of each loader that one global step uses.
     """
 
     def __init__(self, backlogs: Callable[[], Sequence[Backlog]], *, batches_a_step: int) -> None:
@@ -68,42 +68,42 @@ class LoaderQueue:
         self._batches_a_step = batches_a_step
 
     def state(self) -> FeedState | None:
-        """What the training loop lives on; None if no queue can be looked into."""
+        """The state of the queue that limits the loop; None if no queue can be read."""
         states = {backlog.state for backlog in self._backlogs()}
         limiting = (FeedState.EMPTY, FeedState.DRAINING, FeedState.KEEPS_UP)
         return next((state for state in limiting if state in states), None)
 
     def least_steps(self) -> int:
-        """Steps after a pause until every worker had something to do again; 0 if no queue can be looked into."""
+        """Steps after a pause until every worker had something to do again; 0 if no queue can be read."""
         workers = max((one.workers for one in self._backlogs()), default=-1)
         return math.ceil((workers + 1) / self._batches_a_step)
 
     def rhythm_steps(self) -> int:
-        """Steps after which a loop that waits for its loader has gone once around all workers.
+        """Steps in which a loop that waits for its loader goes once around all workers.
 
-        Workers that start together deliver together: the loop waits long for the first of their batches and not at all
-        for the others, so that only whole rounds have the wait of the long run.
+        Workers that start together deliver together: the loop waits long for the first of their batches, and not at all
+        for the others. So only whole rounds have the wait of the long run.
         """
         workers = max((one.workers for one in self._backlogs() if one.state is FeedState.EMPTY), default=1)
         return workers // math.gcd(workers, self._batches_a_step)
 
 
 def batches_ahead(loader: Any) -> int:
-    """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
+    """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 without workers."""
     return fetched_ahead(loader)
 
 
 def backlogs_of(iterators: Iterable[Any], *, note: Callable[[str], None]) -> list[Backlog]:
-    """The queues of those of a run's loader iterators that have worker processes.
+    """The queues of a run's loader iterators, as far as they have worker processes.
 
     Args:
         iterators: of any kind.
-        note: gets a sentence for the report if a queue cannot be looked into.
+        note: gets a sentence for the report if a queue cannot be read.
     """
     try:
         return [backlog_of(iterator) for iterator in iterators if has_workers(iterator)]
     except (AttributeError, NotImplementedError, TypeError) as error:
-        # The queues are private to torch; and some systems do not tell how long a queue between processes is.
+        # The queues are private to torch, and some systems do not give the length of a queue between processes.
         note(
             f"How full the data loader's queue is could not be seen ({type(error).__name__}: {error}): if the loop is "
             "faster than its loader, the first timed steps may live on batches that were fetched ahead."
@@ -116,7 +116,7 @@ def backlog_of(iterator: Any) -> Backlog:
 
     Raises:
         AttributeError, TypeError: this torch keeps them in another way.
-        NotImplementedError: the system does not tell.
+        NotImplementedError: the system does not give the length of a queue.
     """
     queues = worker_queues(iterator)
     return Backlog(ready=queues.ready, behind=max(0, queues.ordered - queues.ready), workers=queues.workers)

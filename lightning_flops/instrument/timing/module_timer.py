@@ -1,4 +1,4 @@
-"""How long each module's forward takes, from a clock handed in."""
+"""How long each module's forward takes, by a clock that the caller passes in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_flops.text.printable import package_logger
 logger = package_logger(__name__)
 
 _MOST_BORDERS = 100_000
-"""Stored between two forwards at most, so that a timer that is never left does not fill the memory."""
+"""Most stamps stored between two forwards, so that a timer that is never left does not fill the memory."""
 
 
 @dataclass(slots=True)
@@ -36,16 +36,16 @@ class _Call:
 class ModuleTimer:
     """Times the forwards of a model's modules on the thread that entered it.
 
-    At every border between two modules one stamp is stored with the name of the module that runs from there; they are
-    added up when they are asked for, and between two forwards when there are many. A module's own time is what no
-    module inside it takes, so the times of all modules add up to that of the outermost calls. What a module hook of
-    ours takes is nobody's. Forwards that a backward runs (activation checkpointing) are not forwards.
+    At every border between two modules we store one stamp, with the name of the module that runs from there. The times
+    are added up when they are asked for, and between two forwards if there are many stamps. A module's own time is the
+    time in none of the modules inside it, so the times of all modules add up to the time of the outermost calls. The
+    time of our own hooks belongs to no module. Forwards that a backward runs (activation checkpointing) are left out.
 
     Args:
-        root: the model; calls of other modules are their caller's.
-        clock: stamps the borders; None: nothing can be timed on this device, only calls are heard.
-        abandon: called as soon as an outermost call is left by an exception, if everything of ours can be taken off
-            torch there and then; else when the next module is called.
+        root: the model; calls of other modules belong to their caller.
+        clock: stamps the borders; None: nothing can be timed on this device, and we only count calls.
+        abandon: called as soon as an outermost call ends by an exception, if everything of ours can be removed from
+            torch at that moment; otherwise when the next module is called.
     """
 
     def __init__(self, root: nn.Module, clock: Clock[Any] | None, *, abandon: Callable[[], None]) -> None:
@@ -63,17 +63,17 @@ class ModuleTimer:
         self._undo = ExitStack()
         self._hears_last: Callable[[], bool] = lambda: False
         self.outermost_calls = 0
-        """Calls of the root, or of a module below it that none above it called."""
+        """Calls of the root, or of a module below it that was called from outside."""
 
     def __enter__(self) -> ModuleTimer:
-        """Puts the hooks up."""
+        """Puts up the hooks."""
         with ExitStack() as undo:
             self._hears_last = undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
             self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Takes the hooks down; what is running ends here."""
+        """Removes the hooks; calls that are running end here."""
         self._undo.close()
         if self._running:
             self._running.clear()
@@ -81,7 +81,7 @@ class ModuleTimer:
 
     @contextmanager
     def in_root(self) -> Iterator[None]:
-        """Inside, time that no module's forward takes is the root's own: for a call that is not a forward."""
+        """Inside, time outside of module forwards is the root's own: for a call that is not a forward."""
         self.outermost_calls += 1
         self._running.append(_Call(None, "", None))
         self._border("")
@@ -93,14 +93,14 @@ class ModuleTimer:
                 self._border(None)
 
     def seconds(self) -> dict[str, float] | None:
-        """Own seconds of each module so far, by name; None if the device has no clock we read or timing failed."""
+        """Own seconds of each module so far, by name; None if we cannot time the device, or if timing failed."""
         if self._clock is None or self._failed:
             return None
         self._add_up()
         return dict(self._own_sec)
 
     def _add_up(self) -> None:
-        """Turns all borders but the last into seconds."""
+        """Turns all stored stamps but the last into seconds."""
         if self._clock is None or not self._stamps:
             return
         self._clock.settle()
@@ -133,7 +133,7 @@ class ModuleTimer:
                 self._border(None, begun)
             running.append(_Call(module, name, sys.exc_info()[1]))
             self._border(name)
-        except Exception:  # whatever it is: this runs in the user's step, and the latencies become n/a
+        except Exception:  # this runs in the user's step, so it must not raise; the latencies become n/a
             self._fail()
 
     def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -144,7 +144,7 @@ class ModuleTimer:
             running = self._running
             depth = len(running) - 1
             while depth >= 0 and running[depth].module is not module:
-                depth -= 1  # what was left without a word, by an error that skips hooks, stands above it
+                depth -= 1  # the calls above it ended by an error that skips hooks
             if depth < 0:
                 return
             if begun is not None:
@@ -166,14 +166,14 @@ class ModuleTimer:
             self._fail()
 
     def _host_stamp(self) -> Any:
-        """Where a hook begins, if its time must not be a module's.
+        """A stamp of the beginning of a hook, if its time must be left out of the modules' times.
 
-        None on a device: an event costs the host time and not the device, so one between two modules is enough.
+        None on a device: an event takes the host's time and not the device's, so one between two modules is enough.
         """
         return self._clock.stamp() if self._hides_hooks and self._clock is not None else None
 
     def _on_raised(self) -> None:
-        # Torch is going through its global hooks: to take one of them away is safe for the last one alone.
+        # Torch is going through its global hooks, and it is only safe to remove one if it is the last.
         if self._hears_last():
             self._abandon()
         else:

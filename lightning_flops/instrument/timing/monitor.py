@@ -14,10 +14,10 @@ from lightning_flops.records import BatchTotals, Extremes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorReading:
-    """What went by between two readings, on this rank."""
+    """Batches between two readings, on this rank."""
 
     seconds: float
-    """Wall time, less what was excluded."""
+    """Wall time, without what was excluded."""
     data_wait_sec: float | None
     """Host time inside the data loader; None if no wait was seen."""
     batches: int
@@ -25,16 +25,16 @@ class MonitorReading:
     samples: int | None
     """None if the size of a batch was not known."""
     counted_signature: bool
-    """Every step had the batch shapes of the step whose FLOPs are known."""
+    """Whether every step had the batch shapes of the step whose FLOPs are known."""
 
 
 Describe = Callable[[Shapes, int, bool], tuple[int | None, bool]]
-"""From a batch's shapes, its optimizer attempts and whether it ended a step: its samples, and whether the step that it
-ended was like the counted one."""
+"""Gets a batch's shapes, its optimizer attempts and whether it ended a step. Returns its samples, and whether the step
+that it ended was like the counted one."""
 
 
 class _Clocks(NamedTuple):
-    """What the monitor's clocks showed at one moment; all but the first only ever grow while the run trains."""
+    """The monitor's sums at one moment; all but the time itself only grow while the run trains."""
 
     at: float
     excluded_sec: float
@@ -43,7 +43,7 @@ class _Clocks(NamedTuple):
 
 
 class _Event(Enum):
-    """What an entry of the log tells of; what follows in it."""
+    """The kind of an entry in the log. The comment says what the entry contains."""
 
     FETCH = "fetch"  # when it began and ended
     BATCH = "batch"  # when it ended, its samples, whether it ended a step, and whether that was like the counted one
@@ -55,18 +55,18 @@ class _Event(Enum):
 _FETCH, _BATCH, _PASSED, _EXCLUDE, _INCLUDE = _Event
 
 LONGEST_LOG = 1000
-"""Entries that wait to be gone through at most: a few hundred kilobytes."""
+"""Most entries that the log holds before it is added up: a few hundred kilobytes."""
 
 
 class Monitor:
     """Adds up batches, samples and data wait until it is read, and over the whole run.
 
-    It is called at every batch from inside training loops whose steps may take less than a millisecond, and there code
-    that ran a step ago is in no cache any more: so a batch only leaves a line in a log, which is gone through later.
+    It is called at every batch, in training loops whose steps may take less than a millisecond. There, code that ran a
+    step ago is no longer in the processor's cache. So a batch only adds an entry to a log, which is added up later.
 
     Args:
         now: the host's clock, in seconds.
-        describe: tells of a batch that ``passed`` what ``batch`` is told at once; it is asked for each in order.
+        describe: returns, for a batch given to ``passed``, what ``batch`` gets at once; called in order for each.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe | None = None) -> None:
@@ -76,7 +76,7 @@ class Monitor:
         self._excluded_sec = 0.0
         self._wait_sec = 0.0
         self._fetches = 0
-        self._excluded_since = 0.0  # means something while there is a reason only
+        self._excluded_since = 0.0  # only valid while there is a reason
         self._fetch_since: float | None = None
         self._log: list[tuple[Any, ...]] = []
         self._cost = _Spread()
@@ -89,10 +89,10 @@ class Monitor:
         self._counted_signature = True
         self._before = self._read_from = self._clocks(now())
 
-    # ---- what goes by
+    # ---- events
 
     def restart(self) -> None:
-        """Forget what went by since the last batch and the last reading: the next of each begin here."""
+        """Drop what happened since the last batch and the last reading: the next batch and reading begin here."""
         self.add_up()
         now = self._now()
         self._cut_exclusion(now)
@@ -100,18 +100,18 @@ class Monitor:
         self._before = self._clocks(now)
 
     def fetch_begins(self) -> None:
-        """The loop turns to the data loader."""
+        """The loop asks the data loader for a batch."""
         self._fetch_since = self._now()
 
     def fetch_ends(self) -> None:
-        """The data loader has delivered."""
+        """The data loader has delivered the batch."""
         since = self._fetch_since
         if since is not None:
             self._log.append((_FETCH, since, self._now()))
             self._fetch_since = None
 
     def exclude(self, reason: str) -> None:
-        """From here until ``include`` with the same *reason* the run does something else than training."""
+        """From here until ``include`` with the same *reason*, the run does something other than training."""
         self._log.append((_EXCLUDE, self._now(), reason))
 
     def include(self, reason: str) -> None:
@@ -125,7 +125,7 @@ class Monitor:
             self.add_up()
 
     def passed(self, shapes: Shapes, updates: int, ends_step: bool) -> int:
-        """A batch went through the loop, and what else there is to know of it is asked for later.
+        """A batch went through the loop; ``describe`` is asked about it later.
 
         Args:
             shapes: shapes of its tensors.
@@ -133,15 +133,15 @@ class Monitor:
             ends_step: a step ended with it.
 
         Returns:
-            No fewer than the batches of which nothing has been asked yet.
+            At least the number of batches that ``describe`` has not been asked about yet.
         """
         self._log.append((_PASSED, self._now(), shapes, updates, ends_step))
         return len(self._log)
 
-    # ---- what it comes to
+    # ---- sums
 
     def read(self) -> MonitorReading:
-        """What went by since the last reading; the next one begins here."""
+        """The batches since the last reading; the next reading begins here."""
         self.add_up()
         now = self._now()
         self._cut_exclusion(now)
@@ -158,7 +158,7 @@ class Monitor:
         return reading
 
     def totals(self) -> BatchTotals:
-        """All batches of the run but those that ``restart`` made forget."""
+        """All batches of the run, except those that ``restart`` dropped."""
         self.add_up()
         return BatchTotals(
             batches=self._cost.number,
@@ -169,7 +169,7 @@ class Monitor:
         )
 
     def add_up(self) -> None:
-        """Go through the log: after this every batch has been asked for."""
+        """Add up the log; afterwards ``describe`` has been asked about every batch."""
         log, self._log = self._log, []
         for event, at, *rest in log:
             if event is _FETCH:
@@ -224,7 +224,7 @@ class Monitor:
         return _Clocks(now, self._excluded_sec, self._wait_sec, self._fetches)
 
     def _cut_exclusion(self, now: float) -> None:
-        """Book what has been excluded up to *now*; what follows is booked by ``include``."""
+        """Book the time that was excluded up to *now*; ``include`` books the rest."""
         if self._reasons:
             self._excluded_sec += now - self._excluded_since
             self._excluded_since = now

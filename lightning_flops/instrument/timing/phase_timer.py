@@ -1,8 +1,7 @@
-"""Exclusive seconds of each part of a step, from a clock handed in.
+"""Exclusive seconds of each part of a step, by a clock that the caller passes in.
 
-A step is a run of consecutive intervals. At every border the timer stores one stamp and what happens there, and nothing
-else: training runs inside the very parts that are timed, so what a border takes is in their time. What the borders come
-to is worked out when the step has ended.
+A step is a series of consecutive intervals. At every border the timer only stores one stamp and what happens there: the
+time that a border takes is part of the times that we measure. The sums are worked out when the step has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Mark(NamedTuple):
 
     part: TimePhase | str
     counts: bool = True
-    """It is a forward, a backward or an update by itself, and not something that belongs to one."""
+    """Whether it is a forward, a backward or an update by itself, and not only something that belongs to one."""
 
 
 class _Pause(NamedTuple):
@@ -54,7 +53,7 @@ class StepMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """What the borders of one step come to, in seconds."""
+    """The times of one step, in seconds."""
 
     seconds: PhaseSeconds
     reader_sec: float
@@ -64,9 +63,9 @@ class StepTimes:
 class PhaseTimer:
     """Collects the borders of one step after the other.
 
-    Parts nest, and the innermost counts: an optimizer step that calls a closure is optimizer time, less the forward
-    and backward inside it. A part whose name is no phase (``validation``, ``checkpoint``) is time that the step does
-    not own; everything inside such a part is left out with it.
+    Parts nest, and time belongs to the innermost: an optimizer step that calls a closure is optimizer time, without the
+    forward and backward inside it. A part whose name is not a phase (``validation``, ``checkpoint``) does not belong to
+    the step, and neither does anything inside it.
     """
 
     def __init__(self, clock: Clock[Any]) -> None:
@@ -87,11 +86,11 @@ class PhaseTimer:
     def enter(self, mark: Mark) -> None:
         """A part begins, inside whatever is running."""
         self._events.append(mark)
-        self._stamps.append(self._stamp())  # last: what came before is not in the part's time
+        self._stamps.append(self._stamp())  # last, so that the line before is not in the part's time
 
     def leave(self) -> None:
         """The part entered last ends."""
-        self._stamps.append(self._stamp())  # first: what follows is not in its time
+        self._stamps.append(self._stamp())  # first, so that the next line is not in the part's time
         self._events.append(None)
 
     def claim(self, part: TimePhase) -> None:
@@ -103,11 +102,11 @@ class PhaseTimer:
         self._happens(_Pause(name))
 
     def resume(self) -> None:
-        """Time is the step's again."""
+        """Time belongs to the step again."""
         self._happens(_RESUME)
 
     def go_on(self) -> None:
-        """The step begins here: what ran since the last one ended was the profiler's own, and belongs to neither."""
+        """The step begins here: since the last one ended only the profiler ran, and that time belongs to no step."""
         if not self._events:
             self._stamps = [self._stamp()]
 
@@ -156,7 +155,7 @@ class PhaseTimer:
         self._stamps.append(self._stamp())
 
     def _current(self) -> str:
-        """The part that runs now, by what has been gone through."""
+        """The part that is running, by the events so far."""
         if self._pause is not None:
             return self._pause
         for part in self._open:

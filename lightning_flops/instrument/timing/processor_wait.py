@@ -1,4 +1,4 @@
-"""Whether the thread that trains got a processor whenever it was ready to run, told from counters of the system."""
+"""Whether the thread that trains had a processor whenever it was ready to run, by the system's counters."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 LEAST_SEC = 1.0
-"""Less than this says little: one other process that wakes up for a moment is a large share of it."""
+"""A shorter time says little: another process that wakes up for a moment is a large share of it."""
 WORTH_TELLING = 0.05
-"""From this share on the times and rates are those of a run that had less than it could use."""
+"""From this share on we report it: the times and rates are those of a run that had too little processor time."""
 
 _CALLING_THREAD = Path("/proc/thread-self/schedstat")
 _MACHINE = Path("/proc/stat")
 _IDLE, _WAITS_FOR_DISK, _STOLEN, _GUEST = 3, 4, 7, 8
-"""Places among the times of all processors; from the last on they are parts of earlier ones."""
+"""Columns in the times of all processors; the columns from the last one on are parts of earlier columns."""
 
 
 class Counters(NamedTuple):
-    """What the system has counted until now; it only grows. None: this system does not tell."""
+    """The system's counters; they only grow. None: this system does not have the counter."""
 
     waited_sec: float | None
     """How long the calling thread was ready to run and had no processor."""
     wanted_ticks: int | None
-    """Processor time that somebody on this machine was ready to use, in some unit."""
+    """Processor time that anything on this machine was ready to use, in some unit."""
     stolen_ticks: int | None
-    """What of it the hypervisor gave to other machines."""
+    """The part of it that the hypervisor gave to other machines."""
 
 
 def read_counters() -> Counters:
     """Linux's counters of the calling thread and of the machine."""
     try:
         waited_sec = int(_CALLING_THREAD.read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):  # another system, or one that keeps no such counts
+    except (OSError, ValueError, IndexError):  # not Linux, or a Linux without these counters
         waited_sec = None
     try:
         with _MACHINE.open() as file:
@@ -45,10 +45,10 @@ def read_counters() -> Counters:
 
 
 class ProcessorWatch:
-    """Looks at the counters where a stretch of steps begins and ends.
+    """Reads the counters where a series of timed steps begins and ends.
 
     It sees what keeps the calling thread from running: other processes and threads, a limit on the processor time of
-    this container, and other machines on the same host. Threads that help this one are not looked at.
+    this container, and other machines on the same host. It does not watch the threads that help this one.
 
     Args:
         read: the counters now.
@@ -64,7 +64,7 @@ class ProcessorWatch:
         self._sentences: tuple[str, ...] = ()
 
     def follow(self, *, timed: bool) -> None:
-        """Say at every step whether the next is timed."""
+        """Call this at every step, to say whether the next is timed."""
         if timed and self._began is None:
             self._began = (self._now(), self._read())
         elif not timed and self._began is not None:
@@ -72,7 +72,7 @@ class ProcessorWatch:
             self._sentences = _in_words(before, self._read(), seconds=self._now() - since)
 
     def sentences(self) -> tuple[str, ...]:
-        """What is worth telling of the latest timed steps; empty if they had the processors that they wanted."""
+        """Sentences for the report on the latest timed steps; empty if they had the processor time they needed."""
         self.follow(timed=False)
         return self._sentences
 
@@ -82,7 +82,7 @@ def _in_words(before: Counters, after: Counters, *, seconds: float) -> tuple[str
         return ()
     found = []
     if before.waited_sec is not None and after.waited_sec is not None:
-        # A wait is counted when it ends: one that began before may come on top.
+        # A wait is counted when it ends, so a wait that began earlier may be included.
         share = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
         if share >= WORTH_TELLING:
             found.append(

@@ -1,4 +1,4 @@
-"""Marks that torch.profiler writes into a trace: one around every forward of a module, and one for any name."""
+"""Marks that torch.profiler writes into a trace, one around every forward of a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = package_logger(__name__)
 
 
 class ModuleMarks:
-    """Marks every module's forward, on every thread, those that a backward repeats too."""
+    """Marks every module's forward, on every thread, including forwards that a backward repeats."""
 
     def __init__(self, root: nn.Module) -> None:
         self._names = ModuleNames(root)
@@ -25,7 +25,7 @@ class ModuleMarks:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A forward begins."""
-        # These two run for every module of the step: they call little.
+        # enter and leave run for every module of the step, so they make few calls.
         try:
             try:
                 stack = self._local.stack
@@ -49,7 +49,7 @@ class ModuleMarks:
             stack = self._local.stack
             for depth in range(len(stack) - 1, -1, -1):
                 if stack[depth][0] is module:
-                    # What stands above it was left without a word, by an error that skips hooks.
+                    # The forwards above it ended by an error that skips hooks.
                     while len(stack) > depth:
                         stack.pop()[2].__exit__(None, None, None)
                     return

@@ -1,4 +1,4 @@
-"""The raw events of torch.profiler as columns, without the file that it would write of them."""
+"""Reads the raw events of torch.profiler as columns, without writing them to a trace file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _READERS = (
     "sequence_nr",
     "start_ns",
 )
-"""What raw events are asked; a torch whose events do not answer has its trace read from a file."""
+"""The methods of raw events that we call. If this torch's events lack one, we read the trace from a file."""
 
 _HOST_CATEGORIES = frozenset(("cpu_op", "user_annotation", "cpu_instant_event", "python_function"))
-"""Of these raw events tell all that a file does; a trace with any other is read from its file."""
+"""For these categories raw events contain all that a file does. A trace with any other is read from its file."""
 
 _COMMUNICATES = re.compile(r"(gloo|mpi|ucc):")
 """Scopes in which a process group of the host communicates."""
 
 
 def columns_of(events: list[Any]) -> TraceColumns | None:
-    """The events as columns; None if a device took part, or this torch's events do not tell enough."""
+    """The events as columns; None if a device took part, or if this torch's events do not contain enough."""
     if not events or not all(hasattr(events[0], name) for name in _READERS):
         return None
     categories: dict[str, int] = {}
@@ -55,7 +55,7 @@ def columns_of(events: list[Any]) -> TraceColumns | None:
         sequence=sequence,
         forward_thread=array(
             "q",
-            # Only a node has both; most operators have neither.
+            # Only a node has a sequence number and a forward thread; most operators have neither.
             [event.fwd_thread_id() if one >= 0 else -1 for event, one in zip(events, sequence, strict=True)],
         ),
         memory_thread=array("i", [thread[place] for place in memory]),
@@ -66,7 +66,7 @@ def columns_of(events: list[Any]) -> TraceColumns | None:
 
 
 def _inputs(events: list[Any], names: Mapping[str, int]) -> dict[int, tuple[list[Any], list[Any]]]:
-    """Shapes and dtypes of what each scope such as ``gloo:all_reduce`` sends, by its place, if shapes were recorded."""
+    """Shapes and dtypes that each scope such as ``gloo:all_reduce`` sends, by its place, if shapes were recorded."""
     if not any(_COMMUNICATES.match(name) for name in names):
         return {}
     scopes = ((place, event) for place, event in enumerate(events) if _COMMUNICATES.match(event.name()))

@@ -1,6 +1,6 @@
-"""One step under torch.profiler, with marks around modules and phases, and what it recorded.
+"""Runs one step under torch.profiler, with marks around modules and phases, and keeps what it recorded.
 
-The profiler of the user always wins: ours does not start beside one, and stops when one is set up.
+The user's profiler always has priority: ours does not start beside one, and stops when one is set up.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ logger = package_logger(__name__)
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "6"
-"""From this level on Kineto does not announce every start and stop on stderr."""
+"""At this level Kineto does not report every start and stop on stderr."""
 
 
 class StepTracer:
     """Traces steps: ``warm_up`` ahead, ``start`` at each batch, ``stop`` after the last, ``enter``/``leave`` the parts.
 
-    Nothing of it reaches the step: not its failures, and not the profiler's, which a profiler of the user's ends.
+    No failure reaches the step: neither one of ours, nor one of the profiler when a profiler of the user's ends it.
 
     Args:
         root: the model whose modules are marked.
@@ -47,7 +47,7 @@ class StepTracer:
         record_shapes: record the shapes of operators' inputs.
         profile_memory: record allocations and frees.
         with_stack: record the Python calls.
-        keep_file: write a trace file, also where the events can be read without one.
+        keep_file: write a trace file, even if the events can be read without one.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class StepTracer:
         self.record: TracedStepRecord | None = None
         """The latest step that was traced to its end."""
         self.lost: str | None = None
-        """Why something cannot be traced, in a sentence; None as long as all can be."""
+        """Why something cannot be traced, in a sentence; None if everything can."""
 
     # ---- the schedule
 
     def warm_up(self) -> None:
-        """The next step will be traced: put up the marks, and let a device's tracing start before it counts."""
+        """The next step will be traced: put up the marks, and start a device's tracing early."""
         if self._marks is not None or self.lost is not None:
             return
         try:
@@ -98,7 +98,7 @@ class StepTracer:
             self._failed(error)
 
     def start(self, index: int) -> None:
-        """The step begins, or the next of its batches does.
+        """The step begins, or the next one of its batches.
 
         Args:
             index: steps of this fit before it.
@@ -127,7 +127,7 @@ class StepTracer:
             self._failed(error)
 
     def enter(self, part: str) -> None:
-        """*part* of the step begins; work of a forward that no module call owns is the root's."""
+        """*part* of the step begins; in a forward, work outside of module calls is the root's."""
         if self._recording:
             mark = profiling.new_mark(phase_mark(part))
             mark.__enter__()
@@ -139,10 +139,10 @@ class StepTracer:
             self._phases.pop().__exit__(None, None, None)
 
     def stop(self, signature: StepSignature) -> None:
-        """The last step is over: keep what was recorded; nothing stays on torch.
+        """The last step is over: keep what was recorded, and remove everything from torch.
 
         Args:
-            signature: the steps'.
+            signature: of the steps.
         """
         if not self._recording:
             return
@@ -167,7 +167,7 @@ class StepTracer:
             self._failed(error)
 
     def give_up(self) -> None:
-        """Whatever is under way ends here; nothing of ours stays on torch. What was traced before stays."""
+        """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
         self._close_marks()
         profiler, self._profiler = self._profiler, None
         prepared, recording = self._prepared, self._recording
@@ -176,7 +176,7 @@ class StepTracer:
             try:
                 with self._by_us():
                     if not recording:
-                        profiler.start_trace()  # Kineto forgets what it prepared in no other way
+                        profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
                     profiler.stop_trace()
             except Exception:
                 logger.warning("torch.profiler could not be stopped", exc_info=True)
@@ -217,7 +217,7 @@ class StepTracer:
         self._step_mark.__enter__()
 
     def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        whole = weakref.ref(self)  # a patch outlives its undoing until somebody collects the garbage
+        whole = weakref.ref(self)  # an undone patch may live until the next garbage collection
 
         def begin(*args: Any, **kwargs: Any) -> Any:
             tracer = whole()
@@ -265,7 +265,7 @@ class StepTracer:
         )
 
     def _export(self, profiler: Any) -> str:
-        """The trace as a file of torch's own writing, which goes when this tracer does."""
+        """Let torch write the trace to a file, which is deleted with this tracer."""
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="lightning_flops-")
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -275,7 +275,7 @@ class StepTracer:
 
 
 def _other_profiler() -> str | None:
-    """The profiler that is on, or may be switched on any moment, in words; None if there is none."""
+    """The user's profiler that is on, or may be switched on at any moment, in words; None if there is none."""
     if profiling.profiler_is_recording():
         return "another profiler is running"
     if profiling.profiler_is_set_up():
@@ -285,7 +285,7 @@ def _other_profiler() -> str | None:
 
 @contextmanager
 def _silent_kineto() -> Iterator[None]:
-    """Kineto, which reads its log level when it is first used, does not announce our trace on stderr."""
+    """Inside, Kineto does not report our trace on stderr. It reads its log level when it is first used."""
     if _LOG_LEVEL in os.environ:
         yield
         return
@@ -297,18 +297,18 @@ def _silent_kineto() -> Iterator[None]:
 
 
 def _rank() -> int:
-    """This process's rank; 0 in a run of one."""
+    """This process's rank; 0 without a process group."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 class _ProcessorUse:
-    """Seconds of processor time from its making on: this process's, and the whole machine's where psutil is there."""
+    """Seconds of processor time since it was made: of this process, and with psutil of the whole machine."""
 
     def __init__(self) -> None:
         self._start = self._now()
 
     def so_far(self) -> dict[str, float]:
-        """What went by, by the names under which a trace keeps it."""
+        """The seconds so far, by the names that they have in a trace."""
         return {name: now - self._start[name] for name, now in self._now().items() if name in self._start}
 
     @staticmethod
@@ -317,7 +317,7 @@ class _ProcessorUse:
         try:
             machine = import_module("psutil").cpu_times()
             idle = machine.idle + getattr(machine, "iowait", 0.0)
-            # Linux has the time of guests in that of their hosts already.
+            # On Linux the hosts' time already includes the guests' time.
             total = sum(machine) - getattr(machine, "guest", 0.0) - getattr(machine, "guest_nice", 0.0)
             times |= {"system_busy_sec": total - idle, "system_idle_sec": idle}
         except Exception:  # not installed, or not on this system

@@ -1,4 +1,4 @@
-"""Which steps after the timed ones are traced, and by what, until one is that can be compared with the counted step."""
+"""Which steps after the timed ones are traced, and by which tracer, until one can be compared with the counted step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lightning_flops.config import TraceSchedule
 from lightning_flops.records import ModuleSecondsRecord, StepSignature, TracedStepRecord
 
 _LEAST_TRIES = 3
-"""So many cycles are run, whatever the schedule says, until a step has the counted step's signature."""
+"""Up to this many cycles run, whatever the schedule says, until a step has the counted step's signature."""
 
 
 class Tracer(Protocol):
-    """What records one step, or several in a row; it never raises."""
+    """Records one step, or several in a row; it never raises."""
 
     @property
     def record(self) -> TracedStepRecord | ModuleSecondsRecord | None:
@@ -21,13 +21,13 @@ class Tracer(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Why something cannot be recorded, in a sentence; None as long as all can be."""
+        """Why something cannot be recorded, in a sentence; None if everything can."""
 
     def warm_up(self) -> None:
         """The next step, or the one after it, will be recorded."""
 
     def start(self, index: int) -> None:
-        """A step begins, or the next of its batches does.
+        """A step begins, or the next one of its batches.
 
         Args:
             index: steps of this fit before it.
@@ -40,21 +40,21 @@ class Tracer(Protocol):
         """The part entered last ends."""
 
     def stop(self, signature: StepSignature) -> None:
-        """The steps are over: keep what was recorded; nothing stays on torch.
+        """The steps are over: keep what was recorded, and remove everything from torch.
 
         Args:
-            signature: the steps'; where they differ, one that is not the counted step's.
+            signature: of the steps; if they differ, one that is not the counted step's.
         """
 
     def give_up(self) -> None:
-        """Whatever is under way ends here; nothing stays on torch. What was recorded before stays."""
+        """Stop recording, and remove everything from torch. What was recorded before stays."""
 
 
 class TraceCycles:
     """Runs the cycles of a schedule: wait, warm up, record.
 
     Args:
-        tracers: the one to use, and behind it those that take its place when it is lost.
+        tracers: the one to use, followed by those that replace it if it cannot record.
         schedule: how many steps of each kind make a cycle, and how many cycles there are.
     """
 
@@ -68,23 +68,23 @@ class TraceCycles:
         self._alike = False
         self._records: list[TracedStepRecord | ModuleSecondsRecord] = []
         self.over = not self._tracers
-        """No step will be recorded any more."""
+        """Whether no step will be recorded any more."""
         self.notes: list[str] = []
         """What could not be recorded, in sentences."""
 
     @property
     def traces(self) -> tuple[TracedStepRecord, ...]:
-        """What was traced, one of each cycle."""
+        """The traces, one of each cycle."""
         return tuple(record for record in self._records if isinstance(record, TracedStepRecord))
 
     @property
     def module_seconds(self) -> ModuleSecondsRecord | None:
-        """What was timed in place of a trace."""
+        """The module times that were taken instead of a trace."""
         return next((record for record in self._records if isinstance(record, ModuleSecondsRecord)), None)
 
     @property
     def waits(self) -> bool:
-        """The running step is left alone."""
+        """Whether the running step is left alone."""
         return self._position < self._schedule.wait
 
     def begin(self, is_alike: Callable[[StepSignature], bool]) -> None:
@@ -96,7 +96,7 @@ class TraceCycles:
         self._is_alike = is_alike
 
     def batch_begins(self, index: int) -> None:
-        """A batch begins, of the step before which *index* steps of this fit ended."""
+        """A batch begins; *index* steps of this fit came before its step."""
         if self.over:
             return
         tracer, schedule = self._tracers[0], self._schedule
@@ -117,7 +117,7 @@ class TraceCycles:
             self._tracers[0].leave()
 
     def step_ends(self, signature: StepSignature) -> None:
-        """A step is over, its last batch too."""
+        """A step is over, and so is its last batch."""
         if self.over:
             return
         schedule, before = self._schedule, self._position
@@ -141,7 +141,7 @@ class TraceCycles:
             self.over = True
 
     def give_up(self) -> None:
-        """Nothing more is recorded, and nothing stays on torch."""
+        """Stop recording for good, and remove everything from torch."""
         self.over = True
         for tracer in self._tracers:
             tracer.give_up()
@@ -152,7 +152,7 @@ class TraceCycles:
             self._records.append(record)
 
     def _look_at(self, tracer: Tracer) -> None:
-        """Have the next tracer take over from the next step on if *tracer* is lost."""
+        """If *tracer* cannot record, the next tracer takes over from the next step on."""
         if tracer.lost is None:
             return
         tracer.give_up()
