@@ -123,9 +123,12 @@ def render(tallies: Sequence[Tally], *, ran: str) -> str:
     lines = ["# Campaigns against both promises", ""]
     lines += ["Written by `make bench-faults`, which runs them again: the figures say what is, not what should be."]
     lines += [
-        "A line is drawn among all that run, those included that only call on to the function that a tap is around:"
+        "A line is drawn among those that run, but for two kinds: those on which nothing can fail, and those that"
     ]
-    lines += ["nothing of ours can fail there but the call, and nothing can guard it. The places tell them apart.", ""]
+    lines += [
+        "that only call on to the user's own function, which nothing of ours can guard (`benchmarks/fault_lines.py`).",
+        "",
+    ]
     lines += [f"*{ran}*", "", "| campaign | what it tries, and what then holds | tried | with a fault |"]
     lines += ["|---|---|---:|---:|"]
     lines += [f"| {each.campaign} | {each.promise} | {each.tried:,} | {each.faulty:,} |" for each in tallies]

@@ -1,18 +1,10 @@
-"""The text report as Markdown, for viewers that would wrap plain text."""
+"""Text as Markdown, for viewers that would wrap plain text."""
 
 from __future__ import annotations
 
 import re
 
-from lightning_flops.report.text import render_text
-from lightning_flops.schema.profile import Profile
-
 _SHORTEST_FENCE = 3
-
-
-def render_markdown(profile: Profile) -> str:
-    """The report on *profile* in a fenced code block, which keeps its columns in TensorBoard's text page."""
-    return fenced(render_text(profile))
 
 
 def fenced(text: str) -> str:

@@ -88,11 +88,9 @@ class Taps:
                     raise
                 finally:
                     try:
-                        if token is None:
-                            pass
-                        elif border.closed:
+                        if token is not None and border.closed:
                             self._session.leave_again()
-                        else:
+                        elif token is not None:
                             ends(token)
                             if returns is not None and not failed:
                                 returns(token, result)

@@ -17,7 +17,6 @@ from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.standalone import get_model_profile
 from lightning_flops.report.advice_text import render_advice_markdown
-from lightning_flops.report.markdown import render_markdown
 from lightning_flops.report.text import render_text
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.advice import Advice
@@ -125,7 +124,7 @@ def lines_of(text: str) -> list[str]:
 @given(hostile)
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_report_has_the_lines_that_it_has_with_harmless_names(name: str, suffix: str) -> None:
-    for render in (render_text, render_markdown, lambda profile: render_advice_markdown(profile.advice)):
+    for render in (render_text, lambda profile: render_advice_markdown(profile.advice)):
         texts = [
             render(renamed(PROFILES[name], with_suffix(one))) for one in (suffix, harmless(suffix))
         ]  # no word is left out: the longest one is hostile, too

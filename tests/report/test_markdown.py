@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.report.markdown import fenced, render_markdown
+from lightning_flops.report.markdown import fenced
 from lightning_flops.report.text import render_text
 from tests.report import windows
 from tests.report.windows import build_profile
@@ -21,12 +21,12 @@ def _shown_by_tensorboard(markdown: str) -> str:
 
 def test_report_is_one_code_block() -> None:
     profile = build_profile(windows.mlp_window(), config=ProfilerConfig())
-    assert render_markdown(profile) == f"```\n{render_text(profile)}```\n"
+    assert fenced(render_text(profile)) == f"```\n{render_text(profile)}```\n"
 
 
 def test_tensorboard_shows_the_report_to_the_last_character() -> None:
     profile = build_profile(windows.transformer_window(), config=ProfilerConfig())
-    shown = _shown_by_tensorboard(render_markdown(profile))
+    shown = _shown_by_tensorboard(fenced(render_text(profile)))
     assert shown.startswith("<pre><code>") and shown.endswith("</code></pre>")
     assert html.unescape(shown.removeprefix("<pre><code>").removesuffix("</code></pre>")) == render_text(profile)
 
