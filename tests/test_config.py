@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import json
 import math
 import os
@@ -17,7 +18,15 @@ import numpy as np
 import pytest
 
 from lightning_flops import ConfigError, LightningFlopsError, ProfilerConfig
-from lightning_flops.config import SETTINGS, TraceSchedule, with_settings_described
+from lightning_flops.config import (
+    ARGUMENTS,
+    SETTINGS,
+    SettingArguments,
+    TraceSchedule,
+    config_from,
+    takes_settings,
+    with_settings_described,
+)
 
 
 def refusal(**settings: Any) -> str:
@@ -467,3 +476,30 @@ def test_a_home_folder_may_be_written_short(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert ProfilerConfig.from_deepspeed_config("~/ds.json").enabled
+
+
+def test_every_setting_is_an_argument_with_a_type() -> None:
+    assert set(SettingArguments.__annotations__) == set(ARGUMENTS)
+    assert set(ARGUMENTS) == set(SETTINGS) - {"enabled", "tensorboard_dir"}
+
+
+def test_help_shows_every_setting_in_place_of_the_keywords() -> None:
+    @takes_settings
+    def profile(model: object, **settings: object) -> None:
+        """Profile it.
+
+        Raises:
+            ConfigError: a setting breaks its rule.
+        """
+
+    assert tuple(inspect.signature(profile).parameters) == ("model", *ARGUMENTS)
+    docstring = inspect.getdoc(profile) or ""
+    assert docstring.startswith("Profile it.\n\nArgs:\n")
+    assert "    timing_steps: How many steps are timed after the counted one. Default 20.\n" in docstring
+    assert docstring.endswith("ConfigError: a setting breaks its rule.")
+
+
+def test_arguments_make_a_config_and_a_wrong_name_is_refused_with_the_nearest() -> None:
+    assert config_from({"every": 5, "trace": None}, owner="profile") == ProfilerConfig(every=5)
+    with pytest.raises(ConfigError, match=r"timing_step is not a setting of profile, did you mean timing_steps\?"):
+        config_from({"timing_step": 5}, owner="profile")

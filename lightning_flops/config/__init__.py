@@ -3,6 +3,7 @@
 Each setting is written once, as a field of ``ProfilerConfig``: its default, what values it may have, what it does.
 """
 
+from lightning_flops.config.arguments import ARGUMENTS, SettingArguments, config_from, takes_settings
 from lightning_flops.config.settings import (
     SETTINGS,
     ProfilerConfig,
@@ -15,15 +16,19 @@ from lightning_flops.config.unknown_names import refuse_unknown
 from lightning_flops.config.values import BLOCK, DTYPE_NAMES, AdviceThresholds, TraceSchedule
 
 __all__ = [
+    "ARGUMENTS",
     "BLOCK",
     "DTYPE_NAMES",
     "SETTINGS",
     "AdviceThresholds",
     "ProfilerConfig",
     "Setting",
+    "SettingArguments",
     "TakenBlock",
     "TraceSchedule",
+    "config_from",
     "given_settings",
     "refuse_unknown",
+    "takes_settings",
     "with_settings_described",
 ]
