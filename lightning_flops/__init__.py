@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_flops.pytorch import count_flops as count_flops
     from lightning_flops.pytorch import count_offline as count_offline
     from lightning_flops.pytorch import get_model_profile as get_model_profile
+    from lightning_flops.pytorch import profile_training as profile_training
     from lightning_flops.pytorch import register_flop_formula as register_flop_formula
     from lightning_flops.report.deepspeed_units import bytes_to_string as bytes_to_string
     from lightning_flops.report.deepspeed_units import duration_to_string as duration_to_string
@@ -45,6 +46,7 @@ _MODULES = {
     "macs_to_string": "report.deepspeed_units",
     "number_to_string": "report.deepspeed_units",
     "params_to_string": "report.deepspeed_units",
+    "profile_training": "pytorch",
     "register_flop_formula": "pytorch",
     "render_text": "report.text",
 }
@@ -67,6 +69,7 @@ __all__ = [
     "macs_to_string",
     "number_to_string",
     "params_to_string",
+    "profile_training",
     "register_flop_formula",
     "render_text",
 ]

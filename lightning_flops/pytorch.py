@@ -1,26 +1,48 @@
-"""For any PyTorch loop: count what a block of code spends, or profile a model's forwards the way DeepSpeed does."""
+"""For any PyTorch loop: profile its training, count what a block of code spends, or profile a model's forwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
 
 from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
+from lightning_flops.doors.plain_context import LoopOutput, frame_of, optimizers_in
+from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
+from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
 from lightning_flops.instrument.module_scope import require_module
+from lightning_flops.session.results import ProfiledRun
+from lightning_flops.sinks.writers import is_writer
+from lightning_flops.text.json_text import shown
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from lightning_flops.schema.profile import Profile
+
+logger = package_logger(__name__)
+
+T = TypeVar("T")
 
 __all__ = [
+    "Batches",
     "FlopCounts",
     "FlopsProfiler",
+    "TrainingProfiler",
     "count_flops",
     "count_offline",
     "get_model_profile",
+    "profile_training",
     "register_flop_formula",
 ]
 
@@ -88,3 +110,186 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     """
     require_module(model)
     return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))
+
+
+@takes_settings
+def profile_training(
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    log_dir: str | os.PathLike[str] | None = None,
+    writer: Any = None,
+    accelerator: Any = None,
+    fabric: Any = None,
+    log_every_n_steps: int = 50,
+    initial_step: int = 0,
+    **settings: Unpack[SettingArguments],
+) -> TrainingProfiler:
+    """Profiles a training loop of your own, around which it is put with ``with``.
+
+    The loop stays as it is: the calls of *model*, autograd and the optimizers' steps tell the parts of a step apart. A
+    step ends when *optimizer* has made its step. If there are several optimizers, it ends with that of the last one, or
+    where the loop calls ``profiler.step()``. Without an optimizer the loop must call ``profiler.step()`` after each
+    update. Batches are seen if they come from a torch DataLoader; ``profiler.batches(...)`` shows those of any other
+    iterable.
+
+    *model*, *optimizer*, *log_dir*, *writer*, *accelerator*, *fabric*, *log_every_n_steps* (50) and *initial_step* (0)
+    are this function's own:
+
+    - *model* is what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled;
+    - *optimizer* is one or several, or None;
+    - *log_dir* is a folder for TensorBoard's files and ``profile.json``;
+    - *writer* is a SummaryWriter, any object with ``add_scalar``, or a function of a dict of scalars and a step, as
+      ``wandb.log`` is;
+    - *accelerator* is the ``accelerate.Accelerator`` of the loop, whose trackers get the reports, too;
+    - *fabric* is its ``lightning.fabric.Fabric``, whose loggers get the reports, too;
+    - *log_every_n_steps* says how often throughput and MFU are written during the run;
+    - *initial_step* is the x-axis of the loop's first step, in a loop that goes on after a checkpoint.
+
+    The other arguments are settings of ``ProfilerConfig``, where each is described. None means that it is not given.
+
+    Returns:
+        What is put around the loop.
+
+    Raises:
+        ConfigError: a setting breaks its rule, or an argument is not what is described here.
+        TypeError: *model* is no module.
+    """
+    require_module(model)
+    if type(model).__module__.startswith("deepspeed."):
+        raise ConfigError("model is a DeepSpeed engine: profile it with lightning_flops.deepspeed.attach(engine)")
+    if accelerator is not None and fabric is not None:
+        raise ConfigError("accelerator and fabric cannot both drive the loop: give one of them")
+    if writer is not None and not is_writer(writer):
+        raise ConfigError(f"writer must have add_scalar, or be a function of scalars and a step, got {shown(writer)}")
+    for name, value, least in (("log_every_n_steps", log_every_n_steps, 1), ("initial_step", initial_step, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
+    config, optimizers = config_from(settings, owner="profile_training"), optimizers_in(optimizer)
+
+    def loop(publish: Callable[[Profile], None]) -> PlainLoop:
+        frame = frame_of(model, accelerator=accelerator, fabric=fabric)
+        return PlainLoop(
+            model,
+            optimizers,
+            config=config,
+            publish=publish,
+            frame=frame,
+            output=LoopOutput(frame, log_dir=log_dir, writer=writer),
+            log_every_n_steps=log_every_n_steps,
+            initial_step=initial_step,
+        )
+
+    return TrainingProfiler(loop, config=config)
+
+
+class TrainingProfiler(ProfiledRun):
+    """A profiler around a training loop of the user's; ``profile_training`` makes it.
+
+    Nothing of it raises into the loop.
+
+    Args:
+        loop: makes the door of the loop, given what takes its profiles.
+        config: the settings.
+    """
+
+    def __init__(self, loop: Callable[[Callable[[Profile], None]], PlainLoop], *, config: ProfilerConfig) -> None:
+        self._config = config
+        self._make = loop
+        self._loop: PlainLoop | None = None
+        self._start_anew()
+
+    def __enter__(self) -> Self:
+        """The loop begins."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """The loop is over, or has raised *error*: report what was measured."""
+        self._stop(error)
+
+    def start(self) -> None:
+        """Begin, where ``with`` cannot be used; ``stop`` must follow."""
+        self._stop(None)
+        self._start_anew()
+        try:
+            self._loop = self._make(self._profiles.append)
+            self._loop.session.begin()
+        except Exception as error:  # training goes on, whatever fails on our side
+            logger.warning("this loop is not profiled: %s: %s", type(error).__name__, error)
+
+    def stop(self) -> None:
+        """Report what was measured, and leave nothing behind."""
+        self._stop(None)
+
+    def _stop(self, error: BaseException | None) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.end(error)
+            self._throughput = loop.session.throughput
+
+    def step(self) -> None:
+        """A batch is through, and with it a step, if it was updated.
+
+        Call it once for each batch, or once for each update. It may be left out if ``profile_training`` was given an
+        optimizer. If it was not, a step ends with each call.
+        """
+        if self._loop is not None:
+            self._loop.step_is_told()
+
+    def batches(self, loader: Iterable[T]) -> Batches[T]:
+        """*loader*, so that iterating over it tells of its batches and of waiting for them.
+
+        A torch DataLoader is seen without this, on the thread that trains.
+        """
+        return Batches(loader, lambda: self._loop)
+
+    @contextmanager
+    def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
+        """What runs inside belongs to no step; its time is listed under *name*.
+
+        This is not needed for an evaluation of the model in evaluation mode, nor for ``torch.save``.
+        """
+        loop = self._loop
+        if loop is not None:
+            loop.leave_out(name)
+        try:
+            yield
+        finally:
+            if loop is not None:
+                loop.take_in(name)
+
+
+class Batches(Generic[T]):
+    """An iterable of the user's whose batches are seen. Everything else of it is as it was.
+
+    Args:
+        loader: the user's.
+        loop: returns the door of the loop that iterates; None if nothing is profiled.
+    """
+
+    def __init__(self, loader: Iterable[T], loop: Callable[[], PlainLoop | None]) -> None:
+        self._loader = loader
+        self._loop = loop
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over the loader anew."""
+        iterator = iter(self._loader)
+        loop = self._loop()
+        fetch = None if loop is None else loop.fetches_of(iterator)
+        while True:
+            try:
+                batch = next(iterator) if fetch is None else fetch()
+            except StopIteration:
+                return
+            yield batch
+
+    def __len__(self) -> int:
+        """As many as the loader says."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """Every other attribute is the loader's."""
+        return getattr(self._loader, name)

@@ -16,7 +16,7 @@ from lightning_flops.doors.deepspeed_context import (
     run_context,
     settle_steps,
 )
-from lightning_flops.doors.deepspeed_loaders import LoaderTaps, Loop
+from lightning_flops.doors.loader_taps import LoaderTaps, Loop
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan

@@ -48,7 +48,6 @@ class PipelineSteps:
 
     def __init__(self, door: EngineDoor) -> None:
         engine, config = door.engine, door.config
-        self.evaluating = False
         self._door = door
         self._engine = engine
         self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
@@ -149,8 +148,12 @@ class PipelineSteps:
         """Whether this is the thread that trains, as far as that is known."""
         return self._thread in (None, threading.get_ident())
 
-    def turns_to_loader(self) -> None:
-        """Nothing to do: the loss is computed inside an instruction."""
+    def fetch_begins(self) -> bool:
+        """A loader is asked for a batch, by the training as far as anybody can tell."""
+        return True
+
+    def batch_fetched(self, batch: Any) -> None:
+        """Nothing: the micro-batches are known from the engine."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Nothing to do: ``train_batch`` is a whole step, which a loop leaves unfinished only by an exception."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_flops.doors.device_mesh import mesh_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
@@ -29,22 +30,6 @@ if TYPE_CHECKING:
 
 IMPORT_ROOTS = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which Lightning is installed."""
-
-_DIMENSIONS = {
-    "tensor_parallel": "tp",
-    "tp": "tp",
-    "pipeline_parallel": "pp",
-    "pp": "pp",
-    "context_parallel": "cp",
-    "cp": "cp",
-    "sequence_parallel": "sp",
-    "sp": "sp",
-    "ulysses": "sp",
-    "expert_parallel": "ep",
-    "ep": "ep",
-}
-"""The kind of parallelism of a device mesh's dimension, by its name: Lightning's, torchtitan's and the usual names."""
-
 
 _DATA_WAIT = "the wait for data cannot be told apart, and is in other"
 
@@ -106,7 +91,7 @@ def run_context(trainer: Trainer) -> RunContext:
     """Where this fit runs, as far as a rank knows without asking the others."""
     device = trainer.strategy.root_device
     root = _import_root(trainer)
-    sizes = _parallel_sizes(trainer)
+    sizes = mesh_sizes(getattr(trainer.strategy, "_device_mesh", None))
     ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
     return RunContext(
         framework=root,
@@ -127,22 +112,6 @@ def run_context(trainer: Trainer) -> RunContext:
         accumulate=trainer.accumulate_grad_batches,
         strategy=type(trainer.strategy).__name__,
     )
-
-
-def _parallel_sizes(trainer: Trainer) -> dict[str, int]:
-    """Sizes of the dimensions of a ModelParallelStrategy's device mesh that we know, by our names for them.
-
-    Along every other dimension the ranks see different data, whatever the mesh calls it: replicas, shards or both.
-    """
-    mesh = getattr(trainer.strategy, "_device_mesh", None)
-    names = getattr(mesh, "mesh_dim_names", None)
-    if mesh is None or not names:
-        return {}
-    sizes: dict[str, int] = {}
-    for name, size in zip(names, mesh.shape, strict=True):
-        if name in _DIMENSIONS:
-            sizes[_DIMENSIONS[name]] = sizes.get(_DIMENSIONS[name], 1) * int(size)
-    return sizes
 
 
 def _import_root(trainer: Trainer) -> str:

@@ -71,6 +71,13 @@ def wraps(module: nn.Module, child: str) -> bool:
     )
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside of wrappers such as DistributedDataParallel or what ``torch.compile`` returns."""
+    while (inner := next((child for name, child in module.named_children() if wraps(module, name)), None)) is not None:
+        module = inner
+    return module
+
+
 def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module of *root* under each of its names, wrappers' prefixes removed, in ``named_modules`` order.
 

@@ -16,7 +16,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.torch_private.compiler import (
+    COMPILED_CALL,
+    IS_EAGER,
+    calls_its_attribute,
+    eager_call,
+)
+from lightning_flops.instrument.torch_private.modules import REPLICATE
 
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Gets a function, and returns what runs in place of it."""
@@ -81,6 +90,23 @@ class _Wrapped(_StandIn):
 
     def undo(self) -> None:
         self._inner = None  # this also drops our references: whoever still holds us does not keep our objects alive
+
+
+class _EagerCall(_Wrapped):
+    """The calls of a module that is not compiled. In a pickle or a copy it is None, and the copy is called as usual."""
+
+    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+        super().__init__(original, make)
+        self.__dict__[IS_EAGER] = True
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return operator.itemgetter(0), ((None,),)
+
+    def __copy__(self) -> Any:
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return None
 
 
 class _ClassTap(_StandIn):
@@ -214,6 +240,39 @@ class _OwnAttribute:
         self._attributes[self._name] = previous
 
 
+class _Calls:
+    """Replaces what runs when a module is called: its hooks and its forward.
+
+    ``module.compile()`` sets an attribute for the same purpose. torch leaves that attribute out of pickles and copies,
+    and the compiler looks past it, so we use it, too.
+    """
+
+    def __init__(self, module: nn.Module, make: Make) -> None:
+        self._attributes = vars(module)
+        self._wrapped = _EagerCall(eager_call(module), make)
+        self._attributes[COMPILED_CALL] = self._wrapped
+        self._copies = Patches()
+        # DataParallel copies the module's attributes to its replicas, and ours calls the module itself.
+        if hasattr(module, REPLICATE):
+            self._copies.replace(module, REPLICATE, _without_calls)
+
+    def undo(self) -> None:
+        self._copies.undo()
+        self._wrapped.undo()
+        if self._attributes.get(COMPILED_CALL) is self._wrapped:
+            del self._attributes[COMPILED_CALL]
+
+
+def _without_calls(replicate: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        replica = replicate(*args, **kwargs)
+        if isinstance(vars(replica).get(COMPILED_CALL), _EagerCall):
+            del vars(replica)[COMPILED_CALL]
+        return replica
+
+    return run
+
+
 class _Shared:
     """Replaces one function of a class or a module, for all users of it.
 
@@ -336,6 +395,19 @@ class Patches:
         if name in vars(target):
             raise AttributeError(f"{type(target).__name__} has a {name} of its own, which is not its class's")
         self._ledger.add(_Tap(target, name, make).undo)
+
+    def replace_calls(self, module: nn.Module, make: Make) -> None:
+        """Run ``make(original)`` when *module* is called: around its hooks, its forward, and its compiled form if any.
+
+        Calls of ``module.forward`` are not seen. In a torch that calls modules in another way, only its forward is
+        replaced.
+        """
+        if vars(module).get(COMPILED_CALL) is not None:
+            self.replace(module, COMPILED_CALL, make)
+        elif calls_its_attribute():
+            self._ledger.add(_Calls(module, make).undo)
+        else:
+            self.replace(module, "forward", make)
 
     def keep(self, target: Any, kept: Any, *, kind: type) -> None:
         """Let *target* keep *kept* alive as long as it lives itself; *kept* is not in its pickles and copies.

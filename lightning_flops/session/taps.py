@@ -101,25 +101,37 @@ class Taps:
 
         return make
 
-    def around_weakly(self, begins: Callable[..., T | None], ends: Callable[[T], object]) -> Make:
-        """As ``around``, for a function that outlives us: the wrapper holds the two methods and the border weakly."""
+    def around_weakly(
+        self,
+        begins: Callable[..., T | None],
+        ends: Callable[[T], object],
+        *,
+        returns: Callable[[T, Any], object] | None = None,
+    ) -> Make:
+        """As ``around``, for a function that outlives us: the wrapper holds the methods and the border weakly."""
         weak_border = weakref.ref(self._border)
         weak_begins, weak_ends = weakref.WeakMethod(begins), weakref.WeakMethod(ends)
+        weak_returns = None if returns is None else weakref.WeakMethod(returns)
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
+                    failed = True
                     begin = weak_begins()
                     token = None if begin is None else begin(*args, **kwargs)
                 except BaseException as error:
                     token = None
                     _broke(weak_border(), error)
                 try:
-                    return original(*args, **kwargs)
+                    result = original(*args, **kwargs)
+                    failed = False
+                    return result
                 finally:
                     try:
                         if token is not None and (end := weak_ends()) is not None:
                             end(token)
+                            if weak_returns is not None and not failed and (take := weak_returns()) is not None:
+                                take(token, result)
                     except BaseException as error:
                         _broke(weak_border(), error)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import html
-import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.writers import TensorBoardFiles
 
 
 class DeepSpeedMonitorSink:
@@ -60,11 +59,7 @@ class _TensorBoard:
 
     def __init__(self, folder: str) -> None:
         self.log_dir = folder
-
-    @functools.cached_property
-    def summary_writer(self) -> Any:
-        # The one place here that needs torch, for its writer of TensorBoard's files.
-        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self.log_dir)
+        self.summary_writer = TensorBoardFiles(folder)
 
     def write_events(self, events: list[tuple[str, float, int]]) -> None:
         for event in events:

@@ -7,7 +7,7 @@ from tests.session.seams import seams
 DOOR = (
     "lightning_flops.doors.deepspeed_engine",
     "lightning_flops.doors.deepspeed_steps",
-    "lightning_flops.doors.deepspeed_loaders",
+    "lightning_flops.doors.loader_taps",
 )
 PLACES = tuple(seam for seam in seams(*DOOR) if seam.startswith(("lightning_flops.doors.", "lightning_flops.session.")))
 """The seams of the door and of the session. What is below the session fails in the tests of Lightning's door."""

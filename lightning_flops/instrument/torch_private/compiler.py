@@ -104,8 +104,14 @@ def was_used() -> bool:
 
 # ---- modules and regions it has compiled
 
+COMPILED_CALL = "_compiled_call_impl"
+"""Attribute of a module that ``module.compile()`` sets. If it is not None, calling the module calls it."""
+
+IS_EAGER = "_is_eager_call"
+"""Attribute of what we put there ourselves, around a call that is not compiled."""
+
 _compiled_call: Any = take(
-    "torch.nn:Module._compiled_call_impl",
+    f"torch.nn:Module.{COMPILED_CALL}",
     None,
     "does not show which modules are compiled in place: their FLOPs stand under the module that calls them",
     reported=False,
@@ -114,7 +120,34 @@ _compiled_call: Any = take(
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
     """Whether ``module.compile()`` was called: no hook fires inside of such a module."""
-    return module.__dict__.get("_compiled_call_impl") is not None
+    call = module.__dict__.get(COMPILED_CALL)
+    return call is not None and not getattr(call, IS_EAGER, False)
+
+
+def _is_called(call: Any) -> None:
+    module = torch.nn.Module()
+    module.__dict__[COMPILED_CALL] = lambda: 1
+    if call(module) != 1:
+        raise AttributeError("modules are called in another way")
+
+
+_calls: Any = take_later(
+    "torch.nn:Module._wrapped_call_impl",
+    None,
+    "does not let the calls of one module be seen: of a loop of your own, forward is what the module's forward does",
+    works=_is_called,
+)
+
+
+def eager_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """What runs when *module* is called and is not compiled in place: its hooks and its forward."""
+    call: Callable[..., Any] = module._call_impl
+    return call
+
+
+def calls_its_attribute() -> bool:
+    """Whether torch calls what a module has as ``COMPILED_CALL``."""
+    return _calls() is not None
 
 
 COMPILED_FUNCTION = "CompiledFunction"

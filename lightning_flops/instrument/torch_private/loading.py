@@ -72,6 +72,12 @@ def worker_queues(iterator: Any) -> WorkerQueues:
     return WorkerQueues(ready, int(_SENT.of(iterator) - _RECEIVED.of(iterator)), int(_WORKERS.of(iterator)))
 
 
+def workers_of(iterator: Any) -> int | None:
+    """Worker processes of a DataLoader's iterator; None if it does not tell."""
+    workers = getattr(iterator, "_num_workers", None)
+    return workers if isinstance(workers, int) else None
+
+
 def fetched_ahead(loader: Any) -> int:
     """Batches that the workers of a DataLoader, or of its iterator, fetch ahead; 0 of anything without workers."""
     workers, of_each = (

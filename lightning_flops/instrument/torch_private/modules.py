@@ -104,8 +104,11 @@ def _marks_replicas(code: Any) -> None:
         raise AttributeError("DataParallel's copies are not marked")
 
 
+REPLICATE = "_replicate_for_data_parallel"
+"""Method of a module that copies it, with its attributes, for one device and one forward."""
+
 _marking: Any = take_later(
-    "torch.nn:Module._replicate_for_data_parallel.__code__",
+    f"torch.nn:Module.{REPLICATE}.__code__",
     None,
     "does not mark the copies that DataParallel makes: their FLOPs stand outside of the model",
     works=_marks_replicas,

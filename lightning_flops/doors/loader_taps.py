@@ -1,13 +1,14 @@
-"""Watches torch's DataLoaders while a DeepSpeed engine trains. With DeepSpeed the loop and its loaders are the user's.
+"""Watches torch's DataLoaders in a training loop that is the user's own, and so are its loaders.
 
 We wrap the class of the loaders' iterators, so we see every loader, whoever made it.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch.utils.data import DataLoader
 
@@ -19,21 +20,24 @@ from lightning_flops.instrument.torch_private.loading import iterator_class
 from lightning_flops.session.border import guarded
 
 if TYPE_CHECKING:
+    from lightning_flops.instrument.patches import Make
     from lightning_flops.session.border import Border
     from lightning_flops.session.session import Session
+
+T = TypeVar("T")
 
 
 class Loop(Protocol):
     """The loop that may be waiting for a loader."""
 
-    evaluating: bool
-    """What runs now belongs to no step."""
-
     def on_its_thread(self) -> bool:
         """Whether this is the thread that trains, as far as that is known."""
 
-    def turns_to_loader(self) -> None:
-        """The loop asks a loader for a batch: what runs next is not the loss."""
+    def fetch_begins(self) -> bool:
+        """The loop asks a loader for a batch; returns whether the batch is for a step. It may be told twice."""
+
+    def batch_fetched(self, batch: Any) -> None:
+        """The loader has delivered *batch*, which is for a step."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -43,19 +47,25 @@ class Loop(Protocol):
 
 
 class LoaderTaps:
-    """Tells a session when the loop of one engine waits for a loader.
+    """Tells a session when its loop waits for a loader.
 
     Args:
         session: is told of the waits.
         loop: the loop that uses the loaders.
         batches_a_step: returns how many batches a step takes.
+        takes_batches: the loop must be told of every batch, also if nothing is monitored.
     """
 
-    def __init__(self, session: Session, loop: Loop, *, batches_a_step: Callable[[], int]) -> None:
+    def __init__(
+        self, session: Session, loop: Loop, *, batches_a_step: Callable[[], int], takes_batches: bool = False
+    ) -> None:
         self.fetches = 0
-        """Batches that were fetched in the running step."""
+        """Batches that were fetched while the parts of steps are marked."""
+        self.in_use = False
+        """A batch has been fetched in this run."""
         self._session = session
         self._loop = loop
+        self._takes_batches = takes_batches
         self._batches_a_step = batches_a_step
         self._fetching = False
         self._monitored_fetch = False
@@ -70,17 +80,35 @@ class LoaderTaps:
         return self._session.border
 
     def tap_run(self) -> None:
-        """Tell the monitor of every wait. The class is shared by all loaders, and must not keep the engine alive."""
-        if self._session.monitor is not None and (kind := iterator_class()) is not None:
-            around = self._session.taps.around_weakly(self._monitored_fetch_begins, self._monitored_fetch_ends)
-            self._on_class.replace(kind, "__next__", around)
+        """Tell the monitor of every wait. The class is shared by all loaders, and must not keep the session alive."""
+        wanted = self._takes_batches or self._session.monitor is not None
+        if wanted and (kind := iterator_class()) is not None:
+            self._on_class.replace(kind, "__next__", self._around_fetch_of_run())
             weakref.finalize(self, self._on_class.undo).atexit = False
+
+    def _around_fetch_of_run(self) -> Make:
+        return self._session.taps.around_weakly(
+            self._monitored_fetch_begins,
+            self._monitored_fetch_ends,
+            returns=self._batch_fetched if self._takes_batches else None,
+        )
+
+    def _around_fetch_of_window(self) -> Make:
+        return self._session.taps.around(self._fetch_begins, self._fetch_ends, fails=self._fetch_fails)
+
+    def watched(self, iterator: Iterator[T]) -> Callable[[], T]:
+        """What fetches the next batch of *iterator*, which may be of any kind, and tells of it as of a DataLoader's."""
+        kind = iterator_class()
+        if kind is not None and isinstance(iterator, kind):
+            return functools.partial(next, iterator)  # the class tells
+        fetch = self._around_fetch_of_window()(self._around_fetch_of_run()(lambda _: next(iterator)))
+        return lambda: cast(T, fetch(iterator))
 
     def tap_parts(self, taps: Patches) -> None:
         """Tell the window of every wait, and of every loader that starts."""
         make = self._session.taps
         if (kind := iterator_class()) is not None:
-            taps.replace(kind, "__next__", make.around(self._fetch_begins, self._fetch_ends, fails=self._fetch_fails))
+            taps.replace(kind, "__next__", self._around_fetch_of_window())
         taps.replace(DataLoader, "__iter__", make.around(self._loader_starts, lambda _: self._session.leave()))
 
     def take_out(self) -> None:
@@ -99,25 +127,33 @@ class LoaderTaps:
     # ---- for the monitor: called for every batch of the run, so kept short
 
     def _monitored_fetch_begins(self, iterator: Any) -> bool | None:
-        monitor, loop = self._session.monitor, self._loop
-        if monitor is None or self._monitored_fetch or loop.evaluating or not loop.on_its_thread():
+        loop = self._loop
+        if self._monitored_fetch or not loop.on_its_thread() or not loop.fetch_begins():
             return None
         self._monitored_fetch = True
-        monitor.fetch_begins()
+        if self._session.monitor is not None:
+            self._session.monitor.fetch_begins()
         return True
 
     def _monitored_fetch_ends(self, _: bool) -> None:
         self._monitored_fetch = False
+        self.in_use = True
         if self._session.monitor is not None:
             self._session.monitor.fetch_ends()
+
+    def _batch_fetched(self, _: bool, batch: Any) -> None:
+        self._loop.batch_fetched(batch)
 
     # ---- for the window
 
     def _fetch_begins(self, iterator: Any) -> bool | None:
         if self._fetching or not self._loop.on_its_thread():
             return None
-        self._loop.turns_to_loader()
-        self._iterator = weakref.ref(iterator, self._iterator_is_gone)
+        self._loop.fetch_begins()
+        try:
+            self._iterator = weakref.ref(iterator, self._iterator_is_gone)
+        except TypeError:  # an iterator of C or without a place for references
+            self._iterator = None
         self._iterator_is_used_up = False
         recorder = self._session.window.recorder
         if recorder.counting:
@@ -132,6 +168,7 @@ class LoaderTaps:
         self._fetching = False
         self._session.leave()
         self.fetches += 1
+        self.in_use = True
 
     def _fetch_fails(self, _: bool, error: BaseException) -> None:
         if not isinstance(error, StopIteration):

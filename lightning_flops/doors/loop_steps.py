@@ -1,0 +1,333 @@
+"""Finds the steps of a training loop that is the user's own: which calls belong to a step, and to which part of it.
+
+A step runs from the end of one update to the end of the next. Its parts are the model's forward with what runs between
+it and the next backward (the loss), the backward, and the update. A wait for a loader is seen, too. Everything else is
+``other``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from lightning_flops.instrument.batches import UNKNOWN, Shapes, tensor_shapes
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.doors.loader_taps import LoaderTaps
+    from lightning_flops.instrument.patches import Make
+    from lightning_flops.session.session import Session
+
+_EVALUATION = "validation"
+
+
+class LoopDoor(Protocol):
+    """The door that the steps belong to."""
+
+    session: Session
+    loaders: LoaderTaps
+    config: ProfilerConfig
+
+    def interrupted(self, error: BaseException) -> None:
+        """The user's code raised *error* in a step."""
+
+
+class LoopSteps:
+    """Tells the session of the steps of one loop.
+
+    Args:
+        door: the loop's.
+        module: returns the model whose forwards belong to the steps; its mode tells training from evaluation.
+        is_whole: the step that begins now or next has not begun yet.
+    """
+
+    def __init__(self, door: LoopDoor, module: Callable[[], nn.Module], *, is_whole: bool = True) -> None:
+        self.evaluating = False
+        """What runs now belongs to no step."""
+        self.is_whole = is_whole
+        """Everything of the running step was seen."""
+        self.micro_step_is_over = False
+        """The next forward begins another batch."""
+        self.has_gradients = False
+        """A backward has run for the running batch."""
+        self._batch_is_fetched = False
+        """The running batch came from a loader, and not from the arguments of a forward."""
+        self._door = door
+        self._module = module
+        config = door.config
+        self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
+        self._thread: int | None = None
+        """The one that trains, once it is known."""
+        self._forward_depth = 0
+        self._backward_depth = 0
+        self._at_border = True
+        self._trains_in_eval_mode = False
+        self._loss_may_follow = False
+        self._batch: Any = None
+        self._shapes: Shapes = ()
+        self._batches_watched = 0
+        self._signs: set[str] = set()
+        self._usual_signs: set[str] = set()
+
+    @property
+    def half_done(self) -> bool:
+        """A step has begun and has not ended."""
+        return not self._at_border
+
+    def on_its_thread(self) -> bool:
+        """Whether this is the thread that trains, as far as that is known."""
+        return self._thread in (None, threading.get_ident())
+
+    def no_loss_follows(self) -> None:
+        """What runs next is not the loss."""
+        self._loss_may_follow = False
+
+    # ---- batches
+
+    def takes(self, batch: Any) -> None:
+        """The loop has a batch, which belongs to the step that runs or begins next."""
+        shapes = tensor_shapes(batch)
+        if self._batch is None or not self._batch_is_fetched:
+            self._batch = batch if self._keeps_batch else ()
+            self._shapes = shapes
+        else:  # two loaders side by side
+            self._shapes = (*self._shapes, *shapes)
+        self._batch_is_fetched = True
+
+    def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._batch is None:
+            batch = batch_of(args, kwargs)
+            self._batch = batch if self._keeps_batch else ()
+            self._shapes = tensor_shapes(batch)
+        elif not self._batch_is_fetched:
+            self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
+
+    # ---- forward
+
+    def around_forward(self) -> Make:
+        """A wrapper for the function that runs the model's forward."""
+        return self._door.session.taps.around(self._forward_begins, self._forward_ends, fails=self._forward_fails)
+
+    def _forward_begins(self, *args: Any, **kwargs: Any) -> bool:
+        marked = self._begin_forward(args, kwargs)
+        self._forward_depth += 1
+        return marked
+
+    def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A forward of the model begins; True if it is a part of a step."""
+        session = self._door.session
+        if self._forward_depth or not self.on_its_thread():
+            return False
+        self._thread = threading.get_ident()
+        if self._at_border and self._is_evaluation():
+            self.evaluation_begins()
+            return False
+        self.evaluation_ends()
+        if self.micro_step_is_over:
+            self.micro_step_ends(updates=0, ends_step=False)
+        self._at_border = False
+        window = session.window
+        if not window.in_scope and window.recorder.counting and self.is_whole:
+            # A step begins when the one before it ends; the very first step has none before it.
+            sentence = (
+                "The counted step is the first one, which begins with the model's first forward: what ran before it, "
+                "a teacher's forward for one, is not counted."
+            )
+            session.notes.add(sentence)  # this window's alone
+            session.warn(sentence)
+            self._enter_scope()
+        self._takes_arguments(args, kwargs)
+        marked = window.marking and self.is_whole
+        if marked:
+            self._loss_may_follow = False
+            session.enter("forward")
+        return marked
+
+    def _forward_ends(self, marked: bool) -> None:
+        self._forward_depth -= 1
+        if marked:
+            self._door.session.leave()
+            self._loss_may_follow = True
+
+    def _forward_fails(self, _: bool, error: BaseException) -> None:
+        self._forward_depth -= 1
+        self._door.interrupted(error)
+
+    # ---- backward
+
+    def around_backward(self, *, ends: Callable[[], object] | None = None) -> Make:
+        """A wrapper for a function that runs a backward; *ends* is called when one has ended that is part of a step."""
+
+        def over(_: bool) -> None:
+            self._backward_depth -= 1
+            self._door.session.leave()
+            if ends is not None:
+                ends()
+
+        return self._door.session.taps.around(self._backward_begins, over, fails=self._backward_fails)
+
+    def _backward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
+        """A backward begins; True if it is a part of a step, and not inside another backward."""
+        session = self._door.session
+        if self._backward_depth or not self.is_whole or not self.on_its_thread():
+            return None
+        if self.evaluating:
+            session.notes.add_for_run(
+                "A backward ran in what was taken for an evaluation, because the model was in evaluation mode: "
+                "the forwards before it are in no figure."
+            )
+            self.evaluation_ends()
+        if self._loss_may_follow:
+            session.window.recorder.claim("forward")
+            self._loss_may_follow = False
+        session.enter("backward")
+        self._backward_depth += 1
+        return True
+
+    def gradients_are_there(self) -> None:
+        """A backward has ended. The next forward begins another batch, unless batches are known from a loader."""
+        self.has_gradients = True
+        self.micro_step_is_over = not self._batch_is_fetched
+
+    def _backward_fails(self, _: bool, error: BaseException) -> None:
+        self._backward_depth -= 1
+        self._door.interrupted(error)
+
+    # ---- the update
+
+    def micro_step_ends(self, *, updates: int, ends_step: bool) -> None:
+        """A batch is through.
+
+        Args:
+            updates: optimizer attempts that belong to it.
+            ends_step: a step ends with it.
+        """
+        self.micro_step_is_over = self.has_gradients = False
+        self._usual_signs |= self._signs
+        self._signs.clear()
+        if self._batch is None and not ends_step:
+            return  # no forward and no update: nothing has run
+        session = self._door.session
+        window = session.window
+        if self.is_whole and not (window.recorder.counting and not window.in_scope):
+            if ends_step and window.recorder.marking:
+                self._look_at_fetches()
+            batch, shapes = (self._batch, self._shapes) if self._batch is not None else ((), self._unseen_shapes())
+            self._batch = None
+            session.batch(batch, shapes, updates=updates, ends_step=ends_step)
+            if window.in_scope:
+                window.leave_scope()
+                session.after_batch()
+        self._batch = None
+        self._batch_is_fetched = False
+        if ends_step:
+            self.is_whole = True
+            self._at_border = True
+            if not session.window.marking:
+                self._door.loaders.fetches = self._batches_watched = 0
+            self._trains_in_eval_mode = not self._module().training
+        if self.is_whole and not session.out and session.window.marking:
+            self._enter_scope()
+
+    def _unseen_shapes(self) -> Shapes:
+        """Stands for shapes that nobody saw: those of no other step are the same."""
+        session = self._door.session
+        session.notes.add_for_run(
+            "Batches could not be seen, because they came neither from a torch DataLoader, nor through batches(...), "
+            "nor as arguments of model(...). So it is not known which steps are like the counted one."
+        )
+        return (UNKNOWN, (session.steps.steps_done,))
+
+    def _look_at_fetches(self) -> None:
+        """Say which parts this step did not show: never a transfer, and no wait for data without a loader."""
+        session, loaders = self._door.session, self._door.loaders
+        recorder = session.window.recorder
+        recorder.cannot_tell_apart(("transfer", "other"))
+        self._batches_watched += session.steps.batches + 1
+        # A loader may be one batch ahead, and have nothing to fetch in the last step of an epoch.
+        if loaders.fetches + int(loaders.in_use) < self._batches_watched:
+            recorder.cannot_tell_apart(("data_wait", "transfer", "other"))
+            session.notes.add_for_run(
+                "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the "
+                "training thread: it is in other."
+            )
+
+    def _enter_scope(self) -> None:
+        self._door.session.window.enter_scope()
+        self._door.loaders.scope_is_entered()
+
+    # ---- evaluation
+
+    def _is_evaluation(self) -> bool:
+        """Whether a forward between two steps belongs to an evaluation, and not to a step.
+
+        It does if the model is in evaluation mode, and either gradients are off or the last step was trained in
+        training mode. Once a training forward has begun a step, everything that runs belongs to the step.
+        """
+        if self._module().training:
+            return False
+        return not torch.is_grad_enabled() or not self._trains_in_eval_mode
+
+    def looks_at_mode(self) -> None:
+        """Something of the loop begins that may belong to a step or to an evaluation, as the model's mode tells."""
+        if self._module().training:
+            self.evaluation_ends()
+        else:
+            self.evaluation_may_begin()
+
+    def evaluation_may_begin(self) -> None:
+        """The model is in evaluation mode, or soon will be: an evaluation begins, unless it trains in that mode."""
+        if self._at_border and not self._trains_in_eval_mode and self.on_its_thread():
+            self.evaluation_begins()
+
+    def evaluation_begins(self) -> None:
+        """From here on what runs belongs to no step."""
+        if not self.evaluating:
+            self.evaluating = True
+            self._door.session.training_stops(_EVALUATION)
+            self._door.session.enter(_EVALUATION)
+
+    def evaluation_ends(self) -> None:
+        """What runs belongs to a step again."""
+        if self.evaluating:
+            self.evaluating = False
+            self._door.session.leave()
+            self._door.session.training_goes_on(_EVALUATION)
+
+    # ---- a step that the loop leaves unfinished
+
+    def looks_left(self, sign: str, in_words: str) -> None:
+        """Something happens that suggests that the loop has left a step, by an exception that no wrapper sees.
+
+        A loop may also do this inside ordinary steps. If such a step goes on to its end, we ignore this *sign* from
+        then on.
+        """
+        half_done = self._batch is not None and not self._at_border and not self.micro_step_is_over
+        if not half_done or self._forward_depth or self._backward_depth or not self.on_its_thread():
+            return
+        self._signs.add(sign)
+        if sign not in self._usual_signs:
+            self.was_left(f"The loop left a step between a forward and its update: {in_words} there.")
+
+    def was_left(self, ended_by: str) -> None:
+        """The loop has left the running step unfinished; *ended_by* says so in a sentence."""
+        session = self._door.session
+        window = session.window
+        if not window.in_scope:  # a step that is only timed shows it by its signature
+            return
+        window.leave_scope()
+        if window.recorder.counting and not window.recorder.has_counted:
+            session.postpone_window(ended_by)
+        else:
+            session.end_window(ended_by)
+
+
+def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a forward in their shortest form: the only one, the positional, the named, or both kinds."""
+    if not kwargs:
+        return args[0] if len(args) == 1 else args
+    return kwargs if not args else (args, kwargs)

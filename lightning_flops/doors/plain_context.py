@@ -1,0 +1,230 @@
+"""What is known of a training loop that the user wrote: from torch, and from accelerate or Fabric if it uses them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.doors.device_mesh import mesh_sizes
+from lightning_flops.errors import ConfigError
+from lightning_flops.records import RunContext
+from lightning_flops.session.output import LoggedOutput, RunFiles
+from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.loggers import LoggersSink
+from lightning_flops.sinks.sink import Sink
+from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
+from lightning_flops.text.json_text import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What the library that drives the loop knows of it; without one, what torch knows."""
+
+    name: str
+    version: str
+    rank: int
+    world_size: int
+    precision: Callable[[], str]
+    strategy: str
+    writers: tuple[Any, ...] = ()
+    """As ``WritersSink`` takes them."""
+    loggers: tuple[Any, ...] = ()
+    """As ``LoggersSink`` takes them."""
+
+
+def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
+    """The frame of a loop that trains *model*.
+
+    Args:
+        model: what the loop calls.
+        accelerator: an ``accelerate.Accelerator``, or None.
+        fabric: a ``lightning.fabric.Fabric``, or None.
+    """
+    if accelerator is not None:
+        return Frame(
+            name="accelerate",
+            version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
+            rank=int(accelerator.process_index),
+            world_size=int(accelerator.num_processes),
+            precision=lambda: _precision(model, str(accelerator.mixed_precision)),
+            strategy=_strategy(model),
+            writers=tuple(accelerator.trackers),
+        )
+    if fabric is not None:
+        root = "lightning.fabric" if type(fabric).__module__.startswith("lightning.") else "lightning_fabric"
+        package = sys.modules.get(root.partition(".")[0])
+        return Frame(
+            name=root,
+            version=str(getattr(package, "__version__", "unknown")),
+            rank=int(fabric.global_rank),
+            world_size=int(fabric.world_size),
+            precision=lambda: str(fabric.strategy.precision.precision),
+            strategy=type(fabric.strategy).__name__,
+            loggers=tuple(fabric.loggers),
+        )
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return Frame(
+        name="torch",
+        version=torch.__version__,
+        rank=torch.distributed.get_rank() if distributed else 0,
+        world_size=torch.distributed.get_world_size() if distributed else 1,
+        precision=lambda: _precision(model, "no"),
+        strategy=_strategy(model),
+    )
+
+
+def _strategy(model: nn.Module) -> str:
+    """The wrapper that spreads the work, by its class; empty without one."""
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    wrappers = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel")
+    return next((name for name in wrappers if name in kinds), "")
+
+
+def _precision(model: nn.Module, mixed: str) -> str:
+    """The dtype of the parameters, and the one that autocast computes in, if that is on."""
+    parameter = next((one for one in model.parameters() if one.is_floating_point()), None)
+    own = "" if parameter is None else str(parameter.dtype).removeprefix("torch.")
+    return own if mixed == "no" else f"{mixed} mixed, {own} parameters"
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model computes: where its first parameter is."""
+    tensor: torch.Tensor | None = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def run_context(frame: Frame, model: nn.Module, *, accumulate: int) -> RunContext:
+    """Where the loop runs, as far as a rank knows without asking the others."""
+    device = device_of(model)
+    sizes = _mesh_sizes(model)
+    ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
+    return RunContext(
+        framework=frame.name,
+        framework_version=frame.version,
+        torch_version=torch.__version__,
+        device_type=device.type,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        precision=frame.precision(),
+        host=platform.node(),
+        rank=frame.rank,
+        world_size=frame.world_size,
+        dp_size=max(1, frame.world_size // math.prod(sizes.values())),
+        tp_size=sizes.get("tp", 1),
+        pp_size=sizes.get("pp", 1),
+        cp_size=sizes.get("cp", 1),
+        sp_size=sizes.get("sp", 1),
+        ep_size=ep_size,
+        accumulate=accumulate,
+        strategy=frame.strategy,
+    )
+
+
+def _mesh_sizes(model: nn.Module) -> dict[str, int]:
+    """The largest size of each known dimension of the meshes that the model's parameters are spread over."""
+    meshes = {id(mesh): mesh for one in model.parameters() if (mesh := getattr(one, "device_mesh", None)) is not None}
+    sizes: dict[str, int] = {}
+    for mesh in meshes.values():
+        for name, size in mesh_sizes(mesh).items():
+            sizes[name] = max(size, sizes.get(name, 1))
+    return sizes
+
+
+class LoopOutput:
+    """Where rank 0 shows the reports of one loop.
+
+    Args:
+        frame: whose loggers or trackers get them.
+        log_dir: a folder for TensorBoard's files and ours; None: no such folder.
+        writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
+    """
+
+    def __init__(self, frame: Frame, *, log_dir: str | os.PathLike[str] | None, writer: Any) -> None:
+        writers = [*frame.writers, *(() if writer is None else (writer,))]
+        self._folder = None if log_dir is None else os.fspath(log_dir)
+        if self._folder is not None:
+            writers.insert(0, TensorBoardFiles(self._folder))
+        self._writers = WritersSink(writers)
+        self._loggers = LoggersSink(frame.loggers)
+        self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
+
+    def logged(
+        self, config: ProfilerConfig, *, x_axis: Callable[[int], int], announce: Callable[[str], None], nowhere: str
+    ) -> LoggedOutput:
+        """What a session writes to; the arguments are those of ``LoggedOutput``."""
+        return LoggedOutput(
+            config,
+            loggers=_Both(self._writers, self._loggers),
+            console=ConsoleSink(),
+            files=RunFiles(output_file=config.output_file, folder=self._files_folder, timer_only=config.timer_only),
+            text_file=True,
+            x_axis=x_axis,
+            announce=announce,
+            nowhere=nowhere,
+        )
+
+    def _files_folder(self) -> str | None:
+        if self._folder is not None:
+            return self._folder
+        known = (one for one in self._logger_folders if isinstance(one, (str, os.PathLike)) and os.fsdecode(one))
+        return next(map(os.fsdecode, known), None) or self._writers.folder()
+
+    def close(self) -> None:
+        """Close what was opened for the reports."""
+        self._writers.close()
+
+
+class _Both:
+    """Two sinks that get the same."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
+        for sink in self._sinks:
+            sink.write_scalars(scalars, step=step)
+
+    def write_text(self, tag: str, text: str, *, step: int) -> bool:
+        taken = [sink.write_text(tag, text, step=step) for sink in self._sinks]  # all of them, whoever takes it
+        return any(taken)
+
+
+# ---- optimizers
+
+
+def optimizers_in(given: Any) -> tuple[Any, ...]:
+    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
+
+    Raises:
+        ConfigError: it is neither an optimizer nor several.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, Iterable) else (given,)
+    found = tuple(map(_unwrapped, several))
+    for one in found:
+        if not callable(getattr(one, "step", None)):
+            raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
+    return found
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    while any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
+"""Where the optimizer wrappers come from that may call what they wrap, or not."""

@@ -1,0 +1,318 @@
+"""The door of a training loop that the user wrote: which functions of torch are wrapped, and what their calls mean.
+
+The model's calls, autograd's entry and the optimizers' steps tell the parts of a step apart. DataLoaders, or what the
+user passes through ``batches``, tell the batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from lightning_flops.doors.loader_taps import LoaderTaps
+from lightning_flops.doors.loop_steps import LoopSteps
+from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
+from lightning_flops.instrument.batches import BatchMeter
+from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.instrument.torch_private.autograd import backward_entries
+from lightning_flops.instrument.torch_private.loading import workers_of
+from lightning_flops.session.border import guarded
+from lightning_flops.session.door import RunPlan
+from lightning_flops.session.session import Session
+
+if TYPE_CHECKING:
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.patches import Make, Patches
+    from lightning_flops.instrument.timing.loader_queue import Feed
+    from lightning_flops.records import RunContext
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.session.border import Border
+
+T = TypeVar("T")
+
+
+class PlainLoop:
+    """The door of one loop, on one rank.
+
+    Args:
+        model: what the loop calls.
+        optimizers: those that update it. If there are none, every call of ``step`` ends a step.
+        config: the settings.
+        publish: gets each profile when its window has closed.
+        frame: what the library that drives the loop knows of it.
+        output: where the reports go.
+        log_every_n_steps: how often the monitor's figures are written.
+        initial_step: the loggers' x-axis at the loop's first step.
+        announce: as for ``LoggedOutput``.
+        nowhere: as for ``LoggedOutput``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: tuple[Any, ...],
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        frame: Frame,
+        output: LoopOutput,
+        log_every_n_steps: int = 50,
+        initial_step: int = 0,
+        announce: Callable[[str], None] = lambda sentence: None,
+        nowhere: str = "",
+    ) -> None:
+        self.config = config
+        self._model = model
+        self._root = unwrapped(model)
+        self._optimizers = optimizers
+        self._frame = frame
+        self._places = output
+        self._announce = announce
+        self._nowhere = nowhere
+        self._log_every = log_every_n_steps
+        self._initial_step = initial_step
+        self._is_told = not optimizers
+        """The loop calls ``step``."""
+        self._updates = 0
+        self._updating = False
+        self._batches_a_step = 1
+        self._steps = LoopSteps(self, lambda: self._root)
+        self.session = Session(
+            self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
+        )
+        self.loaders = LoaderTaps(self.session, self, batches_a_step=lambda: self._batches_a_step, takes_batches=True)
+
+    @property
+    def border(self) -> Border:
+        """Catches what our code raises."""
+        return self.session.border
+
+    # ---- how the run begins
+
+    def plan(self) -> RunPlan:
+        """How the loop begins."""
+        return RunPlan(
+            profile_step=self.config.next_profile_step(steps_done=0),
+            settle_steps=steps_to_settle(batches_ahead=0, batches_a_step=1),
+            device=device_of(self._model),
+            dp_size=self.context().dp_size,
+            output=self._places.logged(
+                self.config, x_axis=lambda step: step, announce=self._announce, nowhere=self._nowhere
+            ),
+        )
+
+    def meter(self, note: Callable[[str], None]) -> BatchMeter:
+        """Finds samples and tokens from the tensors of a batch and the settings."""
+        config = self.config
+        return BatchMeter(batch_size=config.batch_size, tokens_per_sample=config.tokens_per_sample, note=note)
+
+    # ---- the taps
+
+    def tap_run(self, taps: Patches) -> None:
+        """Wrap what shows batches, steps, evaluation and checkpoints."""
+        make = self.session.taps
+        taps.replace_calls(self._model, self._steps.around_forward())
+        for optimizer in self._optimizers:
+            taps.replace(optimizer, "step", self._around_update(optimizer))
+        # If a scaler finds gradients that are not finite, it does not call the optimizer: this is a step all the same.
+        taps.replace(
+            torch.amp.GradScaler,
+            "step",
+            make.around(self._scaled_update_begins, self._update_ends, fails=self._update_fails),
+        )
+        taps.replace(torch, "save", make.around(self._saving_begins, self._saving_ends))
+        self.loaders.tap_run()
+
+    def _around_update(self, optimizer: Any) -> Make:
+        make = self.session.taps
+        around = make.around(
+            lambda *args, **kwargs: self._update_begins(optimizer), self._update_ends, fails=self._update_fails
+        )
+        with_closure = make.instead(self._mark_closure)
+        return lambda step: around(with_closure(step))
+
+    def tap_parts(self, taps: Patches) -> None:
+        """Wrap the parts of a step."""
+        make = self.session.taps
+        for module, name in backward_entries():
+            taps.replace(module, name, self._steps.around_backward(ends=self._backward_ends))
+        belongs = make.part("optimizer", counts=False)
+        for optimizer in self._optimizers:
+            if callable(getattr(optimizer, "zero_grad", None)):
+                taps.replace(optimizer, "zero_grad", belongs)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            taps.replace(torch.nn.utils, name, belongs)
+        self.loaders.tap_parts(taps)
+
+    def window_opens(self) -> None:
+        """The step that begins now is counted."""
+
+    def take_out(self) -> None:
+        """Remove what is not in the session's taps."""
+        self.loaders.take_out()
+
+    # ---- what the loaders' taps ask
+
+    def on_its_thread(self) -> bool:
+        """Whether this is the thread that trains, as far as that is known."""
+        return self._steps.on_its_thread()
+
+    def fetch_begins(self) -> bool:
+        """The loop asks a loader for a batch; returns whether the batch is for a step."""
+        steps = self._steps
+        steps.no_loss_follows()
+        steps.looks_at_mode()
+        if steps.evaluating:
+            return False
+        if steps.has_gradients:
+            steps.micro_step_ends(updates=self._taken_updates(), ends_step=False)
+        return True
+
+    def batch_fetched(self, batch: Any) -> None:
+        """The loader has delivered *batch*, which is for a step."""
+        self._steps.takes(batch)
+
+    def looks_left(self, sign: str, in_words: str) -> None:
+        """Something happens that suggests that the loop has left a step unfinished."""
+        self._steps.looks_left(sign, in_words)
+
+    def interrupted(self, error: BaseException) -> None:
+        """The user's code raised *error* in a step; the loop may catch it and go on."""
+        self._steps.was_left(f"The loop left a step: it raised {type(error).__name__} there.")
+
+    @guarded
+    def fetches_of(self, iterator: Iterator[T]) -> Callable[[], T]:
+        """What fetches the next batch of *iterator*, and tells of it."""
+        return self.loaders.watched(iterator)
+
+    # ---- backward and update
+
+    def _backward_ends(self) -> None:
+        if not self._updating:  # an optimizer's closure may run the same batch several times
+            self._steps.gradients_are_there()
+
+    def _update_begins(self, optimizer: Any) -> Any:
+        """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
+        if self._updating or not self._steps.on_its_thread():
+            return None
+        self._steps.no_loss_follows()
+        self._steps.evaluation_ends()
+        self._updating = True
+        self.session.enter("optimizer")
+        return optimizer
+
+    def _update_ends(self, optimizer: Any) -> None:
+        self._updating = False
+        self.session.leave()
+        self._updates += 1
+        if not self._is_told and optimizer is self._optimizers[-1]:
+            self._step_ends()
+
+    def _update_fails(self, _: Any, error: BaseException) -> None:
+        self._updating = False
+        self.interrupted(error)
+
+    def _scaled_update_begins(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._update_begins(optimizer) if any(optimizer is one for one in self._optimizers) else None
+
+    def _mark_closure(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Of what an optimizer's closure runs, everything is forward that is not marked as another part."""
+        around = self.session.taps.part("forward", counts=False)
+        if args and callable(args[0]):
+            args = (around(args[0]), *args[1:])
+        elif callable(kwargs.get("closure")):
+            kwargs = {**kwargs, "closure": around(kwargs["closure"])}
+        return step, args, kwargs
+
+    def _step_ends(self) -> None:
+        self._batches_a_step = self.session.steps.batches + 1
+        self._steps.micro_step_ends(updates=self._taken_updates(), ends_step=True)
+
+    def _taken_updates(self) -> int:
+        updates, self._updates = self._updates, 0
+        return updates
+
+    # ---- what the user's loop calls
+
+    @guarded
+    def step_is_told(self) -> None:
+        """The loop says that a batch is through; a step ends with it if it was updated, or if no optimizer is known."""
+        first, self._is_told = not self._is_told, True
+        if first and not self._steps.half_done and not self._updates:
+            return  # this step's update has ended it already
+        if self._updates or not self._optimizers:
+            self._step_ends()
+        else:
+            self._steps.micro_step_ends(updates=0, ends_step=False)
+
+    @guarded
+    def leave_out(self, name: str) -> None:
+        """What runs from here on belongs to no step, until ``take_in`` is called with the same *name*."""
+        self._steps.no_loss_follows()
+        self.session.training_stops(name)
+        self.session.enter(name)
+
+    @guarded
+    def take_in(self, name: str) -> None:
+        """*name* is over."""
+        self.session.leave()
+        self.session.training_goes_on(name)
+
+    @guarded
+    def end(self, error: BaseException | None = None) -> None:
+        """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours."""
+        self._steps.evaluation_ends()
+        self.session.window.leave_scope()
+        self.session.finish(interrupted_by=error)
+        self.session.take_out()
+        self._places.close()
+
+    # ---- checkpoints
+
+    def _saving_begins(self, *args: Any, **kwargs: Any) -> bool | None:
+        if not self._steps.on_its_thread():
+            return None
+        self._steps.looks_left("checkpoint", "a checkpoint was saved")
+        self.leave_out("checkpoint")
+        return True
+
+    def _saving_ends(self, _: bool) -> None:
+        self.take_in("checkpoint")
+
+    # ---- what the session asks
+
+    def context(self) -> RunContext:
+        """Where the loop runs."""
+        return run_context(self._frame, self._model, accumulate=self._batches_a_step)
+
+    def x_axis(self) -> int:
+        """Steps of the loop that have ended, from the one where it began."""
+        return self._initial_step + self.session.steps.steps_done
+
+    def reading_is_due(self) -> bool:
+        """Every so many steps."""
+        return self.session.steps.steps_done % self._log_every == 0
+
+    def optimizers(self) -> tuple[Any, ...] | None:
+        """Those that were given."""
+        return self._optimizers or None
+
+    def whole_model(self) -> nn.Module:
+        """What the loop calls."""
+        return self._model
+
+    def loader_workers(self) -> int | None:
+        """Worker processes of the loader that was asked last, if that is known."""
+        return next(map(workers_of, self.loaders.iterators()), None)
+
+    def feed(self) -> Feed:
+        """The queue of the loader that the loop used last."""
+        return LoaderQueue(
+            lambda: backlogs_of(self.loaders.iterators(), note=self.session.notes.add_for_run),
+            batches_a_step=self._batches_a_step,
+        )
