@@ -183,6 +183,7 @@ class LoaderTaps:
             return None
         if not self._iterator_is_used_up:
             self._loop.looks_left("loader", "a DataLoader was started")
+        self._loop.fetch_begins()  # its first fetch may begin right here
         self._session.enter("epoch restart")
         return True
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.doors.loader_taps import LoaderTaps
 from lightning_flops.doors.loop_steps import LoopSteps
@@ -80,6 +81,8 @@ class PlainLoop:
         """The loop calls ``step``."""
         self._updates = 0
         self._updating = False
+        self._update_depth = 0
+        self._hooks: list[Any] = []
         self._batches_a_step = 1
         self._steps = LoopSteps(self, lambda: self._root)
         self.session = Session(
@@ -119,6 +122,9 @@ class PlainLoop:
         taps.replace_calls(self._model, self._steps.around_forward())
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", self._around_update(optimizer))
+        if not self._optimizers:  # torch's own hooks see every optimizer
+            self._hooks.append(register_optimizer_step_pre_hook(self._any_update_begins))
+            self._hooks.append(register_optimizer_step_post_hook(self._any_update_ends))
         # If a scaler finds gradients that are not finite, it does not call the optimizer: this is a step all the same.
         taps.replace(
             torch.amp.GradScaler,
@@ -154,6 +160,8 @@ class PlainLoop:
 
     def take_out(self) -> None:
         """Remove what is not in the session's taps."""
+        while self._hooks:
+            self._hooks.pop().remove()
         self.loaders.take_out()
 
     # ---- what the loaders' taps ask
@@ -229,7 +237,21 @@ class PlainLoop:
             kwargs = {**kwargs, "closure": around(kwargs["closure"])}
         return step, args, kwargs
 
+    @guarded
+    def _any_update_begins(self, optimizer: Any, *_: Any) -> None:
+        # The hooks fire twice if a subclass's step calls its parent's, or if an optimizer wraps another one.
+        self._update_depth += 1
+        if self._update_depth == 1:
+            self._update_begins(optimizer)
+
+    @guarded
+    def _any_update_ends(self, optimizer: Any, *_: Any) -> None:
+        self._update_depth -= 1
+        if self._update_depth == 0:
+            self._update_ends(optimizer)
+
     def _step_ends(self) -> None:
+        self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook
         self._batches_a_step = self.session.steps.batches + 1
         self._steps.micro_step_ends(updates=self._taken_updates(), ends_step=True)
 

@@ -124,7 +124,7 @@ def test_step_0_can_be_counted_and_says_where_it_begins() -> None:
     profile = profile_of("first_step")
     assert profile.counted_steps == (0,)
     assert (profile.flops.forward, profile.flops.backward) == (2 * FORWARD, 2 * BACKWARD)
-    assert any("begins with the engine's first forward" in note for note in profile.notes)
+    assert any("begins with the model's first forward" in note for note in profile.notes)
 
 
 def test_a_step_that_was_half_over_at_the_start_is_nobodys() -> None:

@@ -1,0 +1,31 @@
+"""A clock that stands still in every loop here, and the windows that were made into profiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.instrument.timing.clocks import WallClock
+from tests.fake_clock import FakeNow
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    now = FakeNow()
+    monkeypatch.setattr("lightning_flops.session.session.clock_for", lambda device: WallClock(now))
+    return now
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every window that was turned into a profile."""
+    kept: list[Any] = []
+
+    def keep(window: Any, **kwargs: Any) -> Any:
+        kept.append(window)
+        return build_profile(window, **kwargs)
+
+    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    return kept
