@@ -250,11 +250,11 @@ class _Calls:
     def __init__(self, module: nn.Module, make: Make) -> None:
         self._attributes = vars(module)
         self._wrapped = _EagerCall(eager_call(module), make)
-        self._attributes[COMPILED_CALL] = self._wrapped
         self._copies = Patches()
         # DataParallel copies the module's attributes to its replicas, and ours calls the module itself.
         if hasattr(module, REPLICATE):
             self._copies.replace(module, REPLICATE, _without_calls)
+        self._attributes[COMPILED_CALL] = self._wrapped  # last, so that a failure leaves nothing
 
     def undo(self) -> None:
         self._copies.undo()

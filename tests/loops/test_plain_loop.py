@@ -1,4 +1,4 @@
-"""Loops that people write themselves: what a step is in each, what it computes, and which second belongs to which part."""
+"""Loops that people write: what a step is in each, what it computes, and which second belongs to which part."""
 
 from __future__ import annotations
 
