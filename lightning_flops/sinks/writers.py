@@ -39,7 +39,7 @@ class WritersSink:
     def folder(self) -> str | None:
         """The local folder of the first writer that has one."""
         for writer in self._writers:
-            folder = getattr(writer, "log_dir", None)
+            folder = getattr(_written_to(writer), "log_dir", None)
             if isinstance(folder, (str, os.PathLike)) and (path := os.fsdecode(folder)):
                 return path
         return None
@@ -87,6 +87,11 @@ def _is_tracker(writer: Any) -> bool:
     return callable(getattr(writer, "log", None)) and callable(getattr(writer, "store_init_configuration", None))
 
 
+def _written_to(writer: Any) -> Any:
+    """What a tracker itself writes to; of any other writer, the writer."""
+    return writer.tracker if _is_tracker(writer) else writer
+
+
 def _write_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
     add_scalar = getattr(writer, "add_scalar", None)
     if callable(add_scalar):
@@ -100,8 +105,7 @@ def _write_scalars(writer: Any, scalars: dict[str, float], step: int) -> None:
 
 
 def _write_text(writer: Any, tag: str, text: str, step: int) -> bool:
-    if _is_tracker(writer):
-        writer = writer.tracker  # what the tracker itself writes to
+    writer = _written_to(writer)
     add_text: Callable[..., object] | None = getattr(writer, "add_text", None)
     if not callable(add_text):
         return False

@@ -1,0 +1,145 @@
+"""Two ranks in loops that are written by hand: with torch alone, under accelerate, under Fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import ProjectConfiguration
+from lightning.fabric import Fabric
+from lightning.fabric.loggers.csv_logs import CSVLogger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_flops import profile_training
+
+BATCH, WIDE, MIDDLE, NARROW, STEPS = 4, 6, 8, 2, 8
+
+SETTINGS: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "trace": False, "ranks_timeout_sec": 60.0}
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(WIDE, MIDDLE), nn.ReLU(), nn.Linear(MIDDLE, NARROW))
+
+
+def loader(batches: int) -> DataLoader[Any]:
+    rows = torch.randn(batches * BATCH, WIDE, generator=torch.Generator().manual_seed(dist_rank()))
+    return DataLoader(TensorDataset(rows), batch_size=BATCH)
+
+
+def dist_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def told(profiler: Any, model: nn.Module) -> dict[str, Any]:
+    """What a test wants to know of a loop that was profiled, or was not."""
+    weights = [
+        (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach().tolist()
+        for weight in model.parameters()
+    ]
+    profile = None if profiler is None or profiler.profile is None else profiler.profile.to_json()
+    return {"profile": profile, "weights": weights, "files": sorted(str(path) for path in Path().rglob("*.json"))}
+
+
+def twice(run: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
+    """*run* without and with the profiler, and whether the weights came out the same."""
+    plain, profiled = run(False), run(True)
+    return {**profiled, "same": plain["weights"] == profiled["weights"]}
+
+
+def with_torch(wrap: Callable[[nn.Module], nn.Module], profiled: bool) -> dict[str, Any]:
+    if not dist.is_initialized():  # one group for all scenarios
+        dist.init_process_group("gloo")
+    model = wrap(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    profiler = profile_training(model, optimizer, log_dir="logs", **SETTINGS) if profiled else None
+    if profiler is not None:
+        profiler.start()
+    for (rows,) in loader(STEPS):
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if profiler is not None:
+        profiler.stop()
+    return told(profiler, model)
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",))
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def with_accelerate(profiled: bool) -> dict[str, Any]:
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=3,
+        log_with="tensorboard",
+        project_config=ProjectConfiguration(".", logging_dir=f"logs-{profiled}"),
+    )
+    accelerator.init_trackers("run")
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader(2 * 3 * STEPS))
+    profiler = profile_training(model, optimizer, accelerator=accelerator, **SETTINGS) if profiled else None
+    if profiler is not None:
+        profiler.start()
+    for (rows,) in data:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(rows).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    if profiler is not None:
+        profiler.stop()
+    result = told(profiler, model)
+    result["events"] = len(list(Path(f"logs-{profiled}").rglob("events*")))
+    for tracker in accelerator.trackers:
+        tracker.finish()  # accelerator.end_training() would end the process group, too
+    AcceleratorState._reset_state()
+    return result
+
+
+def with_fabric(profiled: bool) -> dict[str, Any]:
+    loggers = [CSVLogger("csv", name=str(profiled)), TensorBoardLogger("board", name=str(profiled))]
+    fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2, loggers=loggers)
+    fabric.launch()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = fabric.setup(model, optimizer)
+    data = fabric.setup_dataloaders(loader(2 * 3 * STEPS))
+    profiler = profile_training(model, optimizer, fabric=fabric, **SETTINGS) if profiled else None
+    if profiler is not None:
+        profiler.start()
+    for place, (rows,) in enumerate(data):
+        accumulating = place % 3 < 2
+        with fabric.no_backward_sync(model, enabled=accumulating):
+            fabric.backward(model(rows).square().mean())
+        if not accumulating:
+            optimizer.step()
+            optimizer.zero_grad()
+    if profiler is not None:
+        profiler.stop()
+    result = told(profiler, model)
+    loggers[0].save()
+    result["csv"] = "".join(path.read_text() for path in Path("csv").rglob("metrics.csv"))
+    result["events"] = sum(b"flops_profiler/profile" in path.read_bytes() for path in Path("board").rglob("events*"))
+    return result
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ddp": partial(twice, partial(with_torch, DistributedDataParallel)),
+    "fsdp2": partial(twice, partial(with_torch, sharded)),
+    "accelerate": partial(twice, with_accelerate),
+    "fabric": partial(twice, with_fabric),
+}
