@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
-from lightning_flops.instrument.module_scope import require_module
+from lightning_flops.instrument.module_scope import describe_modules, require_module
 
 __all__ = [
     "FlopCounts",
@@ -48,7 +49,8 @@ def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "h
     if model is not None:
         require_module(model)
     counter = FlopCounter(model, causal_attention=causal_attention)
-    counts = FlopCounts(counter.record)
+    described = () if model is None else functools.partial(describe_modules, model, settings=False)
+    counts = FlopCounts(counter.record, described)
     try:
         counter.__enter__()
         yield counts
@@ -87,4 +89,5 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
         Exception: whatever the model raises where its forward needs values that the batch does not settle.
     """
     require_module(model)
-    return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))
+    record = count_on_fake_tensors(model, batch, causal_attention=causal_attention)
+    return FlopCounts(record, describe_modules(model, settings=False))
