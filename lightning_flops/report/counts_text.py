@@ -34,10 +34,7 @@ class CountsTable(NamedTuple):
 def render_counts(counts: FlopCounts) -> str:
     """*counts* as a table by module, ending in a line break."""
     made = counts_table(counts, most=_ROWS)
-    rows = [
-        (f"{'  ' * depth}{shortened(name, chars=_NAME_CHARS)}", *cells)
-        for depth, (name, *cells) in zip(made.depths, made.rows, strict=True)
-    ]
+    rows = [(f"{'  ' * depth}{name}", *cells) for depth, (name, *cells) in zip(made.depths, made.rows, strict=True)]
     lines = [title("FLOPs by module"), *paragraph(ABOUT), *table(made.head, rows, least_width=6, left=(0, 2))]
     for remark in made.remarks:
         lines += paragraph(remark)
@@ -70,7 +67,7 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
             described = bool(node.module.type_name)
             rows.append(
                 (
-                    _name(node),
+                    shortened(_name(node), chars=_NAME_CHARS),
                     si(node.module.params) if described else NOT_AVAILABLE,
                     node.module.extra_repr if described else NOT_AVAILABLE,
                     *flops(node.module.total),
@@ -79,7 +76,7 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
             depths.append(node.module.depth)
         left_out = _size(root) - len(rows)
         if left_out > 0:
-            remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}, deeper; by_module() has all.")
+            remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
     if outside.total:
         rows.append((OUTSIDE, "", "", *flops(outside)))
         depths.append(0)

@@ -13,7 +13,7 @@ from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plura
 _WIDTH = 200
 """Characters of a headline, if its figures leave room for the advice."""
 
-_LEAST_ADVICE = 110
+_LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 

@@ -65,8 +65,8 @@ def table(
             cell = SubElement(row, "td", {"style": style})
             if isinstance(value, str):
                 cell.text = printable(value)
-            else:
-                SubElement(cell, "div", {"style": _BAR.format(_LONGEST_BAR * min(1.0, max(0.0, value)))})
+            elif value > 0:
+                SubElement(cell, "div", {"style": _BAR.format(_LONGEST_BAR * min(1.0, value))})
 
 
 def written(whole: Element) -> str:

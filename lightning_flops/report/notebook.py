@@ -18,13 +18,15 @@ from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import PartTiming
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 _ADVICE_SHOWN = 3
 _MODULES_SHOWN = 8
 _ROWS_SHOWN = 24
 _NAME_CHARS = 72
+_SENTENCE_CHARS = 300
 
 _Shown = Profile | ThroughputSummary | FlopCounts
 
@@ -59,7 +61,7 @@ def _profile(profile: Profile) -> str:
     _modules_table(whole, profile)
     _advice_table(whole, profile)
     if profile.notes:
-        first, more = shortened(profile.notes[0], chars=200), len(profile.notes) - 1
+        first, more = shortened(profile.notes[0], chars=_SENTENCE_CHARS), len(profile.notes) - 1
         page.paragraph(whole, f"Note: {first}" + (f" (and {plain(more)} more in render_text(profile))" if more else ""))
     return page.written(whole)
 
@@ -71,9 +73,10 @@ def _where(profile: Profile) -> str:
         *([context.precision] if context.precision else []),
         *([f"rank {context.rank} of {context.world_size}"] if context.world_size > 1 else []),
         f"{context.framework} {context.framework_version}",
-        f"{plain(len(profile.counted_steps))} counted, {plain(len(profile.timed_steps))} timed",
+        f"{plain(len(profile.counted_steps))} {plural('step', len(profile.counted_steps))} counted, "
+        f"{plain(len(profile.timed_steps))} timed",
     ]
-    return ", ".join(parts)
+    return shortened(", ".join(parts), chars=_SENTENCE_CHARS)
 
 
 def _figures_table(whole: Element, profile: Profile) -> None:
@@ -104,16 +107,12 @@ def _step_table(whole: Element, profile: Profile) -> None:
     if timing is None:
         page.paragraph(whole, f"Time of a step: {NOT_AVAILABLE}, no step was timed.")
         return
-    rows = [
-        (
-            part.name,
-            duration(part.mean_sec),
-            percent(part.share),
-            part.share or 0.0,
-            f"{duration(part.minimum_sec)} to {duration(part.maximum_sec)}",
-        )
-        for part in (*timing.parts, timing.global_step)
-    ]
+
+    def row(part: PartTiming, bar: str | float) -> tuple[str | float, ...]:
+        spread = f"{duration(part.minimum_sec)} to {duration(part.maximum_sec)}"
+        return part.name, duration(part.mean_sec), percent(part.share), bar, spread
+
+    rows = [*(row(part, part.share or 0.0) for part in timing.parts), row(timing.global_step, "")]
     page.table(whole, ("part of a step", "mean", "share", "", "of single steps"), rows, left=(0, 3))
 
 
@@ -144,11 +143,7 @@ def _modules_table(whole: Element, profile: Profile) -> None:
     head = ["module, without those inside it", "class", "FLOPs forward", "FLOPs backward"]
     if any(group.flops.recompute for group in groups):
         head.append("recomputed")
-    head.append("share")
-    if timed:
-        head += ["time", "share", ""]
-    else:
-        head.append("")
+    head += ["of all FLOPs", *(["time", "of all time"] if timed else []), ""]
     rows: list[Sequence[str | float]] = []
     for group in groups[:_MODULES_SHOWN]:
         share = ratio(part=group.flops.total, whole=counted)
@@ -173,7 +168,7 @@ def _modules_table(whole: Element, profile: Profile) -> None:
     if more:
         words.append(f"And {plain(more)} more.")
     if any(len(group.modules) > 1 for group in groups[:_MODULES_SHOWN]):
-        words.append("A star stands for equal places, whose figures are added up.")
+        words.append("A star stands for any number: the figures of these modules are added up.")
     if timed:
         words.append("Times are those of one traced step.")
     if words:
@@ -200,7 +195,10 @@ def _groups(modules: Sequence[ModuleProfile]) -> list[_Group]:
 def _advice_table(whole: Element, profile: Profile) -> None:
     if not profile.advice:
         return
-    rows = [(percent(one.stake), one.evidence, one.action) for one in profile.advice[:_ADVICE_SHOWN]]
+    rows = [
+        (percent(one.stake), *(shortened(words, chars=_SENTENCE_CHARS) for words in (one.evidence, one.action)))
+        for one in profile.advice[:_ADVICE_SHOWN]
+    ]
     page.table(whole, ("at stake", "what was measured", "what to try"), rows, left=(1, 2))
 
 
@@ -243,6 +241,6 @@ def _counts(counts: FlopCounts) -> str:
 def _first(remarks: Sequence[str]) -> Iterator[str]:
     """As many of *remarks* as a screen has room for, each cut to a few lines."""
     for remark in remarks[:_ADVICE_SHOWN]:
-        yield shortened(remark, chars=300)
+        yield shortened(remark, chars=_SENTENCE_CHARS)
     if len(remarks) > _ADVICE_SHOWN:
         yield f"And {plain(len(remarks) - _ADVICE_SHOWN)} more notes in print(counts)."
