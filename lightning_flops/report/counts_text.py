@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
-from lightning_flops.records import OUTSIDE, FlopRecord, ModuleRecord, PhaseFlops
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.layout import paragraph, rule, shortened, some_of, table, title
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, plain, plural, si
@@ -48,11 +48,13 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
     """
     record = counts.record
     records = [replace(one, extra_repr=_shapes(one)) for one in counts.modules]
-    modules = build_modules(records, FlopCounts(record))
-    outside = counts_outside(record)
-    total = FlopCounts(record).total
+    counts = FlopCounts(record)  # of one moment, also while counting goes on
+    modules = build_modules(records, counts)
+    outside = counts.own_by_module().get(OUTSIDE, PhaseFlops())
+    total = counts.total
     phases = [("forward", "FLOPs forward"), ("backward", "FLOPs backward")]
-    phases += [(name, f"FLOPs {name}") for name in ("recompute", "optimizer") if getattr(total, name)]
+    phases += [("recompute", "FLOPs recomputed")] if total.recompute else []
+    phases += [("optimizer", "FLOPs optimizer")] if total.optimizer else []
 
     def flops(amounts: PhaseFlops) -> tuple[str, ...]:
         return tuple(si(getattr(amounts, phase)) for phase, _ in phases)
@@ -86,11 +88,6 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
         depths,
         [*remarks, *_not_counted(counts), *record.notes],
     )
-
-
-def counts_outside(record: FlopRecord) -> PhaseFlops:
-    """FLOPs that no module owns."""
-    return FlopCounts(record).own_by_module().get(OUTSIDE, PhaseFlops())
 
 
 def _name(node: ModuleNode) -> str:

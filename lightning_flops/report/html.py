@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from lightning_flops.text.printable import printable
 
-_LEFT = "text-align: left; overflow-wrap: anywhere"
+_LEFT = "text-align: left"
 _RIGHT = "text-align: right; white-space: nowrap"
 _TABLE = "margin: 0 0 0.6em 0"
 _PARAGRAPH = "margin: 0 0 0.4em 0; max-width: 75em"
