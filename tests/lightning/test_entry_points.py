@@ -146,8 +146,8 @@ def test_who_did_not_write_the_callback_finds_no_files_without_a_logger_and_one_
     assert list(tmp_path.rglob("*")) == []
     assert heard == [
         f"FLOPs of step 1: {headline(callback.profile)} Nothing keeps the report, because this Trainer has "
-        "no logger with a folder, and nobody wrote a FlopsProfilerCallback into it: give it a logger, or the callback, or "
-        'logging.basicConfig(level="INFO")'
+        "no logger with a folder, and nobody wrote a FlopsProfilerCallback into it: give it a logger, or the callback, "
+        'or logging.basicConfig(level="INFO")'
     ]
 
 

@@ -101,9 +101,7 @@ def test_the_console_shows_a_report_that_no_file_was_named_for(
     assert capsys.readouterr().out == TEXT
 
 
-def test_one_line_has_the_figures_and_says_where_a_report_lies_and_names_no_place_where_it_does_not(
-    tmp_path: Path,
-) -> None:
+def test_one_line_has_the_figures_and_the_places_of_a_report_and_no_place_where_it_is_not(tmp_path: Path) -> None:
     said: list[str] = []
     output(tmp_path, announce=said.append).write_profile(PROFILE, step=7)
     output(tmp_path, loggers=MemorySink(), announce=said.append).write_profile(PROFILE, step=7)
