@@ -90,4 +90,6 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     """
     require_module(model)
     record = count_on_fake_tensors(model, batch, causal_attention=causal_attention)
-    return FlopCounts(record, describe_modules(model, settings=False))
+    counts = FlopCounts(record, functools.partial(describe_modules, model, settings=False))
+    counts.settle()
+    return counts

@@ -48,19 +48,20 @@ class FlopCounts:
 
     @property
     def modules(self) -> tuple[ModuleRecord, ...]:
-        """What the modules are; empty if nobody looked."""
-        return self._modules if isinstance(self._modules, tuple) else self._modules()
+        """What the modules are; empty if nobody looked, or if they could not be described."""
+        if isinstance(self._modules, tuple):
+            return self._modules
+        try:
+            return self._modules()
+        except Exception:
+            return ()
 
     def settle(self) -> None:
         """Reads the record a last time: the answers stay, and what was counted is no longer held.
 
-        An error that reading it raises is raised to whoever asks for an answer. Modules that cannot be described are
-        missing in the table.
+        An error that reading it raises is raised to whoever asks for an answer.
         """
-        try:
-            self._modules = self.modules
-        except Exception:
-            self._modules = ()
+        self._modules = self.modules
         try:
             self._record = self.record
         except Exception as error:
