@@ -14,10 +14,11 @@ from lightning_flops.text.printable import printable
 
 _LEFT = "text-align: left"
 _RIGHT = "text-align: right; white-space: nowrap"
+_RIGHT_HEAD = "text-align: right"
 _TABLE = "margin: 0 0 0.6em 0"
 _PARAGRAPH = "margin: 0 0 0.4em 0; max-width: 75em"
 _BAR = "background: currentColor; opacity: 0.45; height: 0.7em; width: {:.2f}em; min-width: 1px"
-_LONGEST_BAR = 12.0
+_LONGEST_BAR = 8.0
 
 
 def block() -> Element:
@@ -53,7 +54,7 @@ def table(
     whole = SubElement(inside, "table", {"style": _TABLE})
     names = SubElement(SubElement(whole, "thead"), "tr")
     for column, name in enumerate(head):
-        cell = SubElement(names, "th", {"style": _LEFT if column in left else _RIGHT})
+        cell = SubElement(names, "th", {"style": _LEFT if column in left else _RIGHT_HEAD})
         cell.text = printable(name)
     body = SubElement(whole, "tbody")
     for number, cells in enumerate(rows):
