@@ -224,8 +224,8 @@ def test_equal_layers_are_one_row_and_layers_of_other_shapes_are_not() -> None:
     # Both have 12 weights, and so spend the same: 2 FLOPs of each weight and sample.
     model = nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False), nn.Linear(4, 3, bias=False)])
     with count_flops(model) as counts:
-        for layer in model:
-            layer(torch.zeros(2, layer.weight.shape[1]))
+        for layer, inputs in zip(model, (3, 3, 4), strict=True):
+            layer(torch.zeros(2, inputs))
     lines = [" ".join(line.split()) for line in str(counts).split("\n")]
     assert "0-1: 2 x Linear 12 4x3 48 0" in lines
     assert "2: Linear 12 3x4 48 0" in lines
