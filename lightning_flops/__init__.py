@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.schema import shown as _shown
+
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError
@@ -73,6 +75,15 @@ __all__ = [
     "register_flop_formula",
     "render_text",
 ]
+
+
+def _renderers() -> _shown.Renderers:
+    from lightning_flops.report import notebook
+
+    return notebook
+
+
+_shown.find = _renderers
 
 
 def __getattr__(name: str) -> Any:

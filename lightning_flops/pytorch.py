@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -19,7 +20,7 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
-from lightning_flops.instrument.module_scope import require_module
+from lightning_flops.instrument.module_scope import describe_modules, require_module
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.sinks.writers import is_writer
 from lightning_flops.text.json_text import shown
@@ -28,6 +29,7 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from lightning_flops.records import ModuleRecord
     from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
@@ -70,7 +72,7 @@ def count_flops(model: nn.Module | None, *, causal_attention: Literal["full", "h
     if model is not None:
         require_module(model)
     counter = FlopCounter(model, causal_attention=causal_attention)
-    counts = FlopCounts(counter.record)
+    counts = FlopCounts(counter.record, () if model is None else _described_later(model))
     try:
         counter.__enter__()
         yield counts
@@ -109,7 +111,22 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
         Exception: whatever the model raises where its forward needs values that the batch does not settle.
     """
     require_module(model)
-    return FlopCounts(count_on_fake_tensors(model, batch, causal_attention=causal_attention))
+    record = count_on_fake_tensors(model, batch, causal_attention=causal_attention)
+    return FlopCounts(record, _described_later(model))
+
+
+def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:
+    """Describes the modules when somebody asks: this takes longer than counting a small step, and few ask.
+
+    It does not hold the model. A model that is gone by then is not described.
+    """
+    reference = weakref.ref(model)
+
+    def describe() -> tuple[ModuleRecord, ...]:
+        found = reference()
+        return () if found is None else describe_modules(found, settings=False)
+
+    return describe
 
 
 @takes_settings

@@ -145,6 +145,8 @@ class ModuleRecord:
     """Name under which the same module object was listed before, if it was."""
     weight_sizes: tuple[int, ...] = ()
     """Inputs and outputs of its own weights: the first two dimensions of each parameter that has two."""
+    parameter_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shape of each parameter of its own, whole where ranks hold shards of it; a lazy one has none yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,12 @@ def loaded_by(statements: str) -> set[str]:
         "import lightning_flops; dir(lightning_flops); lightning_flops.__version__",
         "from lightning_flops import ConfigError, LightningFlopsError, Profile, ProfilerConfig",
         "import lightning_flops.report.text, lightning_flops.report.scalars, lightning_flops.report.markdown",
+        "import lightning_flops.report.notebook",
+        "from lightning_flops.schema.throughput import *\n"
+        "costs = Spread(average=1.0, maximum=1.0, minimum=1.0)\n"
+        "known = dict(schema_version=1, batches=1, batch_cost_sec=costs, ips_unit='samples/s')\n"
+        "summary = ThroughputSummary(reader_ratio=None, reader_cost_sec=None, ips=None, **known)\n"
+        "repr(summary), summary._repr_html_()",
         "import lightning_flops.sinks.loggers, lightning_flops.sinks.file, lightning_flops.sinks.console",
     ],
 )

@@ -15,11 +15,19 @@ from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import BatchTotals, Extremes
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.throughput import ThroughputSummary
+from tests.golden_files import golden
 from tests.report import windows
+from tests.report.test_ranks_text import CASES as JOBS
+from tests.report.test_traced_text import CASES as TRACED
+from tests.report.test_traced_text import profile_of
 from tests.report.windows import build_profile
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = json.loads(write_profile_pages.SCHEMA.read_text(encoding="utf-8"))
+
+KINDS = {"json/mlp.json": "Profile", "json/throughput.json": "ThroughputSummary", "trace/cpu.json": "TracesReport"}
+"""What each golden file of numbers is; a new one has its line here."""
 
 MLP = json.loads((GOLDEN / "json" / "mlp.json").read_text(encoding="utf-8"))
 
@@ -50,17 +58,27 @@ def test_the_schema_is_json_schema() -> None:
 
 
 def test_every_golden_file_of_numbers_keeps_to_it() -> None:
-    kinds = {"json": "Profile", "trace": "TracesReport"}
-    paths = [path for path in sorted(GOLDEN.rglob("*.json")) if path.parent.name in kinds]
-    assert len(paths) >= 2
-    for path in paths:
-        validate(json.loads(path.read_text(encoding="utf-8")), kinds[path.parent.name])
+    paths = {str(path.relative_to(GOLDEN)): path for path in GOLDEN.rglob("*.json")}
+    assert paths.keys() == KINDS.keys()
+    for name, path in paths.items():
+        data = json.loads(path.read_text(encoding="utf-8"))
+        validate(data, KINDS[name])
+        jsonschema.Draft202012Validator(SCHEMA).validate(data)  # which tells by itself what a file is
 
 
-@pytest.mark.parametrize("name", ["transformer", "untimed", "lower_bound", "parallel", "stage", "variable", "unknown"])
+PROFILES = {
+    **{
+        name: build_profile(getattr(windows, f"{name}_window")(), config=ProfilerConfig())
+        for name in ("transformer", "untimed", "lower_bound", "parallel", "stage", "variable", "unknown")
+    },
+    **{name: profile_of(name) for name in TRACED},
+    **{f"ranks_{name}": profile for name, profile in JOBS.items() if name != "thousands"},
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
 def test_every_kind_of_profile_keeps_to_it(name: str) -> None:
-    profile = build_profile(getattr(windows, f"{name}_window")(), config=ProfilerConfig())
-    validate(json.loads(profile.to_json()), "Profile")
+    validate(json.loads(PROFILES[name].to_json()), "Profile")
 
 
 def test_throughput_keeps_to_it() -> None:
@@ -69,6 +87,14 @@ def test_throughput_keeps_to_it() -> None:
     summary = build_throughput(totals, dp_size=1)
     assert summary is not None
     validate(json.loads(summary.to_json()), "ThroughputSummary")
+    waits = Extremes(number=2, total=1.0, least=0.25, greatest=0.75)
+    rates = Extremes(number=2, total=12.0, least=4.0, greatest=8.0)
+    whole = build_throughput(replace(totals, reader_sec=waits, samples=12, samples_per_sec=rates), dp_size=1)
+    assert whole is not None
+    # 1 s of 3 in the loader; 12 samples in 3 s.
+    assert whole.reader_ratio == 1 / 3 and whole.ips is not None and whole.ips.average == 4.0
+    golden("json/throughput.json", whole.to_json())
+    assert ThroughputSummary.from_json(whole.to_json()) == whole
 
 
 def test_a_profile_is_told_from_what_is_none() -> None:
@@ -104,6 +130,10 @@ def test_summary_is_the_headline_by_name() -> None:
         "advice": {one["rule"]: one["stake"] for one in MLP["advice"]},
     }
     assert summary["mfu"] is not None
+    assert list(summary) == [
+        "global_step_sec", "samples_per_sec", "tokens_per_sec", "mfu", "hfu", "forward_flops", "backward_flops",
+        "hardware_flops", "data_wait_ratio", "params", "advice",
+    ]  # fmt: skip
     json.dumps(summary)
 
 

@@ -187,6 +187,78 @@ def test_counts_do_not_keep_the_model_alive() -> None:
     assert counts.forward == FIRST + SECOND
 
 
+def rows_of(text: str) -> dict[str, list[str]]:
+    """The table's cells by module."""
+    lines = [line.split() for line in text.split("\n") if line.strip() and not line.startswith("-")]
+    return {cells[0] if cells[0] != "Sequential" else "": cells[1:] for cells in lines}
+
+
+def test_counts_print_a_table_by_module_also_when_the_model_is_gone() -> None:
+    model = model_of_two()
+    with count_flops(model) as counts:
+        model(torch.randn(2, 3)).sum().backward()
+        inside = str(counts)
+        assert (counts.forward, counts.uncounted) == (FIRST + SECOND, {})  # printing is not counted
+    del model
+    gc.collect()
+    text = str(counts)
+    assert text == inside == lightning_flops.render_text(counts)
+    assert "module       params  weight shapes  FLOPs forward  FLOPs backward" in text
+    rows = rows_of(text)
+    # 3 * 5 + 5 and 5 * 7 + 7 parameters; FLOPs as above.
+    assert rows[""] == ["62", str(FIRST + SECOND), str(FIRST + 2 * SECOND)]
+    assert rows["0:"] == ["Linear", "20", "5x3,", "5", str(FIRST), str(FIRST)]
+    assert rows["1:"] == ["ReLU", "0", "0", "0"]
+    assert rows["2:"] == ["Linear", "42", "7x5,", "7", str(SECOND), str(2 * SECOND)]
+    assert "<td" in counts._repr_html_()
+
+
+def test_an_offline_count_prints_the_same_table_as_the_run() -> None:
+    model = model_of_two()
+    with count_flops(model) as counts:
+        model(torch.randn(2, 3)).sum().backward()
+    assert str(count_offline(model, torch.empty(2, 3))) == str(counts)
+
+
+def test_equal_layers_are_one_row_and_layers_of_other_shapes_are_not() -> None:
+    # Both have 12 weights, and so spend the same: 2 FLOPs of each weight and sample.
+    model = nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False), nn.Linear(4, 3, bias=False)])
+    with count_flops(model) as counts:
+        for layer, inputs in zip(model, (3, 3, 4), strict=True):
+            layer(torch.zeros(2, inputs))
+    lines = [" ".join(line.split()) for line in str(counts).split("\n")]
+    assert "0-1: 2 x Linear 12 4x3 48 0" in lines
+    assert "2: Linear 12 3x4 48 0" in lines
+
+
+def test_a_model_that_cannot_be_described_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: object, **kwargs: object) -> object:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("lightning_flops.pytorch.describe_modules", failing)
+    model = model_of_two()
+    with count_flops(model) as counts:
+        model(torch.randn(2, 3))
+        inside = str(counts)
+    for text in (inside, str(counts)):
+        assert rows_of(text)["2:"] == ["(not", "described)", "n/a", "n/a", str(SECOND), "0"]
+    assert (counts.forward, count_offline(model, torch.empty(2, 3)).forward) == (FIRST + SECOND, FIRST + SECOND)
+
+
+def test_no_code_of_the_users_is_asked_for_the_table() -> None:
+    class Watched(nn.Linear):
+        asked = 0
+
+        def extra_repr(self) -> str:
+            Watched.asked += 1
+            return ""
+
+    with count_flops(Watched(3, 5)) as counts:
+        pass
+    str(counts)
+    assert Watched.asked == 0
+
+
 def test_counts_show_their_phases_and_what_they_lack() -> None:
     with count_flops(None) as counts:
         torch.zeros(100, 20) @ torch.zeros(20, 3)

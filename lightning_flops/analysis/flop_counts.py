@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
-from lightning_flops.records import OUTSIDE, FlopRecord, OperatorCell, PhaseBytes, PhaseFlops, UncountedOperator
+from lightning_flops.records import (
+    OUTSIDE,
+    FlopRecord,
+    ModuleRecord,
+    OperatorCell,
+    PhaseBytes,
+    PhaseFlops,
+    UncountedOperator,
+)
+from lightning_flops.schema import shown
 
 _Value = TypeVar("_Value")
 
@@ -16,19 +25,38 @@ _Value = TypeVar("_Value")
 class FlopCounts:
     """FLOPs that were counted, by phase, module, operator and dtype; a multiply-add is two.
 
-    The record is read anew for each question: over a running counter, answers are of the moment.
+    The record is read anew for each question: over a running counter, answers are of the moment. ``print`` shows a
+    table by module.
 
     Args:
         record: the record, or a function that returns the record of the moment.
+        modules: what the modules are, for the table; or a function that returns it. The function is kept until
+            somebody asks, so it must not hold the model.
     """
 
-    def __init__(self, record: FlopRecord | Callable[[], FlopRecord]) -> None:
+    def __init__(
+        self,
+        record: FlopRecord | Callable[[], FlopRecord],
+        modules: tuple[ModuleRecord, ...] | Callable[[], tuple[ModuleRecord, ...]] = (),
+    ) -> None:
         self._record = record
+        self._modules = modules
 
     @property
     def record(self) -> FlopRecord:
         """The record that the sums are over."""
         return self._record if isinstance(self._record, FlopRecord) else self._record()
+
+    @property
+    def modules(self) -> tuple[ModuleRecord, ...]:
+        """What the modules are; empty if nobody looked, or if they could not be described."""
+        if isinstance(self._modules, tuple):
+            return self._modules
+        try:
+            self._modules = self._modules()
+        except Exception:  # it calls methods of the user's modules
+            self._modules = ()
+        return self._modules
 
     def settle(self) -> None:
         """Reads the record a last time: the answers stay, and what was counted is no longer held.
@@ -39,6 +67,10 @@ class FlopCounts:
             self._record = self.record
         except Exception as error:
             self._record = _raising(error.with_traceback(None))  # whose frames hold what was counted
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: the answers, and no model."""
+        return {"_record": self.record, "_modules": self.modules}
 
     def __repr__(self) -> str:
         """The four phases, and whether they are all."""
@@ -54,6 +86,14 @@ class FlopCounts:
         if self.is_lower_bound:
             parts.append("a lower bound")
         return f"<FlopCounts {', '.join(parts)}>"
+
+    def __str__(self) -> str:
+        """A table by module, ending in a line break."""
+        return shown.find().text(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the table by module, its upper levels if it is long."""
+        return shown.find().html(self)
 
     @property
     def total(self) -> PhaseFlops:

@@ -201,7 +201,11 @@ def _shared_depth(name: str, caller: str) -> int:
 
 
 def describe_modules(
-    root: nn.Module, *, whole: nn.Module | None = None, note: Callable[[str], object] = logger.warning
+    root: nn.Module,
+    *,
+    whole: nn.Module | None = None,
+    settings: bool = True,
+    note: Callable[[str], object] = logger.warning,
 ) -> tuple[ModuleRecord, ...]:
     """What each module of *root* is and how many parameters it holds, in ``named_modules`` order.
 
@@ -211,6 +215,7 @@ def describe_modules(
     Args:
         root: the model.
         whole: *root* with all its wrappers, which may know more about its parameters; None if it has none.
+        settings: whether each module is asked for its ``extra_repr``, which may be the user's code.
         note: gets a sentence about anything that cannot be known.
     """
     flat = FlatParameters(root if whole is None else whole, note=note)
@@ -221,24 +226,28 @@ def describe_modules(
     sizes = _SubtreeSizes(flat)
     first_name: dict[nn.Module, str] = {}
     records = []
-    with random_state_kept():
-        extra_reprs = {module: _extra_repr(module) for _, module in named}
+    extra_reprs: dict[nn.Module, str] = {}
+    if settings:
+        with random_state_kept():
+            extra_reprs = {module: _extra_repr(module) for _, module in named}
     for name, modules in by_name.items():
         # Describe the wrapped module, which the user wrote, but count the parameters of the wrapper, which holds all.
         described = modules[-1]
         alias_of = first_name.get(described)
         first_name.setdefault(described, name)
         params, trainable, local = sizes.of(modules[0])
+        shapes = _parameter_shapes(described, flat)
         records.append(
             ModuleRecord(
                 name=name,
                 type_name=type(described).__name__,
-                extra_repr=extra_reprs[described],
+                extra_repr=extra_reprs.get(described, ""),
                 params=params,
                 trainable_params=trainable,
                 local_params=local,
                 alias_of=alias_of,
-                weight_sizes=_weight_sizes(described, flat),
+                weight_sizes=_weight_sizes(shapes),
+                parameter_shapes=shapes,
             )
         )
     return tuple(records)
@@ -252,17 +261,22 @@ def _extra_repr(module: nn.Module) -> str:
         return f"extra_repr raised {type(error).__name__}"
 
 
-def _weight_sizes(module: nn.Module, flat: FlatParameters) -> tuple[int, ...]:
-    """First two dimensions of each weight of *module* itself: the numbers of inputs and outputs of its products."""
+def _parameter_shapes(module: nn.Module, flat: FlatParameters) -> tuple[tuple[int, ...], ...]:
+    """Shape of each parameter of *module* itself."""
     shapes: list[Sequence[int]] = [piece.shape for piece in flat.of(module)]
     for parameter in parameters_of(module).values():
         if parameter is not None and not is_lazy(parameter) and parameter not in flat:
             # ZeRO-3 empties parameters not in use.
             shapes.append(getattr(parameter, "ds_shape", None) or parameter.shape)
+    return tuple(tuple(map(int, shape)) for shape in shapes)
+
+
+def _weight_sizes(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """First two dimensions of each weight among *shapes*: the numbers of inputs and outputs of its products."""
     sizes = []
     for shape in shapes:
         if len(shape) >= 2:
-            sizes += [int(size) for size in shape[:2] if size != 1]  # 1: one channel per group, no sum over channels
+            sizes += [size for size in shape[:2] if size != 1]  # 1: one channel per group, no sum over channels
     return tuple(sizes)
 
 

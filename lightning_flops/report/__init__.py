@@ -1,1 +1,1 @@
-"""A ``Profile`` as text, Markdown and scalars: renderers that only format."""
+"""A ``Profile`` as text, Markdown, HTML, one line, and scalars: renderers that only format."""

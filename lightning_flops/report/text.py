@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.report.advice_text import advice_lines
+from lightning_flops.report.counts_text import render_counts
 from lightning_flops.report.layout import line, marked, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
@@ -34,8 +36,13 @@ _NOTATIONS = (
 )
 
 
-def render_text(profile: Profile) -> str:
-    """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break."""
+def render_text(profile: Profile | FlopCounts) -> str:
+    """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break.
+
+    Of the counts of ``count_flops`` it is the table by module that ``print`` shows.
+    """
+    if isinstance(profile, FlopCounts):
+        return render_counts(profile)
     sections = [
         _summary_lines(profile),
         flops_lines(profile),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import dataclass_json, shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
@@ -39,7 +39,7 @@ class ReportSettings:
     """How many timed steps were asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Profile:
     """One window of one rank, counted, timed and divided; immutable."""
 
@@ -114,6 +114,14 @@ class Profile:
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
 
+    def __repr__(self) -> str:
+        """The headline; ``to_json`` has every field."""
+        return shown.find().line(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the headline, the parts of a step and the modules that weigh most."""
+        return shown.find().html(self)
+
     def per_step(self, total: int) -> float:
         """*total* over all counted steps as a mean per step; exact when one step was counted."""
         steps = max(1, len(self.counted_steps))
@@ -131,8 +139,8 @@ class Profile:
         """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
 
         ``global_step_sec`` (wall seconds of a step on this rank), ``samples_per_sec``, ``tokens_per_sec``, ``mfu`` and
-        ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``data_wait_ratio`` (of this rank's step),
-        ``forward_flops``, ``backward_flops`` and ``hardware_flops`` (of one step on this rank, exact), ``params`` (of
+        ``hfu`` (of the whole job where its ranks are known; 1 is the peak), ``forward_flops``, ``backward_flops`` and
+        ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step), ``params`` (of
         the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
         """
         return {
@@ -141,10 +149,10 @@ class Profile:
             "tokens_per_sec": self.job_rates.tokens_per_sec,
             "mfu": self.job_rates.mfu,
             "hfu": self.job_rates.hfu,
-            "data_wait_ratio": self.rates.data_wait_ratio,
             "forward_flops": self.flops.forward,
             "backward_flops": self.flops.backward,
             "hardware_flops": self.flops.hardware,
+            "data_wait_ratio": self.rates.data_wait_ratio,
             "params": self.params if self.ranks is None else self.ranks.params,
             "advice": {one.rule: one.stake for one in self.advice},
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_flops.schema import dataclass_json
+from lightning_flops.schema import dataclass_json, shown
 
 SCHEMA_VERSION = 1
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
@@ -23,7 +23,7 @@ class Spread:
     """Of a single batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ThroughputSummary:
     """Throughput of a run over all its batches, counted and traced ones left out.
 
@@ -45,6 +45,14 @@ class ThroughputSummary:
     """Items per second, all ranks that see different data together; None if no batch took any time."""
     ips_unit: Literal["samples/s", "batches/s"]
     """Batches where the number of samples was not known."""
+
+    def __repr__(self) -> str:
+        """The averages; ``to_json`` has every field."""
+        return shown.find().line(self)
+
+    def _repr_html_(self) -> str:
+        """For a notebook: the table that ends a run."""
+        return shown.find().html(self)
 
     def to_json(self) -> str:
         """The summary as indented JSON."""

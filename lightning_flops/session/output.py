@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lightning_flops.report.advice_text import render_advice_markdown
+from lightning_flops.report.headline import headline
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
@@ -120,7 +121,7 @@ class LoggedOutput:
         files: the run's files.
         text_file: a report that no logger shows, and that no file was named for, gets a file of its own.
         x_axis: the loggers' x-axis value, given the step of a report.
-        announce: says in a sentence where a report is, for a user who may see nothing else of it.
+        announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
     """
 
@@ -165,7 +166,8 @@ class LoggedOutput:
         if not said and self._nowhere:
             said, self._nowhere = [self._nowhere], ""
         if said:
-            self._announce(f"FLOPs of step {profile.profile_step}: {', '.join(said)}")
+            where = ", ".join(said)
+            self._announce(f"FLOPs of step {profile.profile_step}: {headline(profile)} {where[0].upper()}{where[1:]}")
 
     def write_reading(
         self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int

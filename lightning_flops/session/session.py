@@ -33,6 +33,7 @@ from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
+from lightning_flops.report.headline import headline
 from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
 from lightning_flops.session.output import output_of_rank
@@ -443,7 +444,11 @@ class Session:
         if self._writes:
             taken_sec = time.perf_counter() - started
             logger.info(
-                "profiled step %d of this %s in %.3f s", record.profile_step, profile.context.run_word, taken_sec
+                "profiled step %d of this %s in %.3f s: %s",
+                record.profile_step,
+                profile.context.run_word,
+                taken_sec,
+                headline(profile),
             )
         if self._ranks is None:
             self._show(profile)

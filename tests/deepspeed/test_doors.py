@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.report.headline import headline
 from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
@@ -130,8 +131,9 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
     # In the folder of ours, since no monitor is on; of the engine that profiled nothing there is no file.
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
     assert files == ["lightning_flops_logs/profile.json"]
-    assert printed.count("FLOPs of step 2: every number is in lightning_flops_logs/profile.json\n") == 1
     profile = Profile.from_json((tmp_path / files[0]).read_text(encoding="utf-8"))
+    sentence = f"FLOPs of step 2: {headline(profile)} Every number is in lightning_flops_logs/profile.json\n"
+    assert printed.count(sentence) == 1
     assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 
 

@@ -19,6 +19,7 @@ from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.doors.lightning_context import _log_folder
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.report.headline import headline
 from lightning_flops.report.text import render_text
 from tests.fake_clock import FakeNow
 from tests.left_on_objects import left_on_object
@@ -272,12 +273,20 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
     logging.getLogger(root).addHandler(listener)
     try:
         with caplog.at_level(logging.INFO if shown else logging.WARNING, logger="lightning_flops"):
-            trainer(FlopsProfilerCallback(timing_steps=1, trace=False)).fit(new_net(root), loader(6))
+            callback = FlopsProfilerCallback(timing_steps=1, trace=False)
+            trainer(callback).fit(new_net(root), loader(6))
     finally:
         logging.getLogger(root).removeHandler(listener)
-    folder = f"{tmp_path}/lightning_flops_logs"
-    sentence = f"FLOPs of step 1: the report is in {folder}/profile.txt, every number is in {folder}/profile.json"
+    assert callback.profile is not None
+    figures, folder = headline(callback.profile), f"{tmp_path}/lightning_flops_logs"
+    assert "FLOPs and " in figures and " samples/s, MFU n/a (no dense peak is known for float32 on " in figures
+    sentence = (
+        f"FLOPs of step 1: {figures} The report is in {folder}/profile.txt, every number is in {folder}/profile.json"
+    )
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
+    # Where the package's own log is shown, its line has them.
+    ours = [record.getMessage() for record in caplog.records if record.getMessage().startswith("profiled step")]
+    assert [said.partition(" s: ")[2] for said in ours] == ([figures] if shown else [])
 
 
 def files_in(folder: Path) -> list[str]:

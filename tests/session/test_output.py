@@ -20,6 +20,12 @@ from tests.report.windows import build_profile, mlp_window
 PROFILE = build_profile(mlp_window(), config=ProfilerConfig())
 TEXT = render_text(PROFILE)
 
+FIGURES = (
+    "1.4 GFLOPs and 20 ms a step, 5,000 samples/s, MFU n/a (no dense peak is known for float32 on cpu; set "
+    "peak_flops_per_sec). First advice: The step waits for data for 10.00% of its time. Raise the DataLoader's "
+    "num_workers, and set persistent_workers."
+)
+
 
 class Scalars:
     """Loggers that show no text."""
@@ -95,15 +101,16 @@ def test_the_console_shows_a_report_that_no_file_was_named_for(
     assert capsys.readouterr().out == TEXT
 
 
-def test_one_sentence_says_where_a_report_lies_and_names_no_place_where_it_does_not(tmp_path: Path) -> None:
+def test_one_line_has_the_figures_and_the_places_of_a_report_and_no_place_where_it_is_not(tmp_path: Path) -> None:
     said: list[str] = []
     output(tmp_path, announce=said.append).write_profile(PROFILE, step=7)
     output(tmp_path, loggers=MemorySink(), announce=said.append).write_profile(PROFILE, step=7)
     (tmp_path / "a file").write_text("")
     output(tmp_path / "a file", announce=said.append).write_profile(PROFILE, step=7)
+    figures = f"FLOPs of step 3: {FIGURES}"
     assert said == [
-        f"FLOPs of step 3: the report is in {tmp_path}/profile.txt, every number is in {tmp_path}/profile.json",
-        "FLOPs of step 3: the loggers show the report as the text flops_profiler/profile, "
+        f"{figures} The report is in {tmp_path}/profile.txt, every number is in {tmp_path}/profile.json",
+        f"{figures} The loggers show the report as the text flops_profiler/profile, "
         f"every number is in {tmp_path}/profile-2.json",
     ]
 
@@ -168,4 +175,4 @@ def test_a_report_that_nothing_keeps_is_said_once(tmp_path: Path) -> None:
     )
     kept_nowhere.write_profile(PROFILE, step=7)
     kept_nowhere.write_profile(PROFILE, step=9)
-    assert said == ["FLOPs of step 3: nothing keeps it"]
+    assert said == [f"FLOPs of step 3: {FIGURES} Nothing keeps it"]

@@ -1,0 +1,144 @@
+"""The counts of a block of code as a table by module: parameters, their shapes, FLOPs forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lower_bound_modules, module_tree
+from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
+from lightning_flops.report.layout import paragraph, rule, shortened, some_of, table, title
+from lightning_flops.text.printable import page
+from lightning_flops.units import NOT_AVAILABLE, plain, plural, si
+
+_ROWS = 200
+_NAME_CHARS = 60
+_SHAPES_SHOWN = 4
+
+ABOUT = "Of each module with those inside it; a multiply-add is two FLOPs."
+
+
+class CountsTable(NamedTuple):
+    """FLOPs by module, ready to be printed; every cell is text, every row as long as the head."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    depths: list[int]
+    """Levels of each row's module below the root."""
+    remarks: list[str]
+    """What was left out of the table or of the counts, in sentences."""
+
+
+def render_counts(counts: FlopCounts) -> str:
+    """*counts* as a table by module, ending in a line break."""
+    made = counts_table(counts, most=_ROWS)
+    rows = [(f"{'  ' * depth}{name}", *cells) for depth, (name, *cells) in zip(made.depths, made.rows, strict=True)]
+    lines = [title("FLOPs by module"), *paragraph(ABOUT), *table(made.head, rows, least_width=6, left=(0, 2))]
+    for remark in made.remarks:
+        lines += paragraph(remark)
+    return page([*lines, rule()])
+
+
+def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
+    """The table of *counts*: the upper levels of the tree of modules, *most* rows of them.
+
+    Modules in a row that are equal are one row, with the figures of each.
+    """
+    record = counts.record
+    records = [replace(one, extra_repr=_shapes(one)) for one in counts.modules]
+    counts = FlopCounts(record)  # of one moment, also while counting goes on
+    modules = build_modules(records, counts)
+    outside = counts.own_by_module().get(OUTSIDE, PhaseFlops())
+    total = counts.total
+    phases = [("forward", "FLOPs forward"), ("backward", "FLOPs backward")]
+    phases += [("recompute", "FLOPs recomputed")] if total.recompute else []
+    phases += [("optimizer", "FLOPs optimizer")] if total.optimizer else []
+
+    def flops(amounts: PhaseFlops) -> tuple[str, ...]:
+        return tuple(si(getattr(amounts, phase)) for phase, _ in phases)
+
+    rows: list[tuple[str, ...]] = []
+    depths: list[int] = []
+    remarks = []
+    root = module_tree(modules, lower_bound_modules(record.uncounted))
+    if root is not None:
+        nodes = list(_down_to(root, _deepest(root, most=most)))
+        for node in nodes[:most]:
+            described = bool(node.module.type_name)
+            rows.append(
+                (
+                    shortened(_name(node), chars=_NAME_CHARS),
+                    si(node.module.params) if described else NOT_AVAILABLE,
+                    node.module.extra_repr if described else NOT_AVAILABLE,
+                    *flops(node.module.total),
+                )
+            )
+            depths.append(node.module.depth)
+        left_out = _size(root) - len(rows)
+        if left_out > 0:
+            remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
+    if outside.total:
+        rows.append((OUTSIDE, "", "", *flops(outside)))
+        depths.append(0)
+    return CountsTable(
+        ("module", "params", "weight shapes", *(words for _, words in phases)),
+        rows,
+        depths,
+        [*remarks, *_not_counted(counts), *record.notes],
+    )
+
+
+def _name(node: ModuleNode) -> str:
+    module = node.module
+    kind = module.type_name or "(not described)"
+    if not module.name:
+        return kind
+    if node.last is not None:
+        return f"{module.short_name}-{node.last.short_name}: {node.count} x {kind}"
+    same = "" if module.alias_of is None else f", the same as {module.alias_of or 'the root'}"
+    return f"{module.short_name}: {kind}{same}"
+
+
+def _shapes(record: ModuleRecord) -> str:
+    """Shapes of the module's own parameters: "64x3x7x7, 64"."""
+    texts = ["x".join(map(str, shape)) or "scalar" for shape in record.parameter_shapes]
+    return some_of(texts, most=_SHAPES_SHOWN)
+
+
+def _down_to(node: ModuleNode, deepest: int) -> Iterator[ModuleNode]:
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        if one.module.depth < deepest:
+            waiting.extend(reversed(one.children))
+
+
+def _deepest(root: ModuleNode, *, most: int) -> int:
+    """The deepest level down to which there are at most *most* rows; at least the one below the root."""
+    at_depth: dict[int, int] = {}
+    for node in _down_to(root, _NO_LIMIT):
+        at_depth[node.module.depth] = at_depth.get(node.module.depth, 0) + 1
+    rows, deepest = 0, 1
+    for depth in sorted(at_depth):
+        rows += at_depth[depth]
+        if rows > most:
+            break
+        deepest = max(deepest, depth)
+    return deepest
+
+
+_NO_LIMIT = 1 << 62
+
+
+def _size(root: ModuleNode) -> int:
+    return sum(1 for _ in _down_to(root, _NO_LIMIT))
+
+
+def _not_counted(counts: FlopCounts) -> Iterator[str]:
+    names = sorted(counts.uncounted)
+    if names:
+        bound = ": these figures are lower bounds" if counts.is_lower_bound else ""
+        yield f"Not counted: {some_of(names, most=_SHAPES_SHOWN)}{bound}."

@@ -1,0 +1,31 @@
+"""How reports show themselves in a notebook and in a console.
+
+Their words are made in ``report``, which these records do not know. The root of the package, which knows every folder
+and is always imported first, says here where the renderers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Renderers(Protocol):
+    """What shows a report, by its class."""
+
+    def html(self, report: Any, /) -> str:
+        """Tables for a notebook, no longer than a screen."""
+
+    def line(self, report: Any, /) -> str:
+        """One line, for ``repr``."""
+
+    def text(self, report: Any, /) -> str:
+        """The report as text, for ``print``."""
+
+
+def _nowhere() -> Renderers:
+    raise LookupError("lightning_flops/__init__.py has not run")
+
+
+find: Callable[[], Renderers] = _nowhere
+"""Returns the renderers, which are imported at the first call."""
