@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_flops.text.printable import package_logger
 
@@ -15,6 +16,37 @@ logger = package_logger(__name__)
 SWITCH = "LIGHTNING_FLOPS"
 """Environment variable that turns the profiler on in every Trainer of a process and of those it starts."""
 
+SETTINGS = "LIGHTNING_FLOPS_SETTINGS"
+"""Environment variable with the settings of these profilers, as a JSON object; those of a DeepSpeed block come after."""
+
+
+def is_on() -> bool:
+    """Whether the user wants every training of this process profiled."""
+    value = os.environ.get(SWITCH, "")
+    if value not in ("", "0", "1"):
+        logger.warning("%s must be 0 or 1, got %r: nothing is profiled", SWITCH, value)
+    return value == "1"
+
+
+def settings() -> dict[str, Any]:
+    """The settings in the environment.
+
+    Raises:
+        ConfigError: they are no JSON object, or one of them is not a setting.
+    """
+    from lightning_flops.config import config_from
+    from lightning_flops.errors import ConfigError
+
+    text = os.environ.get(SETTINGS, "{}")
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{SETTINGS} must be a JSON object: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{SETTINGS} must be a JSON object, got {text[:60]}")
+    config_from(given, owner=SETTINGS)
+    return given
+
 
 def callbacks_factory() -> list[FlopsProfilerCallback]:
     """Callbacks for the Trainer that is being made: one of ours if ``LIGHTNING_FLOPS=1``, none otherwise.
@@ -22,15 +54,12 @@ def callbacks_factory() -> list[FlopsProfilerCallback]:
     The callback takes its settings from the DeepSpeed config's block if the Trainer's strategy has one, and the
     defaults if not. It does nothing if the user has given the Trainer a ``FlopsProfilerCallback``.
     """
-    value = os.environ.get(SWITCH, "")
-    if value != "1":
-        if value not in ("", "0"):
-            logger.warning("%s must be 0 or 1, got %r: nothing is profiled", SWITCH, value)
+    if not is_on():
         return []
     try:
         from lightning_flops.lightning import FlopsProfilerCallback
 
-        return [FlopsProfilerCallback.for_any_trainer()]
+        return [FlopsProfilerCallback.for_any_trainer(settings())]
     except Exception:  # otherwise Lightning could not make the Trainer
         logger.warning("the FLOPs profiler could not be loaded; training goes on without it", exc_info=True)
         return []

@@ -25,6 +25,7 @@ from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of,
 from lightning_flops.doors.lightning_fit import LightningFit
 from lightning_flops.doors.lightning_launch import origin_of, send_home
 from lightning_flops.doors.when_imported import when_imported
+from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
@@ -146,14 +147,14 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         return callback
 
     @classmethod
-    def for_any_trainer(cls) -> FlopsProfilerCallback:
-        """A callback that the user has not written: it does nothing if the Trainer has another one.
+    def for_any_trainer(cls, settings: Mapping[str, Any]) -> FlopsProfilerCallback:
+        """A callback that the user has not written, with these *settings*: nothing if the Trainer has another one.
 
         If the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, the block decides, also whether anything is
         profiled. A wrong block is a warning, and nothing is profiled.
         """
         callback = cls.__new__(cls)
-        callback._set_up({}, for_any_trainer=True)
+        callback._set_up(given_settings(settings), for_any_trainer=True)
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
@@ -268,6 +269,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
         """A fit in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
         self._profiles, self._throughput = list(profiles), throughput
+        OUTCOMES.profiles += len(profiles)
 
     def _end_fit(self) -> None:
         self._builtin.put_back()

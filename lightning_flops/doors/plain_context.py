@@ -18,7 +18,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.device_mesh import mesh_sizes
 from lightning_flops.errors import ConfigError
 from lightning_flops.records import RunContext
-from lightning_flops.session.output import LoggedOutput, RunFiles
+from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
@@ -146,20 +146,22 @@ class LoopOutput:
         frame: whose loggers or trackers get them.
         log_dir: a folder for TensorBoard's files and ours; None: no such folder.
         writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
+        or_own: if nobody has a folder for our files, they go into one of our own.
     """
 
-    def __init__(self, frame: Frame, *, log_dir: str | os.PathLike[str] | None, writer: Any) -> None:
+    def __init__(
+        self, frame: Frame, *, log_dir: str | os.PathLike[str] | None, writer: Any, or_own: bool = False
+    ) -> None:
         writers = [*frame.writers, *(() if writer is None else (writer,))]
         self._folder = None if log_dir is None else os.fspath(log_dir)
         if self._folder is not None:
             writers.insert(0, TensorBoardFiles(self._folder))
         self._writers = WritersSink(writers)
         self._loggers = LoggersSink(frame.loggers)
+        self._own_folder = OWN_FOLDER if or_own else None
         self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
 
-    def logged(
-        self, config: ProfilerConfig, *, x_axis: Callable[[int], int], announce: Callable[[str], None], nowhere: str
-    ) -> LoggedOutput:
+    def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None]) -> LoggedOutput:
         """What a session writes to; the arguments are those of ``LoggedOutput``."""
         return LoggedOutput(
             config,
@@ -167,16 +169,15 @@ class LoopOutput:
             console=ConsoleSink(),
             files=RunFiles(output_file=config.output_file, folder=self._files_folder, timer_only=config.timer_only),
             text_file=True,
-            x_axis=x_axis,
+            x_axis=lambda step: step,
             announce=announce,
-            nowhere=nowhere,
         )
 
     def _files_folder(self) -> str | None:
         if self._folder is not None:
             return self._folder
         known = (one for one in self._logger_folders if isinstance(one, (str, os.PathLike)) and os.fsdecode(one))
-        return next(map(os.fsdecode, known), None) or self._writers.folder()
+        return next(map(os.fsdecode, known), None) or self._writers.folder() or self._own_folder
 
     def close(self) -> None:
         """Close what was opened for the reports."""

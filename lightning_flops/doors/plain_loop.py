@@ -49,8 +49,8 @@ class PlainLoop:
         output: where the reports go.
         log_every_n_steps: how often the monitor's figures are written.
         initial_step: the loggers' x-axis at the loop's first step.
+        steps_before: steps that the loop has made unseen; the first step to profile comes at least one later.
         announce: as for ``LoggedOutput``.
-        nowhere: as for ``LoggedOutput``.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class PlainLoop:
         output: LoopOutput,
         log_every_n_steps: int = 50,
         initial_step: int = 0,
+        steps_before: int = 0,
         announce: Callable[[str], None] = lambda sentence: None,
-        nowhere: str = "",
     ) -> None:
         self.config = config
         self._model = model
@@ -74,9 +74,9 @@ class PlainLoop:
         self._frame = frame
         self._places = output
         self._announce = announce
-        self._nowhere = nowhere
         self._log_every = log_every_n_steps
         self._initial_step = initial_step
+        self._steps_before = steps_before
         self._is_told = not optimizers
         """The loop calls ``step``."""
         self._updates = 0
@@ -99,14 +99,18 @@ class PlainLoop:
 
     def plan(self) -> RunPlan:
         """How the loop begins."""
+        before = self._steps_before
+        self.session.steps.steps_done = before
+        # The step that runs now was not seen from its beginning.
+        first = self.config.next_profile_step(steps_done=before + 1 if before else 0)
+        if first is None and before and not self.config.timer_only:
+            first = before + 1
         return RunPlan(
-            profile_step=self.config.next_profile_step(steps_done=0),
+            profile_step=first,
             settle_steps=steps_to_settle(batches_ahead=0, batches_a_step=1),
             device=device_of(self._model),
             dp_size=self.context().dp_size,
-            output=self._places.logged(
-                self.config, x_axis=lambda step: step, announce=self._announce, nowhere=self._nowhere
-            ),
+            output=self._places.logged(self.config, announce=self._announce),
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:

@@ -36,6 +36,7 @@ from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
 from lightning_flops.report.headline import headline
 from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
+from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
@@ -144,6 +145,7 @@ class Session:
     @guarded
     def begin(self) -> None:
         """The run begins."""
+        OUTCOMES.sessions += 1
         # First register the undo of what can be removed in any state, so that nothing is ever left behind.
         room = ExitStack()
         close_room = weakref.finalize(self, room.close)  # also when the user drops an engine, and us with it
@@ -463,6 +465,7 @@ class Session:
         step = self._door.x_axis()
         profile = replace(profile, report_step=step)
         self._publish(profile)
+        OUTCOMES.profiles += 1
         with random_state_kept():
             self._output.write_profile(profile, step=step)
 
@@ -519,7 +522,8 @@ class Session:
     def _say_what_was_not_reached(self, step: int) -> None:
         ended = f"this {self.context().run_word} ended after {self.steps.steps_done} step(s)"
         if self.profile is None:
-            self.warn(f"nothing was profiled: profile_step is {step}, and {ended}")
+            OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
         elif self._config.every is None:
             self.warn(f"step {step} was not profiled: {ended}")
 

@@ -87,7 +87,7 @@ def test_a_trainer_is_made_also_where_we_fail(
     trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LIGHTNING_FLOPS", "1")
-    monkeypatch.setattr(FlopsProfilerCallback, "for_any_trainer", lambda: 1 / 0)
+    monkeypatch.setattr(FlopsProfilerCallback, "for_any_trainer", lambda settings: 1 / 0)
     with caplog.at_level(logging.WARNING, logger="lightning_flops"):
         assert ours(trainer()) == []
     assert "could not be loaded; training goes on without it" in caplog.text
