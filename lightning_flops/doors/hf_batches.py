@@ -70,7 +70,8 @@ class FetchedBatches:
     def tokens(self) -> int | None:
         """Tokens of the batch that the Trainer is through with; None if they are not known."""
         tokens = _count(self.current.telling)
-        if tokens is None:
+        inputs = self.current.inputs
+        if tokens is None and isinstance(inputs, Mapping) and "input_ids" in inputs:
             self._note(NO_TOKENS)
         return tokens
 

@@ -111,13 +111,18 @@ def test_given_tokens_win_and_are_asked_of_the_batch_as_the_loader_made_it(tmp_p
     assert sorted(asked[0]) == ["attention_mask", "input_ids", "labels"]
 
 
-def test_a_batch_that_does_not_tell_its_tokens_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [True, False])
+def test_a_batch_that_does_not_tell_its_tokens_is_named_if_it_is_of_text(text: bool, tmp_path: Path) -> None:
+    class HasInputIds(Rows):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {**super().__getitem__(index), **({"input_ids": torch.ones(5)} if text else {})}
+
     callback = profiler()
-    new_net_trainer(tmp_path, callback).train()
+    new_net_trainer(tmp_path, callback, rows=HasInputIds(8 * BATCH), remove_unused_columns=False).train()
     profile = only_profile(callback)
     assert profile.tokens is None
-    (note,) = [note for note in profile.notes if "Tokens" in note]
-    assert "neither an attention_mask nor labels" in note
+    notes = [note for note in profile.notes if "neither an attention_mask nor labels" in note]
+    assert len(notes) == text
 
 
 def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(tmp_path: Path) -> None:

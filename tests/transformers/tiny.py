@@ -98,7 +98,7 @@ class Net(nn.Module):
         if self.now is not None:
             self.now.sleep(16.0)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, x: torch.Tensor, y: torch.Tensor, input_ids: Any = None) -> dict[str, torch.Tensor]:
         out = nn.functional.dropout(self.layer(x), 0.25, self.training)
         now = self.now
         if now is not None:
