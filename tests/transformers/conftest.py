@@ -35,7 +35,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def short_collections() -> Iterator[None]:
-    """A Trainer collects garbage when it begins, through everything that transformers has loaded: most of a short fit."""
+    """A Trainer collects garbage when it begins, in all that was ever loaded, which takes longer than a short fit."""
     gc.freeze()
     yield
     gc.unfreeze()

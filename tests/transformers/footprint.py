@@ -30,9 +30,7 @@ def footprint(trainer: Any) -> dict[str, Any]:
     return {
         **{name: sorted(vars(thing)) for name, thing in objects.items()},
         "ours": {
-            name: found
-            for name, thing in objects.items()
-            if (found := left_on_object(thing) + left_on_classes(thing))
+            name: found for name, thing in objects.items() if (found := left_on_object(thing) + left_on_classes(thing))
         },
         "module hooks": {
             f"{name}.{table}": len(hooks)

@@ -1,4 +1,4 @@
-"""A transformers that has lost one of the private names that a training uses: it is the same, and the report says so."""
+"""A transformers without one of the private names that a training uses: the same run, and the report says so."""
 
 from __future__ import annotations
 

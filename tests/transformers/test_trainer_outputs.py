@@ -82,7 +82,7 @@ def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch:
     (scalar,) = read.Scalars("train/flops_profiler/fwd_flops")
     assert scalar.value == gpt2_flops(BATCH).forward
     for tag in ("flops_profiler/profile", "flops_profiler/advice", "flops_monitor/summary"):
-        (text,) = read.Tensors(f"{tag}/text_summary")
+        assert len(read.Tensors(f"{tag}/text_summary")) == 1
     (report,) = read.Tensors("flops_profiler/profile/text_summary")
     assert b"Flops Profiler" in report.tensor_proto.string_val[0]
     # TensorBoard shows the text, so no file of it is written.
@@ -102,9 +102,7 @@ def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shown_by", ["print", "bar", "log"])
-def test_one_line_tells_where_the_report_is(
-    shown_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = new_net_trainer(tmp_path, profiler(), disable_tqdm=shown_by != "bar")
     if shown_by == "log":
         (printer,) = [one for one in trainer.callback_handler.callbacks if type(one).__name__ == "PrinterCallback"]

@@ -104,7 +104,7 @@ class Net(nn.Module):
         if now is not None:
             now.sleep(2.0 if self.training else 1000.0)
             if out.requires_grad:
-                out.register_hook(lambda _: now.sleep(4.0))
+                out.register_hook(lambda _: now.sleep(4.0))  # type: ignore[no-untyped-call]
         loss = nn.functional.mse_loss(out, y)
         self.losses.append(loss.item())
         return {"loss": loss}
@@ -140,7 +140,9 @@ def arguments(folder: Path, **given: Any) -> TrainingArguments:
     return TrainingArguments(**{**settings, **given})
 
 
-def new_trainer(folder: Path, *callbacks: Any, data: Any = None, kind: type[Trainer] = Trainer, **given: Any) -> Trainer:
+def new_trainer(
+    folder: Path, *callbacks: Any, data: Any = None, kind: type[Trainer] = Trainer, **given: Any
+) -> Trainer:
     """A Trainer of the tiny GPT-2 on *data*, 8 batches of sentences if there is none."""
     rows = Sentences(8 * BATCH) if data is None else data
     own = {name: given.pop(name) for name in ("eval_dataset", "compute_metrics") if name in given}
@@ -163,7 +165,7 @@ def new_net_trainer(
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), lr=0.01)
     optimizer.now = now
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    schedule: Any = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     return kind(
         model=net,
         args=arguments(folder, **given),
