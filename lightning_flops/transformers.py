@@ -149,19 +149,25 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
             log_choice(block, given=self._given, owner="FlopsProfilerTrainerCallback")
         return config
 
-    @_event
+    # The Trainer calls the next two for every batch of the run: they have no wrapper, and their own border.
+
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """A batch is done whose gradients are only accumulated."""
-        if self._training is not None:
-            self._training.batch_ends(ends_step=False)
+        try:
+            if self._training is not None:
+                self._training.batch_ends(ends_step=False)
+        except BaseException as error:
+            self._broke(error)
 
-    @_event
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A batch is done, and with it a step."""
-        if self._training is not None:
-            self._training.batch_ends(ends_step=True)
+        try:
+            if self._training is not None:
+                self._training.batch_ends(ends_step=True)
+        except BaseException as error:
+            self._broke(error)
 
     @_event
     def on_epoch_end(

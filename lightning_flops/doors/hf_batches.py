@@ -56,10 +56,15 @@ class FetchedBatches:
 
     def fetched(self, batches: Any, *, counts: bool) -> None:
         """These are the batches of the step that begins; whether their tokens are going to be asked for."""
-        telling, self._before_transfer = self._before_transfer, {}
         self._waiting.clear()
-        for batch in batches if isinstance(batches, (list, tuple)) else ():
-            tokens = (telling.get(id(batch)) or _telling(batch)) if counts else None
+        if not isinstance(batches, (list, tuple)):
+            return
+        if not counts:  # most of the run
+            self._waiting.extend([Fetched(batch, tensor_shapes(batch), None) for batch in batches])
+            return
+        telling, self._before_transfer = self._before_transfer, {}
+        for batch in batches:
+            tokens = telling.get(id(batch)) or _telling(batch)
             self._waiting.append(Fetched(batch, tensor_shapes(batch), tokens))
 
     def next(self) -> Fetched:

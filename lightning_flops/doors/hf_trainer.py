@@ -81,6 +81,8 @@ class HfTraining:
         self._thread = threading.get_ident()
         self._between_epochs = True
         self._fetching = False
+        self._fetched: int | None = None
+        """The identity of the list of batches that is known, while the Trainer fetches a step."""
         self._in_loop = False
         """The Trainer fetches the batches of a step."""
         self._stepping = False
@@ -135,13 +137,14 @@ class HfTraining:
         """Wrap what shows waiting for data, evaluation, checkpoints, logs, and whether the training raises."""
         trainer, make, names = self._trainer, self.session.taps, self._names
         self.session.training_stops("epoch restart")  # until the first epoch's first batch
+        # These two are called in every step of the run.
         taps.replace(
             trainer,
             "get_batch_samples",
-            make.around(self._fetch_begins, lambda _: self._fetch_ends(), returns=self._step_is_fetched),
+            make.around(self._fetch_begins, _nothing, fails=self._fetch_fails, returns=self._step_is_fetched),
         )
         if names.has(trainer, "_get_num_items_in_batch"):
-            taps.replace(trainer, "_get_num_items_in_batch", make.before(self._batches_are_there))
+            taps.replace(trainer, "_get_num_items_in_batch", make.around(self._items_are_counted, _nothing))
         if (loader := torch_loader(self._loader)) is not None:
             taps.replace(loader, "__iter__", make.around(_begun, _nothing, returns=self._loader_starts))
         taps.replace(trainer, "evaluate", self._around_evaluation())
@@ -240,6 +243,7 @@ class HfTraining:
 
     def _fetch_begins(self, *args: Any, **kwargs: Any) -> bool:
         self._in_loop = True
+        self._fetched = None
         if self.session.window.marking and not self.session.window.in_scope:
             self.session.window.enter_scope()
         if not self._between_epochs:
@@ -256,20 +260,30 @@ class HfTraining:
         self._fetching = True
         self.session.fetch_begins()
 
-    def _batches_are_there(self) -> None:
-        """The Trainer has the batches of a step, and counts what is in them."""
+    def _items_are_counted(self, batches: Any, *args: Any, **kwargs: Any) -> None:
+        """The Trainer has the *batches* of a step, and counts what is in them: it does not wait for data any more."""
+        if self._in_loop:
+            self._batches_are_there(batches)
+
+    def _step_is_fetched(self, _: object, result: Any) -> None:
+        self._in_loop = False
+        batches = result[0] if type(result) is tuple else result
+        if id(batches) != self._fetched:
+            self._batches_are_there(batches)
+
+    def _batches_are_there(self, batches: Any) -> None:
         if self._fetching:
             self._fetching = False
             self.session.fetch_ends()
-
-    def _fetch_ends(self) -> None:
-        self._in_loop = False
-        self._batches_are_there()
         self._epoch_begins()  # if the loader's start was not seen, the first wait of the epoch does not count
-
-    def _step_is_fetched(self, _: object, result: Any) -> None:
-        batches = result[0] if isinstance(result, tuple) and result else result
+        self._fetched = id(batches)
         self._batches.fetched(batches, counts=self.session.window.is_open and self._config.tokens_per_sample is None)
+
+    def _fetch_fails(self, _: object, error: BaseException) -> None:
+        self._in_loop = False
+        if self._fetching:
+            self._fetching = False
+            self.session.fetch_ends()
 
     def _epoch_begins(self) -> None:
         if self._between_epochs:
