@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
 
     config = GPT2Config(
-        vocab_size=len(SYMBOLS), n_positions=8, n_embd=32, n_layer=2, n_head=4, loss_type="ForCausalLM",
+        vocab_size=len(SYMBOLS), n_positions=8, n_embd=32, n_layer=2, n_head=4,
         bos_token_id=0, eos_token_id=len(SYMBOLS) - 1,
     )  # fmt: skip
     profiler = FlopsProfilerTrainerCallback(profile_step=options.profile_step, detailed=False)

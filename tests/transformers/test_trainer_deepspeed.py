@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +57,8 @@ def test_a_step_of_the_engine_is_counted_and_its_parts_are_told_apart(name: str,
 
 def test_the_block_is_honoured_and_arguments_win_over_it(seen: Seen) -> None:
     assert profile_of(seen["block"]).settings.module_depth == 1
-    taken = "INFO: taken from the DeepSpeed config's flops_profiler block: enabled, profile_step, module_depth, detailed"
+    taken = "INFO: taken from the DeepSpeed config's flops_profiler block: "
+    taken += "enabled, profile_step, module_depth, detailed"
     assert taken in seen["block"]["messages"]
     overruled = (
         "INFO: arguments of FlopsProfilerTrainerCallback win over the DeepSpeed config's flops_profiler block: "
