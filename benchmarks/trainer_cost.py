@@ -126,7 +126,8 @@ class Switch:
 
     def _turn_to(self, arm: str) -> None:
         self._arm = arm
-        own = {BARE: [], BARE_AGAIN: [], EMPTY: [EmptyCallback()], OURS: [self._profiler]}[arm]
+        callbacks: Mapping[str, list[TrainerCallback]] = {EMPTY: [EmptyCallback()], OURS: [self._profiler]}
+        own = callbacks.get(arm, [])
         self.trainer.callback_handler.callbacks[:] = [*self._usual, *own]
         for name, plain in self._plain.items():
             if arm == OURS:

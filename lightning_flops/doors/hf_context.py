@@ -193,8 +193,8 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
 def _announce(trainer: Trainer, sentence: str) -> None:
     """Say *sentence* where this Trainer shows its own log, unless our own log is shown.
 
-    That is above its progress bar, or on standard output without one. The log of transformers does not show such lines
-    by default.
+    That is above its progress bar, or on standard output without one, as in a notebook. If the user has taken both
+    away, the log of transformers gets it, which does not show such lines by default.
     """
     ours = logging.getLogger("lightning_flops")
     if ours.isEnabledFor(logging.INFO) and ours.hasHandlers():  # its INFO lines have named each file
@@ -204,7 +204,7 @@ def _announce(trainer: Trainer, sentence: str) -> None:
     bar: Any = next((one for one in bars if one is not None), None)
     if hasattr(type(bar), "write"):
         bar.write(printable(sentence))
-    elif any(type(one).__name__ == "PrinterCallback" for one in callbacks):
+    elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
         StandardOutputSink().write_text("", page([sentence]), step=0)
     else:
         logging.getLogger("transformers.trainer").info("%s", printable(sentence))

@@ -5,18 +5,30 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback
 
 from lightning_flops import ConfigError, FlopsProfilerTrainerCallback, Profile
 from lightning_flops.records import PhaseFlops, WindowRecord
 from tests.transformers.footprint import footprint
-from tests.transformers.tiny import BATCH, LENGTH, Rows, Sentences, gpt2_flops, length_of, new_net_trainer, new_trainer
+from tests.transformers.tiny import (
+    BATCH,
+    LENGTH,
+    Rows,
+    Sentences,
+    arguments,
+    gpt2_flops,
+    length_of,
+    new_net_trainer,
+    new_trainer,
+)
 
 QUIET = {"trace": False, "monitor": False}
 
@@ -179,6 +191,19 @@ def test_workers_are_known_and_batches_that_they_fetched_ahead_are_left_alone(
     assert not [note for note in window.notes if "queue" in note]
 
 
+def test_a_stream_without_a_length_is_profiled(tmp_path: Path) -> None:
+    class Stream(IterableDataset[dict[str, torch.Tensor]]):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            return (Sentences(40 * BATCH)[i] for i in range(40 * BATCH))
+
+    callback = profiler()
+    new_trainer(tmp_path, callback, data=Stream(), max_steps=8, gradient_accumulation_steps=2).train()
+    profile = only_profile(callback)
+    assert profile.flops.forward == 2 * gpt2_flops(BATCH).forward
+    assert profile.tokens == tokens_of(range(2 * BATCH))
+    assert profile.timing is not None and profile.timing.data_wait_sec is not None
+
+
 def test_an_evaluation_in_between_is_in_no_step(tmp_path: Path) -> None:
     callback = profiler(profile_step=2, monitor=True)
     data = Sentences(BATCH)
@@ -263,8 +288,6 @@ def test_a_compiled_model_is_counted(tmp_path: Path) -> None:
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"loss": nn.functional.mse_loss(self.layer(x), y)}
-
-    from tests.transformers.tiny import arguments
 
     callback = profiler()
     args = arguments(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
