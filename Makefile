@@ -154,6 +154,7 @@ bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.phase_times
 	$(BENCH_VENV)/bin/python -m benchmarks.slow_loader
 	$(BENCH_VENV)/bin/python -m benchmarks.monitor_cost
+	$(BENCH_VENV)/bin/python -m benchmarks.trainer_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_memory
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_flops.report.deepspeed_units import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
     from lightning_flops.schema.profile import Profile as Profile
+    from lightning_flops.transformers import FlopsProfilerTrainerCallback as FlopsProfilerTrainerCallback
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ _MODULES = {
     "ConfigError": "errors",
     "FlopsProfiler": "pytorch",
     "FlopsProfilerCallback": "lightning",
+    "FlopsProfilerTrainerCallback": "transformers",
     "LightningFlopsError": "errors",
     "Profile": "schema.profile",
     "ProfilerConfig": "config",
@@ -58,6 +60,7 @@ __all__ = [
     "ConfigError",
     "FlopsProfiler",
     "FlopsProfilerCallback",
+    "FlopsProfilerTrainerCallback",
     "LightningFlopsError",
     "Profile",
     "ProfilerConfig",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import itertools
+import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.text.json_text import MOST_DIGITS, shown
 from lightning_flops.text.printable import printable
+
+if TYPE_CHECKING:
+    from lightning_flops.doors.find_loop import LoopFinder
 
 PROGRAM = "lightning-flops"
 
@@ -31,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher = list(itertools.takewhile(re.compile(r"--local[-_]rank=\d+").fullmatch, arguments))
     if arguments[len(launcher) : len(launcher) + 1] == ["run"]:
         options = _parser().parse_args(arguments[len(launcher) :])
-        return _run(options.module, [*options.program[:1], *launcher, *options.program[1:]])
+        return _run(options, [*options.program[:1], *launcher, *options.program[1:]])
     return _print_trace(_parser().parse_args(arguments))
 
 
@@ -51,15 +56,27 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="run a training program unchanged, profiled",
-        usage="%(prog)s [-h] [-m] PROGRAM [ARGUMENT ...]",
+        usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
         description=(
-            'Run a Python program unchanged. If it trains with DeepSpeed, the "flops_profiler" block of the config is '
-            "taken over. If it trains with Lightning, every Trainer that has no FlopsProfilerCallback gets one; the "
-            "environment variable LIGHTNING_FLOPS=0 prevents this."
+            "Run a Python program unchanged, and profile its training: every Trainer of Lightning and of transformers, "
+            "every DeepSpeed engine whose config has an enabled flops_profiler block, or else the first loop of torch, "
+            "accelerate or Fabric whose optimizer takes a step. A profiler that the program has itself goes before. "
+            "LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone."
         ),
+        epilog=(
+            "examples:\n"
+            f"  {PROGRAM} run train.py --epochs 3\n"
+            f"  {PROGRAM} run --profile-step 20 --log-dir logs train.py\n"
+            f"  torchrun --nproc-per-node 2 -m lightning_flops run --tokens-per-sample 2048 -m my_package.train"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m")
+    run.add_argument(
+        "--log-dir", metavar="DIR", help="folder for TensorBoard and files; the loggers of a framework have their own"
+    )
+    _add_settings(run)
     run.add_argument(
         "program",
         nargs=argparse.PARSER,
@@ -90,6 +107,52 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting that can be written on a command line."""
+    from lightning_flops.config import ARGUMENTS
+    from lightning_flops.config import SETTINGS as KNOWN
+
+    group = parser.add_argument_group("settings")
+    for name in ARGUMENTS:
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            option, dest=f"{_SETTING}{name}", metavar="VALUE", type=_value, help=_plain(KNOWN[name].help)
+        )
+
+
+_SETTING = "setting:"
+
+
+def _plain(text: str) -> str:
+    """*text* of a docstring as a terminal shows it."""
+    return text.replace("``", "").replace("%", "%%")
+
+
+def _value(text: str) -> object:
+    """A setting's value: JSON, as 20, true or {"wait": 1}; any other text is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False}.get(text, text)
+
+
+def _settings_in(options: argparse.Namespace) -> dict[str, object]:
+    """The settings among *options*.
+
+    Raises:
+        ConfigError: one breaks its rule.
+    """
+    from lightning_flops.config import config_from
+
+    given = {
+        name.removeprefix(_SETTING): value
+        for name, value in vars(options).items()
+        if name.startswith(_SETTING) and value is not None
+    }
+    config_from(given, owner="run")
+    return given
+
+
 def _threshold(text: str) -> tuple[str, float]:
     from lightning_flops.config import ProfilerConfig
 
@@ -113,25 +176,91 @@ def _rows(text: str) -> int:
     return int(text)
 
 
-def _run(as_module: bool, program: Sequence[str]) -> int:
+def _run(options: argparse.Namespace, program: Sequence[str]) -> int:
     from lightning_flops.doors.run_program import ProgramNotFoundError, run
 
-    _open_doors()
     try:
-        run(program[0], program[1:], as_module=as_module)
-    except ProgramNotFoundError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return error.exit_status
+        doors = _Doors(_settings_in(options), log_dir=options.log_dir)
+    except ConfigError as wrong:
+        sys.stderr.write(f"{PROGRAM} run: error: {printable(str(wrong))}\n")
+        return 2
+    error: BaseException | None = None
+    try:
+        run(program[0], program[1:], as_module=options.module)
+    except ProgramNotFoundError as missing:
+        doors.silent = True
+        sys.stderr.write(f"{PROGRAM}: {missing}\n")
+        return missing.exit_status
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        doors.close(error)
     return 0
 
 
-def _open_doors() -> None:
-    """Have the program's training profiled. No framework is loaded before the program loads it."""
-    from lightning_flops.doors.when_imported import when_imported
-    from lightning_flops.entry_points import SWITCH
+class _Doors:
+    """Has the program's training profiled. No framework is loaded before the program loads it.
 
-    os.environ.setdefault(SWITCH, "1")  # a value that is there is the user's
-    when_imported("deepspeed", _install)
+    Args:
+        settings: those that the user has given.
+        log_dir: a folder for the reports of a loop that no framework drives.
+
+    Raises:
+        ConfigError: the environment has settings that break their rules.
+    """
+
+    def __init__(self, settings: Mapping[str, object], *, log_dir: str | None) -> None:
+        from lightning_flops import entry_points
+        from lightning_flops.doors.when_imported import when_imported
+
+        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
+        if settings:
+            os.environ[entry_points.SETTINGS] = json.dumps({**entry_points.settings(), **settings})
+        self.silent = False
+        """Say nothing at the end."""
+        self._settings = entry_points.settings()
+        self._log_dir = log_dir
+        self._finder: LoopFinder | None = None
+        when_imported("deepspeed", _install)
+        if entry_points.is_on():
+            when_imported("transformers.trainer", self._give_callback)
+            when_imported("torch", self._find_loop)
+
+    def _give_callback(self, trainer: ModuleType) -> None:
+        """Have every Trainer of transformers add a callback of ours to those that it adds itself."""
+        from lightning_flops.transformers import CallbackOfAnyTrainer
+
+        trainer.DEFAULT_CALLBACKS.append(CallbackOfAnyTrainer(**self._settings))
+
+    def _find_loop(self, torch: ModuleType) -> None:
+        from lightning_flops.config import config_from
+        from lightning_flops.doors.find_loop import LoopFinder
+
+        config = config_from(self._settings, owner="run")
+        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=_say)
+
+    def close(self, error: BaseException | None) -> None:
+        """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
+        from lightning_flops.session.outcomes import OUTCOMES
+
+        if self._finder is not None:
+            self._finder.end(error)
+        if OUTCOMES.profiles or self.silent or self._settings.get("timer_only") or os.environ.get("RANK", "0") != "0":
+            return
+        if OUTCOMES.sessions:
+            why = "; ".join(dict.fromkeys(OUTCOMES.reasons)) or "training ended before a step was counted to its end"
+        elif os.environ.get("LIGHTNING_FLOPS") != "1":
+            why = "LIGHTNING_FLOPS=1 is not in the environment"
+        else:
+            why = "the program did not import torch" if self._finder is None else self._finder.reason
+        _say(f"nothing was profiled: {why}")
+
+
+def _say(sentence: str) -> None:
+    """Tell the user *sentence*, beside what the program itself prints."""
+    with contextlib.suppress(Exception):  # standard error may be closed
+        sys.stderr.write(f"{PROGRAM}: {printable(sentence)}\n")
 
 
 def _install(deepspeed: ModuleType) -> None:

@@ -17,7 +17,7 @@ SWITCH = "LIGHTNING_FLOPS"
 """Environment variable that turns the profiler on in every Trainer of a process and of those it starts."""
 
 SETTINGS = "LIGHTNING_FLOPS_SETTINGS"
-"""Environment variable with the settings of these profilers, as a JSON object; those of a DeepSpeed block come after."""
+"""Environment variable with the settings of these profilers, as a JSON object; they win over a DeepSpeed block."""
 
 
 def is_on() -> bool:

@@ -20,8 +20,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
 
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
+from lightning_flops.doors.deepspeed_block import log_choice
 from lightning_flops.doors.lightning_context import IMPORT_ROOTS
-from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of, log_choice
+from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of
 from lightning_flops.doors.lightning_fit import LightningFit
 from lightning_flops.doors.lightning_launch import origin_of, send_home
 from lightning_flops.doors.when_imported import when_imported
@@ -203,7 +204,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             level = logging.INFO if self._for_any_trainer else logging.WARNING
             logger.log(level, "flops_profiler.enabled is not true: this fit is not profiled")
         elif isinstance(block, Mapping):
-            log_choice(block, given=self._given)
+            log_choice(block, given=self._given, owner="FlopsProfilerCallback")
         return config
 
     @_event

@@ -206,7 +206,7 @@ class RunContext:
     """Where a profile was taken."""
 
     framework: str
-    """``lightning.pytorch``, ``pytorch_lightning``, ``deepspeed`` or ``torch``."""
+    """``lightning.pytorch``, ``pytorch_lightning``, ``transformers``, ``deepspeed`` or ``torch``."""
     framework_version: str
     """Installed version of that framework."""
     torch_version: str

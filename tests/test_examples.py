@@ -63,6 +63,30 @@ def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
     assert read.Tensors("flops_profiler/profile/text_summary")
 
 
+def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "train_hf.py"), "--max-steps", "40", "--profile-step", "3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr
+    profile = Profile.from_json((tmp_path / "out" / "lightning_flops_logs" / "profile.json").read_text())
+    assert (profile.profile_step, profile.micro_steps, profile.samples) == (3, 3, 48)
+    tokens, width, layers, symbols = 48 * 7, 32, 2, 14  # the longest sentence is "9+9=18."
+    projections = 2 * tokens * width * (3 * width + width)
+    scores_and_values = 2 * (2 * tokens * 7 * width)
+    feed_forward = 2 * (2 * tokens * width * 4 * width)
+    head = 2 * tokens * width * symbols
+    assert profile.flops.forward == layers * (projections + scores_and_values + feed_forward) + head
+    assert profile.flops.backward == 2 * profile.flops.forward
+    assert profile.tokens is not None and 48 * 6 <= profile.tokens < 48 * 7  # without padding; "1+2=3." has six
+    assert "tokens/second over the global step" in run.stdout
+    assert "'flops_profiler/fwd_flops'" in run.stdout
+
+
 @pytest.mark.slow
 def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
     flags = ("--model", "vit", "--profile-step", "3", "--max-steps", "30", "--precision", "bf16-mixed")

@@ -27,7 +27,7 @@ from lightning_flops.text.printable import package_logger
 logger = package_logger(__name__)
 
 _STEPS_WATCHED = 4
-"""If the loop has called none of the modules by then, the outermost is taken. Its forward then has no time of its own."""
+"""If the loop has called none of the modules by then, the outermost is taken, and its forward has no time."""
 
 _FABRICS = ("lightning.fabric.fabric.Fabric", "lightning_fabric.fabric.Fabric")
 

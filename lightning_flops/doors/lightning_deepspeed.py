@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.config import BLOCK
 from lightning_flops.instrument.patches import StandsFor
-from lightning_flops.text.json_text import shown
-from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
-
-logger = package_logger(__name__)
 
 
 class _StoodDown(dict[str, Any]):
@@ -70,13 +66,3 @@ def block_of(trainer: Trainer) -> object | None:
     config = getattr(trainer.strategy, "config", None) if is_deepspeed(trainer) else None
     block = config.get(BLOCK) if isinstance(config, Mapping) else None
     return block.original if isinstance(block, _StoodDown) else block
-
-
-def log_choice(block: Mapping[str, Any], *, given: Mapping[str, Any]) -> None:
-    """Log which settings come from the *block*, and which of them are overruled by the arguments *given*."""
-    overruled = [name for name, value in given.items() if name in block and block[name] != value]
-    if overruled:
-        said = ", ".join(f"{name}={shown(given[name])} (the block has {shown(block[name])})" for name in overruled)
-        logger.info("arguments of FlopsProfilerCallback win over the DeepSpeed config's %s block: %s", BLOCK, said)
-    taken = ", ".join(name for name in block if name not in given)
-    logger.info("taken from the DeepSpeed config's %s block: %s", BLOCK, taken or "nothing")

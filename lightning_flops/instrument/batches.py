@@ -31,6 +31,10 @@ def tensor_shapes(batch: Any) -> Shapes:
             shapes = tuple([tuple(item.shape) for item in batch if isinstance(item, torch.Tensor)])
             if len(shapes) == len(batch):
                 return shapes
+        if type(batch) is dict:
+            shapes = tuple([tuple(item.shape) for item in batch.values() if isinstance(item, torch.Tensor)])
+            if len(shapes) == len(batch):
+                return shapes
     except RuntimeError:  # one of them has no shape
         pass
     return tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
@@ -68,6 +72,7 @@ class BatchMeter:
         tokens_per_sample: tokens in each sample, or a function from the batch to its tokens; None: no tokens are told.
         note: gets a sentence for the report when something could not be told; the run goes on.
         declared: the batch size that the run's own settings name; it stands in where the tensors do not tell one.
+        found_tokens: the tokens that the door has found in the batch that ends; it stands in for *tokens_per_sample*.
     """
 
     def __init__(
@@ -77,11 +82,13 @@ class BatchMeter:
         tokens_per_sample: int | Callable[[Any], int] | None,
         note: Callable[[str], None],
         declared: Callable[[], int] | None = None,
+        found_tokens: Callable[[], int | None] | None = None,
     ) -> None:
         self._batch_size = batch_size
         self._tokens_per_sample = tokens_per_sample
         self._note = note
         self._declared = declared
+        self._found_tokens = found_tokens
         self._last: tuple[Shapes, int | None] | None = None
 
     @property
@@ -112,7 +119,7 @@ class BatchMeter:
         """Tokens in *batch* of so many *samples*; None if that is not known or was not asked for."""
         per_sample = self._tokens_per_sample
         if per_sample is None:
-            return None
+            return None if self._found_tokens is None else self._found_tokens()
         if isinstance(per_sample, int):
             return None if samples is None else samples * per_sample
         return self._ask("tokens_per_sample", per_sample, batch)

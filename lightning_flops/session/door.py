@@ -31,6 +31,8 @@ class RunPlan:
     """Ranks that see different data."""
     output: LoggedOutput
     """Where rank 0 shows its reports."""
+    stays: bool = False
+    """The session stays until the run ends: what it has reported waits until the run logs its own metrics."""
 
 
 class Door(Protocol):

@@ -361,6 +361,11 @@ class Session:
         if ends_step and self._door.reading_is_due():
             self._write_reading(monitor)
 
+    def run_logs(self) -> None:
+        """The run logs its own metrics now, and the monitor's with them."""
+        if self.monitor is not None:
+            self._write_reading(self.monitor)
+
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
         if reading.steps and self._writes:
@@ -386,7 +391,7 @@ class Session:
 
     def _take_out_if_done(self) -> None:
         waits = self._ranks is not None and self._ranks.pending
-        if self.window.step is None and self.monitor is None and not waits:
+        if self.window.step is None and self.monitor is None and not waits and not self._plan.stays:
             self.take_out()
 
     # ---- a step that the loop left unfinished

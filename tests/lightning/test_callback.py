@@ -17,7 +17,7 @@ import pytest
 
 from lightning_flops import ConfigError, FlopsProfilerCallback, ProfilerConfig
 from lightning_flops.config import SETTINGS, TraceSchedule
-from lightning_flops.doors.lightning_deepspeed import log_choice
+from lightning_flops.doors.deepspeed_block import log_choice
 from tests.lightning.nets import ROOTS, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -160,7 +160,9 @@ def test_a_deepspeed_block_may_lie_in_a_file(tmp_path: Path) -> None:
 
 def test_what_a_block_had_to_give_way_with_is_shown_whatever_it_is(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lightning_flops"):
-        log_choice({"profile_step": 10**5_000, "top_modules": 4}, given={"profile_step": 2})  # Python cannot write it
+        # Python cannot write this number.
+        block = {"profile_step": 10**5_000, "top_modules": 4}
+        log_choice(block, given={"profile_step": 2}, owner="FlopsProfilerCallback")
     assert [record.getMessage() for record in caplog.records] == [
         "arguments of FlopsProfilerCallback win over the DeepSpeed config's flops_profiler block: "
         "profile_step=2 (the block has a value of type int)",

@@ -1,0 +1,203 @@
+"""What the callback costs a step of a transformers Trainer outside of a window: host CPU time over a bare Trainer.
+
+``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.trainer_cost`` runs it alone.
+
+As in ``monitor_cost``, one training holds all arms. Inside a forward the Trainer's callbacks, and those of its methods
+that are wrapped, are switched to the next arm's for a block of steps; the order of the arms is new in every round. An
+arm's figure is the median over a block's steps, the first left out, and differences are taken within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import random
+import tempfile
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from lightning_flops import FlopsProfilerTrainerCallback
+
+from .machine import restart_in_one_thread_environment
+from .monitor_cost import BARE, BARE_AGAIN, EMPTY, OVER_BARE, WARM_UP_STEPS, over
+from .time_report import RESULT, write_section
+
+logger = logging.getLogger("benchmarks.trainer_cost")
+
+MODULE = "benchmarks.trainer_cost"
+BLOCK_STEPS = 5
+OURS = "FlopsProfilerTrainerCallback"
+TAPPED = ("get_batch_samples", "_get_num_items_in_batch")
+"""Methods of a Trainer that are wrapped for the whole run and called in every step."""
+
+
+class Rows(Dataset[dict[str, torch.Tensor]]):
+    """Rows of 64 numbers, always the same one."""
+
+    def __init__(self, number: int) -> None:
+        """Makes the row."""
+        self.number = number
+        self.row = torch.randn(64)
+
+    def __len__(self) -> int:
+        """As many as the training asks for."""
+        return self.number
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """The row."""
+        return {"x": self.row}
+
+
+class SmallNet(nn.Module):
+    """A forward and a loss; it tells *on_step* where each step's forward begins."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        """Keeps *on_step*."""
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.on_step = on_step
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The loss, as the Trainer wants it."""
+        self.on_step()
+        return {"loss": self.layer(x).square().mean()}
+
+
+class EmptyCallback(TrainerCallback):
+    """No event of its own; the Trainer calls the inherited ones, which do nothing."""
+
+
+class Switch:
+    """Turns one training's callbacks and wrapped methods from arm to arm, and keeps the CPU time of each step.
+
+    Args:
+        profiler: the callback under test.
+        rounds: blocks of each arm.
+    """
+
+    def __init__(self, profiler: FlopsProfilerTrainerCallback, *, rounds: int) -> None:
+        """Draws the order of the arms."""
+        self.trainer: Any = None
+        self.samples: dict[str, list[float]] = {BARE: [], BARE_AGAIN: [], EMPTY: [], OURS: []}
+        self._profiler = profiler
+        generator = random.Random(0)
+        self._plan = [arm for _ in range(rounds) for arm in generator.sample(list(self.samples), k=len(self.samples))]
+        self._plain = {name: vars(Trainer)[name] for name in TAPPED}
+        self._usual: list[TrainerCallback] = []
+        self._steps = 0
+        self._block: list[float] = []
+        self._began = 0.0
+        self._arm: str | None = None
+
+    def step_begins(self) -> None:
+        """Called from inside the forward: what follows until the next call is one sample of the present arm."""
+        now = time.process_time()
+        self._steps += 1
+        if self._steps < WARM_UP_STEPS:
+            return
+        if self._arm is not None:
+            self._block.append(now - self._began)
+        if self._arm is None or len(self._block) == BLOCK_STEPS:
+            self._end_block()
+        self._began = time.process_time()
+
+    def _end_block(self) -> None:
+        if self._arm is not None:
+            self.samples[self._arm].append(1e6 * median(self._block[1:]))
+        else:
+            callbacks = self.trainer.callback_handler.callbacks
+            self._usual = [callback for callback in callbacks if callback is not self._profiler]
+        self._block.clear()
+        if not self._plan:
+            self.trainer.control.should_training_stop = True
+            self._turn_to(OURS)  # as the training began
+            return
+        self._turn_to(self._plan.pop())
+
+    def _turn_to(self, arm: str) -> None:
+        self._arm = arm
+        callbacks: Mapping[str, list[TrainerCallback]] = {EMPTY: [EmptyCallback()], OURS: [self._profiler]}
+        own = callbacks.get(arm, [])
+        self.trainer.callback_handler.callbacks[:] = [*self._usual, *own]
+        for name, plain in self._plain.items():
+            if arm == OURS:
+                vars(self.trainer).pop(name, None)
+            else:  # what an instance has itself goes before what its class has, which is wrapped
+                vars(self.trainer)[name] = types.MethodType(plain, self.trainer)
+
+
+def measure(profiler: FlopsProfilerTrainerCallback, *, rounds: int, folder: Path) -> dict[str, list[float]]:
+    """CPU microseconds of a step under each arm, one figure for each round."""
+    switch = Switch(profiler, rounds=rounds)
+    steps = WARM_UP_STEPS + (rounds * len(switch.samples) + 2) * BLOCK_STEPS
+    arguments = TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=2, max_steps=steps, report_to="none", save_strategy="no",
+        logging_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    switch.trainer = Trainer(
+        model=SmallNet(switch.step_begins), args=arguments, train_dataset=Rows(2 * steps), callbacks=[profiler]
+    )
+    gc.collect()
+    switch.trainer.train()
+    return switch.samples
+
+
+def report(by_setting: Mapping[str, Mapping[str, Sequence[float]]], *, rounds: int) -> list[str]:
+    """The section of the results."""
+    lines = [
+        "## What the callback costs a step of a transformers Trainer",
+        "",
+        f"Host CPU µs a step of a small network, outside of a window; arms switched inside one training in blocks of "
+        f"{BLOCK_STEPS} steps, in a new order in each of {rounds} rounds; medians of the rounds' differences with 95% "
+        "bootstrap intervals.",
+        "",
+        "| setting | arm | a step | over a bare Trainer | over an empty callback | target |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for setting, samples in by_setting.items():
+        for arm in samples:
+            bare, empty = over(samples, arm, BARE), over(samples, arm, EMPTY)
+            lines.append(
+                f"| {setting} | {arm} | {median(samples[arm]):.0f} | {'' if arm == BARE else bare.text(1)} | "
+                f"{'' if arm == EMPTY else empty.text(1)} | {OVER_BARE.verdict(bare) if arm == OURS else ''} |"
+            )
+    return [*lines, ""]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, writes its section of the results, and returns 0."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args(arguments)
+    restart_in_one_thread_environment(MODULE)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("lightning_flops").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    settings: dict[str, dict[str, Any]] = {
+        "monitor=True, the window closed": {"profile_step": 0, "timing_steps": 1, "trace": False},
+        "monitor=False, the window closed": {"profile_step": 0, "timing_steps": 1, "trace": False, "monitor": False},
+        "timer_only=True": {"timer_only": True},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        samples = {
+            name: measure(FlopsProfilerTrainerCallback(**given), rounds=options.rounds, folder=Path(folder))
+            for name, given in settings.items()
+        }
+    write_section(options.output, "trainer_cost", report(samples, rounds=options.rounds))
+    logger.info("wrote %s", options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

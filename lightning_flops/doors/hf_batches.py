@@ -1,0 +1,109 @@
+"""The batches of one step of a transformers Trainer, which fetches all of them before it trains on the first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from lightning_flops.instrument.batches import Shapes, tensor_shapes
+from lightning_flops.instrument.torch_private.dispatch import modes_off
+
+NO_TOKENS = (
+    "Tokens could not be counted, because a batch has neither an attention_mask nor labels on the host: tokens/s needs "
+    "tokens_per_sample=... to be given."
+)
+
+_IGNORED = -100
+"""A label that transformers leaves out of the loss, such as that of padding."""
+
+
+class Fetched(NamedTuple):
+    """One batch, as it was fetched."""
+
+    inputs: Any
+    shapes: Shapes
+    telling: tuple[torch.Tensor, int] | None
+    """The tensor that tells its tokens, and the value in it that is none."""
+
+
+NOTHING = Fetched((), (), None)
+
+
+class FetchedBatches:
+    """Holds batches from when they are fetched until the Trainer has trained on them.
+
+    Tokens are those with an attention_mask, or without a mask those with a label: never padding. They are counted on
+    the host, so that the training never waits for a device: of a batch that its loader moves to a device, we keep the
+    mask as it was before, until the batch is done.
+
+    Args:
+        note: gets a sentence for the report if tokens cannot be counted.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.current = NOTHING
+        """The batch that the Trainer trains on."""
+        self._note = note
+        self._waiting: deque[Fetched] = deque()
+        self._before_transfer: dict[int, Any] = {}
+
+    def moved(self, batch: Any, moved: Any) -> None:
+        """The loader has moved *batch* to the device, and goes on with *moved*."""
+        self._before_transfer[id(moved)] = _telling(batch)
+
+    def fetched(self, batches: Any, *, counts: bool) -> None:
+        """These are the batches of the step that begins; whether their tokens are going to be asked for."""
+        self._waiting.clear()
+        if not isinstance(batches, (list, tuple)):
+            return
+        if not counts:  # most of the run
+            self._waiting.extend([Fetched(batch, tensor_shapes(batch), None) for batch in batches])
+            return
+        telling, self._before_transfer = self._before_transfer, {}
+        for batch in batches:
+            tokens = telling.get(id(batch)) or _telling(batch)
+            self._waiting.append(Fetched(batch, tensor_shapes(batch), tokens))
+
+    def next(self) -> Fetched:
+        """The Trainer is through with the next batch."""
+        self.current = self._waiting.popleft() if self._waiting else NOTHING
+        return self.current
+
+    def tokens(self) -> int | None:
+        """Tokens of the batch that the Trainer is through with; None if they are not known."""
+        tokens = _count(self.current.telling)
+        inputs = self.current.inputs
+        if tokens is None and isinstance(inputs, Mapping) and "input_ids" in inputs:
+            self._note(NO_TOKENS)
+        return tokens
+
+    def forget(self) -> None:
+        """Let go of every batch."""
+        self.current = NOTHING
+        self._waiting.clear()
+        self._before_transfer.clear()
+
+
+def _telling(batch: Any) -> tuple[torch.Tensor, int] | None:
+    """The tensor of *batch* that tells its tokens, and the value in it that is none; None without such a tensor."""
+    if not isinstance(batch, Mapping):
+        return None
+    for name, none in (("attention_mask", 0), ("labels", _IGNORED)):
+        tensor = batch.get(name)
+        # A mask of more dimensions says who sees whom, and labels of one dimension are one to a sample.
+        if isinstance(tensor, torch.Tensor) and tensor.ndim == 2:
+            return tensor, none
+    return None
+
+
+def _count(telling: tuple[torch.Tensor, int] | None) -> int | None:
+    if telling is None:
+        return None
+    tensor, none = telling
+    if tensor.device.type != "cpu" or type(tensor) is not torch.Tensor or tensor.is_floating_point():
+        return None
+    with modes_off():  # nobody counts what we ask
+        return int(torch.count_nonzero(tensor != none))

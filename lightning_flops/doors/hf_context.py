@@ -1,0 +1,210 @@
+"""What a transformers Trainer knows about its run, and where its reports go. Nothing here asks another rank."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+from lightning_flops.config import BLOCK
+from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
+from lightning_flops.instrument.timing.loader_queue import batches_ahead
+from lightning_flops.instrument.timing.settling import steps_to_settle
+from lightning_flops.records import RunContext
+from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.private_names import PrivateNames
+from lightning_flops.sinks.console import ConsoleSink, StandardOutputSink
+from lightning_flops.text.printable import page, printable
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import TrainerCallback
+
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.sinks.trainer_log import TrainerLogSink
+
+LOST = {
+    "_run_epoch": "if the training raises, what the profiler put on the Trainer stays until it trains again",
+    "_finalize_training": "what is measured last reaches no log, only the files",
+    "_save_checkpoint": "saving a checkpoint is in other",
+    "_prepare_inputs": "moving a batch to the device is in other",
+    "_get_num_items_in_batch": "counting the items of a batch is in the wait for data",
+    "send_to_device": "moving a batch to the device in its loader is in the wait for data",
+    "_config": "DeepSpeed's own profiler is not told to stand down",
+}
+"""Private names of transformers, of accelerate and of a DeepSpeed engine that a training uses, and what is lost if one
+is missing."""
+
+
+def private_names(note: Callable[[str], None]) -> PrivateNames:
+    """The private names of the installed transformers; *note* adds a sentence to every report."""
+    return PrivateNames(f"transformers ({transformers.__version__})", LOST, note)
+
+
+def trainer_of(callback: TrainerCallback) -> Trainer | None:
+    """The Trainer that is calling an event of *callback*; None if no Trainer of transformers does.
+
+    A Trainer tells its callbacks the model, the optimizer and much more, but never itself, and nothing that it tells
+    leads to it. The method of it that runs its loop is on the stack, so we look there, once in a training. The other
+    ways are to replace methods of the class for all Trainers, also those without a callback of ours, or to ask the user
+    for a line of code.
+    """
+    for frame in _frames():
+        first = frame.f_code.co_varnames[:1]
+        owner = frame.f_locals.get(first[0]) if first else None
+        handler = getattr(owner, "callback_handler", None) if isinstance(owner, Trainer) else None
+        if handler is not None and any(other is callback for other in handler.callbacks):
+            return owner
+    return None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame = inspect.currentframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def root_of(trainer: Trainer) -> nn.Module:
+    """The user's model, which a Trainer has when it trains.
+
+    Raises:
+        AttributeError: it has none.
+    """
+    model: nn.Module | None = trainer.model
+    if model is None:
+        raise AttributeError("this Trainer has no model")
+    return model
+
+
+# ---- DeepSpeed, if the Trainer's arguments name a config of it
+
+
+def engine_of(trainer: Trainer) -> Any:
+    """The DeepSpeed engine that *trainer* trains with; None without one."""
+    return trainer.model_wrapped if getattr(trainer, "is_deepspeed_enabled", False) else None
+
+
+def block_of(trainer: Trainer) -> object | None:
+    """The ``"flops_profiler"`` block of *trainer*'s DeepSpeed config; None if there is none."""
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None) if engine_of(trainer) is not None else None
+    config = getattr(plugin, "deepspeed_config", None)
+    return config.get(BLOCK) if isinstance(config, Mapping) else None
+
+
+# ---- the loader
+
+
+def torch_loader(loader: Any) -> Any:
+    """The DataLoader of torch inside accelerate's *loader*; None if there is none."""
+    inside = getattr(loader, "base_dataloader", loader)
+    return inside if isinstance(inside, DataLoader) else None
+
+
+def settle_steps(trainer: Trainer, loader: Any) -> int:
+    """Steps to leave alone after a counted one, as far as *loader* shows; accelerate fetches one more batch ahead."""
+    return steps_to_settle(
+        batches_ahead=1 + batches_ahead(torch_loader(loader)), batches_a_step=trainer.args.gradient_accumulation_steps
+    )
+
+
+# ---- the run
+
+
+def run_context(trainer: Trainer) -> RunContext:
+    """Where this training runs, as far as a rank knows without asking the others."""
+    args, engine = trainer.args, engine_of(trainer)
+    sizes = _sizes(trainer) if engine is None else parallel_sizes(engine)
+    device = args.device
+    return RunContext(
+        framework="transformers",
+        framework_version=transformers.__version__,
+        torch_version=torch.__version__,
+        device_type=device.type,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        precision=_precision(trainer),
+        host=platform.node(),
+        rank=args.process_index,
+        world_size=args.world_size,
+        dp_size=sizes.dp_size,
+        tp_size=sizes.tp_size,
+        pp_size=sizes.pp_size,
+        cp_size=sizes.cp_size,
+        sp_size=sizes.sp_size,
+        ep_size=sizes.ep_size,
+        accumulate=args.gradient_accumulation_steps,
+        strategy=_strategy(trainer, engine),
+    )
+
+
+def _sizes(trainer: Trainer) -> ParallelSizes:
+    """How many ranks share the work, by accelerate's own settings."""
+    settings = getattr(trainer.accelerator, "parallelism_config", None)
+    tp, cp, sp = (int(getattr(settings, f"{kind}_size", 1) or 1) for kind in ("tp", "cp", "sp"))
+    dp = max(1, trainer.args.world_size // math.prod((tp, cp, sp)))
+    return ParallelSizes(dp_size=dp, tp_size=tp, cp_size=cp, sp_size=sp)
+
+
+def _precision(trainer: Trainer) -> str:
+    """The name that accelerate has for mixed precision, or the dtype of the parameters without it."""
+    mixed = str(trainer.accelerator.mixed_precision)
+    if mixed != "no":
+        return f"{mixed}-mixed"
+    floating = (one.dtype for one in root_of(trainer).parameters() if one.is_floating_point())
+    return str(next(floating, torch.float32)).removeprefix("torch.")
+
+
+def _strategy(trainer: Trainer, engine: Any) -> str:
+    if engine is not None:
+        return f"ZeRO-{int(engine.zero_optimization_stage())}"
+    wrapped = trainer.model_wrapped
+    return type(wrapped).__name__ if wrapped is not trainer.model else ""
+
+
+# ---- where the reports go
+
+
+def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLogSink) -> LoggedOutput:
+    """Where rank 0 shows the reports of this training: in the Trainer's *log*, on the console and in files."""
+    return LoggedOutput(
+        config,
+        loggers=log,
+        console=ConsoleSink(),
+        files=RunFiles(
+            output_file=config.output_file,
+            folder=lambda: f"{str(trainer.args.output_dir).rstrip('/')}/{OWN_FOLDER}",
+            timer_only=config.timer_only,
+        ),
+        text_file=True,
+        x_axis=lambda step: step,
+        announce=lambda sentence: _announce(trainer, sentence),
+    )
+
+
+def _announce(trainer: Trainer, sentence: str) -> None:
+    """Say *sentence* where this Trainer shows its own log, unless our own log is shown.
+
+    That is above its progress bar, or on standard output without one, as in a notebook. If the user has taken both
+    away, the log of transformers gets it, which does not show such lines by default.
+    """
+    ours = logging.getLogger("lightning_flops")
+    if ours.isEnabledFor(logging.INFO) and ours.hasHandlers():  # its INFO lines have named each file
+        return
+    callbacks = trainer.callback_handler.callbacks
+    bars = [getattr(one, "training_bar", None) for one in callbacks]
+    bar: Any = next((one for one in bars if one is not None), None)
+    if hasattr(type(bar), "write"):
+        bar.write(printable(sentence))
+    elif any(type(one).__name__.endswith(("PrinterCallback", "ProgressCallback")) for one in callbacks):
+        StandardOutputSink().write_text("", page([sentence]), step=0)
+    else:
+        logging.getLogger("transformers.trainer").info("%s", printable(sentence))

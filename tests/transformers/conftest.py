@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.instrument.timing.clocks import WallClock
+from tests.fake_clock import FakeNow
+from tests.idle_machine import untold
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The phases' clock, in the test's hands."""
+    fake = FakeNow()
+    monkeypatch.setattr("lightning_flops.session.session.clock_for", lambda device: WallClock(fake))
+    return fake
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every window that is turned into a profile."""
+    kept: list[Any] = []
+
+    def keep(window: Any, **kwargs: Any) -> Any:
+        kept.append(window)
+        return build_profile(window, **kwargs)
+
+    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    return kept
+
+
+@pytest.fixture(autouse=True)
+def short_collections() -> Iterator[None]:
+    """A Trainer collects garbage when it begins, in all that was ever loaded, which takes longer than a short fit."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No report here tells of what else runs on this machine."""
+    monkeypatch.setattr("lightning_flops.session.session.ProcessorWatch", untold)

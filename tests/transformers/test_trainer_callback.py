@@ -1,0 +1,297 @@
+"""The callback under transformers' own Trainer: exact counts, samples and tokens, and the same training."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerCallback
+
+from lightning_flops import ConfigError, FlopsProfilerTrainerCallback, Profile
+from lightning_flops.records import PhaseFlops, WindowRecord
+from tests.transformers.footprint import footprint
+from tests.transformers.tiny import (
+    BATCH,
+    LENGTH,
+    Rows,
+    Sentences,
+    arguments,
+    gpt2_flops,
+    length_of,
+    new_net_trainer,
+    new_trainer,
+)
+
+QUIET = {"trace": False, "monitor": False}
+
+
+def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
+    return FlopsProfilerTrainerCallback(**{"profile_step": 1, "timing_steps": 2, **QUIET, **settings})
+
+
+def only_profile(callback: FlopsProfilerTrainerCallback) -> Profile:
+    (profile,) = callback.profiles
+    assert callback.profile is profile
+    return profile
+
+
+def flops_of(profile: Profile) -> PhaseFlops:
+    """What was counted in a step; the model has no estimate, no recomputation and no product in its optimizer."""
+    flops = profile.flops
+    return PhaseFlops(
+        forward=flops.forward, backward=flops.backward, recompute=flops.recompute, optimizer=flops.optimizer
+    )
+
+
+def in_order(trainer: Trainer) -> Trainer:
+    """*trainer*, which takes its rows one after the other."""
+    trainer._get_train_sampler = lambda dataset=None: None  # type: ignore[assignment, method-assign]
+    return trainer
+
+
+def tokens_of(rows: range) -> int:
+    return sum(map(length_of, rows))
+
+
+def test_the_flops_of_a_step_are_those_counted_by_hand(tmp_path: Path) -> None:
+    callback = profiler()
+    new_trainer(tmp_path, callback).train()
+    profile = only_profile(callback)
+    assert flops_of(profile) == gpt2_flops(BATCH)
+    assert (profile.profile_step, profile.micro_steps, profile.samples) == (1, 1, BATCH)
+    assert not profile.uncounted
+    by_name = {module.name: module.total for module in profile.modules}
+    assert by_name["transformer.h.0.attn.c_attn"].forward == 2 * BATCH * LENGTH * 8 * 24
+    assert by_name["lm_head"].forward == 2 * BATCH * LENGTH * 8 * 32
+
+
+def test_the_run_is_described_as_the_trainer_knows_it(tmp_path: Path) -> None:
+    callback = profiler()
+    new_trainer(tmp_path, callback, bf16=True, gradient_accumulation_steps=2).train()
+    context = only_profile(callback).context
+    assert context.framework == "transformers"
+    assert (context.precision, context.accumulate, context.micro_batch_size) == ("bf16-mixed", 2, BATCH)
+    assert (context.rank, context.world_size, context.dp_size, context.device_type) == (0, 1, 1, "cpu")
+    assert context.run_word == "run"
+
+
+@pytest.mark.parametrize(("profile_step", "batches"), [(1, 3), (2, 2), (3, 3)])
+def test_accumulated_batches_are_one_step_and_the_last_of_an_epoch_may_be_short(
+    profile_step: int, batches: int, tmp_path: Path
+) -> None:
+    """Eight batches of an epoch are groups of three, three and two."""
+    callback = profiler(profile_step=profile_step)
+    trainer = in_order(new_trainer(tmp_path, callback, gradient_accumulation_steps=3, num_train_epochs=5))
+    trainer.train()
+    profile = only_profile(callback)
+    assert (profile.micro_steps, profile.samples) == (batches, batches * BATCH)
+    one = gpt2_flops(BATCH)
+    assert flops_of(profile) == PhaseFlops(forward=batches * one.forward, backward=batches * one.backward)
+    first = profile_step % 3 * 3 * BATCH
+    assert profile.tokens == tokens_of(range(first, first + batches * BATCH))
+    assert len(profile.timed_steps) == 2
+    assert trainer.state.global_step == 15
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_tokens_are_those_that_are_no_padding(masks: bool, tmp_path: Path) -> None:
+    callback = profiler(timing_steps=1)
+    in_order(new_trainer(tmp_path, callback, data=Sentences(8 * BATCH, masks=masks))).train()
+    profile = only_profile(callback)
+    assert profile.tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
+    assert profile.job_rates.tokens_per_sec is not None
+
+
+def test_given_tokens_win_and_are_asked_of_the_batch_as_the_loader_made_it(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def tokens(batch: Any) -> int:
+        asked.append(batch)
+        return 77
+
+    callback = profiler(tokens_per_sample=tokens)
+    new_trainer(tmp_path, callback).train()
+    assert only_profile(callback).tokens == 77
+    assert sorted(asked[0]) == ["attention_mask", "input_ids", "labels"]
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_a_batch_that_does_not_tell_its_tokens_is_named_if_it_is_of_text(text: bool, tmp_path: Path) -> None:
+    class HasInputIds(Rows):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {**super().__getitem__(index), **({"input_ids": torch.ones(5)} if text else {})}
+
+    callback = profiler()
+    new_net_trainer(tmp_path, callback, rows=HasInputIds(8 * BATCH), remove_unused_columns=False).train()
+    profile = only_profile(callback)
+    assert profile.tokens is None
+    notes = [note for note in profile.notes if "neither an attention_mask nor labels" in note]
+    assert len(notes) == text
+
+
+def test_losses_weights_and_random_numbers_are_the_same_bits_with_and_without(tmp_path: Path) -> None:
+    def train(*callbacks: Any) -> tuple[Any, ...]:
+        trainer = new_trainer(tmp_path, *callbacks, gradient_accumulation_steps=3, num_train_epochs=4, eval_steps=5,
+                              eval_strategy="steps", eval_dataset=Sentences(BATCH))  # fmt: skip
+        trainer.train()
+        logs = [
+            {name: value for name, value in log.items() if name in ("loss", "grad_norm", "learning_rate", "eval_loss")}
+            for log in trainer.state.log_history
+        ]
+        weights = [weight.tolist() for weight in trainer.model.state_dict().values()]  # type: ignore[union-attr]
+        return logs, weights, torch.get_rng_state().tolist(), footprint(trainer)
+
+    plain = train()
+    callback = FlopsProfilerTrainerCallback(profile_step=2, timing_steps=2)
+    assert train(callback) == plain
+    assert only_profile(callback).traced is not None
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_counts_its_own_steps(tmp_path: Path) -> None:
+    new_trainer(tmp_path, save_strategy="steps", save_steps=3, max_steps=3).train()
+    callback = profiler(profile_step=2)
+    trainer = new_trainer(tmp_path, callback)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    profile = only_profile(callback)
+    assert profile.profile_step == 2
+    assert flops_of(profile) == gpt2_flops(BATCH)
+    assert trainer.state.global_step == 8
+
+
+def test_a_checkpoint_is_as_without_the_profiler_but_for_the_logged_figures(tmp_path: Path) -> None:
+    def state_of(folder: Path, *callbacks: Any) -> Any:
+        new_trainer(folder, *callbacks, save_strategy="steps", save_steps=8).train()
+        state = json.loads((folder / "checkpoint-8" / "trainer_state.json").read_text())
+        files = sorted(path.name for path in (folder / "checkpoint-8").iterdir())
+        for log in state["log_history"]:
+            for name in [name for name in log if name.startswith("flops_")]:
+                assert isinstance(log.pop(name), float)
+        return state, files
+
+    assert state_of(tmp_path / "profiled", profiler()) == state_of(tmp_path / "plain")
+
+
+def test_workers_are_known_and_batches_that_they_fetched_ahead_are_left_alone(
+    tmp_path: Path, windows: list[WindowRecord]
+) -> None:
+    callback = profiler(timing_steps=8)
+    data = Sentences(24 * BATCH)
+    new_trainer(tmp_path, callback, data=data, dataloader_num_workers=1, dataloader_prefetch_factor=4).train()
+    (window,) = windows
+    assert window.facts is not None and window.facts.loader_workers == 1
+    assert window.settle_steps == 1 * 4 + 1  # of the worker, and the one that accelerate has
+    assert not [note for note in window.notes if "queue" in note]
+
+
+def test_a_stream_without_a_length_is_profiled(tmp_path: Path) -> None:
+    class Stream(IterableDataset[dict[str, torch.Tensor]]):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            return (Sentences(40 * BATCH)[i] for i in range(40 * BATCH))
+
+    callback = profiler()
+    new_trainer(tmp_path, callback, data=Stream(), max_steps=8, gradient_accumulation_steps=2).train()
+    profile = only_profile(callback)
+    assert profile.flops.forward == 2 * gpt2_flops(BATCH).forward
+    assert profile.tokens == tokens_of(range(2 * BATCH))
+    assert profile.timing is not None and profile.timing.data_wait_sec is not None
+
+
+def test_an_evaluation_in_between_is_in_no_step(tmp_path: Path) -> None:
+    callback = profiler(profile_step=2, monitor=True)
+    data = Sentences(BATCH)
+    new_trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1, eval_dataset=data).train()
+    profile = only_profile(callback)
+    assert flops_of(profile) == gpt2_flops(BATCH)
+    assert profile.timing is not None and profile.timing.excluded_sec["validation"] > 0
+    assert callback.throughput is not None and callback.throughput.batches > 0
+
+
+def test_a_step_that_a_callback_stops_in_its_middle_ends_in_the_next_epoch(tmp_path: Path) -> None:
+    class StopsAnEpoch(TrainerCallback):
+        stopped = False
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1 and not self.stopped:
+                self.stopped = control.should_epoch_stop = True
+
+    callback = profiler(profile_step=1, timing_steps=1)
+    trainer = new_trainer(tmp_path, StopsAnEpoch(), callback, gradient_accumulation_steps=2, num_train_epochs=3)
+    trainer.train()
+    profile = only_profile(callback)
+    assert profile.micro_steps == 3
+    assert profile.flops.forward == 3 * gpt2_flops(BATCH).forward
+
+
+def test_the_callback_can_be_given_as_a_class_and_later(tmp_path: Path) -> None:
+    trainer = new_trainer(tmp_path, data=Sentences(2 * BATCH))
+    trainer.add_callback(FlopsProfilerTrainerCallback)
+    (callback,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, FlopsProfilerTrainerCallback)]
+    trainer.train()
+    assert callback.config.profile_step == 1
+    assert callback.profile is not None
+
+
+def test_a_second_training_of_the_same_trainer_is_profiled_anew(tmp_path: Path) -> None:
+    callback = profiler()
+    trainer = new_net_trainer(tmp_path, callback)
+    trainer.train()
+    first = only_profile(callback)
+    trainer.train()
+    assert only_profile(callback) is not first
+
+
+def test_pickles_and_copies_have_the_settings_and_the_result(tmp_path: Path) -> None:
+    inside: list[Any] = []
+
+    class Copies(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            inside.append(pickle.loads(pickle.dumps(callback)))
+            inside.append(copy.deepcopy(callback))
+            inside.append(pickle.loads(pickle.dumps(kwargs["model"])))
+
+    callback = profiler()
+    trainer = new_net_trainer(tmp_path, callback, Copies())
+    trainer.train()
+    for one in (*inside[-3:-1], copy.copy(callback)):
+        assert one.config == callback.config
+        assert one.profile == callback.profile
+    assert type(inside[-1]) is type(trainer.model)
+    again = copy.copy(callback)
+    new_net_trainer(tmp_path, again).train()
+    assert only_profile(again) is not callback.profile
+
+
+def test_an_argument_that_is_no_setting_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="profile_stp"):
+        FlopsProfilerTrainerCallback(profile_stp=3)  # type: ignore[call-arg]
+
+
+def test_without_a_trainer_the_log_says_so_and_nothing_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    callback = profiler()
+    callback.on_epoch_begin(None, None, None)  # type: ignore[arg-type]
+    assert "this training is not profiled: no Trainer of transformers calls this callback" in caplog.text
+
+
+def test_a_compiled_model_is_counted(tmp_path: Path) -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.mse_loss(self.layer(x), y)}
+
+    callback = profiler()
+    args = arguments(tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+    Trainer(model=Small(), args=args, train_dataset=Rows(8 * BATCH), callbacks=[callback]).train()
+    profile = only_profile(callback)
+    assert flops_of(profile) == PhaseFlops(forward=2 * BATCH * 4 * 3, backward=2 * BATCH * 4 * 3)
+    torch.compiler.reset()

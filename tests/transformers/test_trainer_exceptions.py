@@ -1,0 +1,106 @@
+"""What a training raises reaches the user, nothing of the profiler is left, and what was measured is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback
+
+from lightning_flops import FlopsProfilerTrainerCallback
+from tests.left_on_torch import torch_state
+from tests.transformers.footprint import footprint
+from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+
+
+class Broken(Exception):
+    pass
+
+
+def raises_at(place: str, step: int, error: BaseException) -> tuple[type[Trainer], TrainerCallback]:
+    """A Trainer, or a callback of one, that raises *error* at *place* after *step* steps."""
+
+    def due(state: Any) -> bool:
+        return bool(state.global_step >= step)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if due(self.state):
+            raise error
+        return getattr(Trainer, place)(self, *args, **kwargs)
+
+    def event(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if due(state):
+            raise error
+
+    if place.startswith("on_"):
+        return Trainer, type("Raises", (TrainerCallback,), {place: event})()
+    return type("Raises", (Trainer,), {place: method}), TrainerCallback()
+
+
+PLACES = (
+    *("get_batch_samples", "_get_num_items_in_batch", "_prepare_inputs", "compute_loss", "_clip_grad_norm", "log"),
+    *("evaluate", "_save_checkpoint", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_step_end"),
+    *("on_epoch_end", "on_epoch_begin", "on_evaluate", "on_log", "on_save"),
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("step", [1, 4], ids=["while counted", "while timed"])
+def test_an_exception_leaves_nothing_behind(place: str, step: int, tmp_path: Path) -> None:
+    def left(*callbacks: Any) -> dict[str, Any]:
+        kind, raises = raises_at(place, step, Broken(place))
+        trainer = new_net_trainer(
+            tmp_path, *callbacks, raises, kind=kind, gradient_accumulation_steps=2, num_train_epochs=2,
+            eval_strategy="steps", eval_steps=1, eval_dataset=Rows(ROWS), save_strategy="steps", save_steps=1,
+            logging_steps=1,
+        )  # fmt: skip
+        before = torch_state()
+        with pytest.raises(Broken, match=place):
+            trainer.train()
+        assert torch_state() == before
+        return footprint(trainer)
+
+    callback = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False)
+    assert left(callback) == left()
+    assert callback._training is None
+    if step == 4:
+        assert callback.profile is not None
+        assert "Training was interrupted by Broken." in callback.profile.notes
+
+
+def test_ctrl_c_is_the_users(tmp_path: Path) -> None:
+    kind, raises = raises_at("compute_loss", 2, KeyboardInterrupt())
+    callback = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False)
+    trainer = new_net_trainer(tmp_path, callback, raises, kind=kind)
+    before = torch_state()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert torch_state() == before
+    assert footprint(trainer)["ours"] == {}
+    assert callback.profile is not None
+
+
+def test_a_backward_that_raises_leaves_no_mode_of_ours(tmp_path: Path) -> None:
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            raise Broken("backward")
+
+    class RaisesInBackward(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().compute_loss(*args, **kwargs)
+            return Raises.apply(loss) if self.state.global_step == 1 else loss  # type: ignore[no-untyped-call]
+
+    callback = FlopsProfilerTrainerCallback(profile_step=1, trace=False)
+    trainer = new_net_trainer(tmp_path, callback, kind=RaisesInBackward)
+    before = torch_state()
+    with pytest.raises(Broken, match="backward"):
+        trainer.train()
+    assert torch_state() == before
+    assert footprint(trainer)["ours"] == {}

@@ -1,0 +1,152 @@
+"""Where the report of a Trainer goes: its log, TensorBoard, files, and one line that tells where."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import TrainerCallback
+
+from lightning_flops import FlopsProfilerTrainerCallback, Profile
+from tests.transformers.tiny import BATCH, ROWS, Rows, Sentences, gpt2_flops, new_net_trainer, new_trainer
+
+
+def profiler(**settings: Any) -> FlopsProfilerTrainerCallback:
+    return FlopsProfilerTrainerCallback(**{"profile_step": 1, "timing_steps": 1, "trace": False, **settings})
+
+
+def ours(log: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name: value for name, value in log.items() if name.startswith(prefix)}
+
+
+def test_the_figures_go_along_with_the_trainers_next_log(tmp_path: Path) -> None:
+    callback = profiler(peak_flops_per_sec=1e12)
+    trainer = new_trainer(tmp_path, callback, logging_steps=3)
+    trainer.train()
+    history = trainer.state.log_history
+    assert [log["step"] for log in history] == [3, 6, 8]  # none of our own
+    figures = [ours(log, "flops_profiler/") for log in history]
+    (index,) = [i for i, found in enumerate(figures) if found]
+    assert figures[index]["flops_profiler/fwd_flops"] == gpt2_flops(BATCH).forward
+    assert 0 < figures[index]["flops_profiler/mfu"] < 1
+    monitored = [ours(log, "flops_monitor/") for log in history]
+    assert all("flops_monitor/samples_per_sec" in found for found in monitored[1:2])
+    values = [value for found in (*figures, *monitored) for value in found.values()]
+    assert all(type(value) is float and math.isfinite(value) for value in values)
+    json.dumps(history, allow_nan=False)
+
+
+def test_without_a_log_of_its_own_the_trainer_logs_them_when_it_ends_and_returns_what_it_returned_before(
+    tmp_path: Path,
+) -> None:
+    def train(*callbacks: Any) -> Any:
+        trainer = new_trainer(tmp_path, *callbacks, logging_strategy="no")
+        return trainer.train(), trainer.state.log_history
+
+    (_, _, metrics), history = train(profiler())
+    (_, _, plain_metrics), plain_history = train()
+    assert "flops_profiler/fwd_flops" in history[-1]
+    assert sorted(metrics) == sorted(plain_metrics)
+    assert len(history) == len(plain_history) == 1
+
+
+def test_a_training_that_ends_in_the_window_logs_what_there_is(tmp_path: Path) -> None:
+    callback = profiler(timing_steps=50)
+    trainer = new_trainer(tmp_path, callback)
+    trainer.train()
+    assert callback.profile is not None and len(callback.profile.timed_steps) > 0
+    assert "flops_profiler/fwd_flops" in trainer.state.log_history[-1]
+    assert callback.throughput is not None
+
+
+def test_an_evaluations_log_is_left_alone(tmp_path: Path) -> None:
+    trainer = new_trainer(
+        tmp_path, profiler(), logging_strategy="no", eval_strategy="steps", eval_steps=1, eval_dataset=Sentences(BATCH)
+    )
+    trainer.train()
+    *evaluations, last = trainer.state.log_history
+    assert len(evaluations) == 8
+    assert not any(ours(log, "flops_") for log in evaluations)
+    assert ours(last, "flops_profiler/")
+
+
+def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    new_trainer(tmp_path / "out", profiler(), report_to="tensorboard").train()
+    read = EventAccumulator(str(tmp_path / "board")).Reload()
+    (scalar,) = read.Scalars("train/flops_profiler/fwd_flops")
+    assert scalar.value == gpt2_flops(BATCH).forward
+    for tag in ("flops_profiler/profile", "flops_profiler/advice", "flops_monitor/summary"):
+        assert len(read.Tensors(f"{tag}/text_summary")) == 1
+    (report,) = read.Tensors("flops_profiler/profile/text_summary")
+    assert b"Flops Profiler" in report.tensor_proto.string_val[0]
+    # TensorBoard shows the text, so no file of it is written.
+    assert sorted(path.name for path in (tmp_path / "out" / "lightning_flops_logs").iterdir()) == [
+        "profile.json",
+        "throughput.json",
+    ]
+
+
+def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
+    callback = profiler()
+    new_trainer(tmp_path, callback).train()
+    folder = tmp_path / "lightning_flops_logs"
+    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "profile.txt", "throughput.json"]
+    assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
+    assert "transformers" in (folder / "profile.txt").read_text()
+
+
+@pytest.mark.parametrize("shown_by", ["print", "bar", "log"])
+def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = new_net_trainer(tmp_path, profiler(), disable_tqdm=shown_by != "bar")
+    if shown_by == "log":
+        (printer,) = [one for one in trainer.callback_handler.callbacks if type(one).__name__ == "PrinterCallback"]
+        trainer.remove_callback(printer)
+    said = logging.getLogger("transformers.trainer")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[assignment, method-assign]
+    said.addHandler(handler)
+    level = said.level
+    said.setLevel(logging.INFO)
+    try:
+        trainer.train()
+    finally:
+        said.removeHandler(handler)
+        said.setLevel(level)
+    line = (
+        f"FLOPs of step 1: the report is in {tmp_path}/lightning_flops_logs/profile.txt, "
+        f"every number is in {tmp_path}/lightning_flops_logs/profile.json"
+    )
+    printed = capsys.readouterr().out
+    assert printed.count(line) == (shown_by != "log")
+    assert [record.getMessage() for record in records].count(line) == (shown_by == "log")
+
+
+def test_a_tensorboard_that_fails_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Writer:
+        def add_text(self, *args: Any) -> None:
+            raise OSError("no space left")
+
+    class Board(TrainerCallback):
+        tb_writer = Writer()
+
+    callback = profiler()
+    new_net_trainer(tmp_path, Board(), callback).train()
+    assert callback.profile is not None
+    assert caplog.text.count("Board did not take the FLOPs report") == 1
+
+
+def test_an_output_file_is_where_the_user_says(tmp_path: Path) -> None:
+    new_net_trainer(tmp_path, profiler(output_file=tmp_path / "report.txt")).train()
+    assert "Flops Profiler" in (tmp_path / "report.txt").read_text()
+
+
+def test_a_run_that_is_too_short_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    new_net_trainer(tmp_path, profiler(profile_step=20), rows=Rows(3 * ROWS)).train()
+    assert "nothing was profiled: profile_step is 20, and this run ended after 3 step(s)" in caplog.text

@@ -1,0 +1,162 @@
+"""Seconds slept in each place of a Trainer's loop come back under the name of that place, exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import data_loader as accelerate_loaders
+from transformers import Trainer, TrainerCallback
+
+from lightning_flops import FlopsProfilerTrainerCallback
+from lightning_flops.records import PhaseSeconds, WindowRecord
+from tests.fake_clock import FakeNow
+from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+
+FETCH, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD = 0.5, 2.0, 4.0, 8.0, 16.0
+
+PLACES: dict[str, tuple[float, str]] = {
+    "on_step_begin": (32.0, "other"),
+    "on_substep_end": (64.0, "other"),
+    "on_pre_optimizer_step": (128.0, "other"),
+    "on_optimizer_step": (256.0, "other"),
+    "on_step_end": (512.0, "other"),
+    "compute_loss": (1024.0, "forward"),
+    "_prepare_input": (2048.0, "transfer"),
+    "_get_num_items_in_batch": (4096.0, "other"),
+    "log": (8192.0, "other"),
+    "_save_checkpoint": (16384.0, "checkpoint"),
+    "clip_grad_norm_": (32768.0, "optimizer"),
+    "lr_scheduler": (65536.0, "other"),
+    "send_to_device": (131072.0, "transfer"),
+}
+"""What a user, a callback or a library does, how long it takes here, and what that time is."""
+
+
+class SlowEvents(TrainerCallback):
+    def __init__(self, now: FakeNow) -> None:
+        for name in (name for name in PLACES if name.startswith("on_")):
+            setattr(self, name, lambda *_, slept=PLACES[name][0], **__: now.sleep(slept))
+
+
+class SlowSchedule(torch.optim.lr_scheduler.ConstantLR):
+    now: FakeNow
+
+    def step(self, *args: Any) -> None:
+        self.now.sleep(PLACES["lr_scheduler"][0])
+        super().step(*args)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def slow_trainer(now: FakeNow) -> type[Trainer]:
+    def slow(name: str) -> Any:
+        original = getattr(Trainer, name)
+
+        def method(self: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+            if name != "_prepare_input" or isinstance(first, dict):  # once a batch, and not for each tensor in it
+                now.sleep(PLACES[name][0])
+            return original(self, first, *args, **kwargs)
+
+        return method
+
+    return type("SlowTrainer", (Trainer,), {name: slow(name) for name in PLACES if hasattr(Trainer, name)})
+
+
+def seconds_in(part: str, **times: int) -> float:
+    return sum(seconds * times.get(name, 1) for name, (seconds, kind) in PLACES.items() if kind == part)
+
+
+@pytest.fixture
+def slow_libraries(now: FakeNow, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, clip = accelerate_loaders.send_to_device, torch.nn.utils.clip_grad_norm_
+
+    def slow_send(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        now.sleep(PLACES["send_to_device"][0])
+        return send(batch, *args, **kwargs)
+
+    def slow_clip(*args: Any, **kwargs: Any) -> Any:
+        now.sleep(PLACES["clip_grad_norm_"][0])
+        return clip(*args, **kwargs)
+
+    monkeypatch.setattr(accelerate_loaders, "send_to_device", slow_send)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", slow_clip)
+
+
+def slow_run(folder: Path, now: FakeNow, **given: Any) -> Trainer:
+    profiler = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
+    rows = Rows(given.pop("batches") * ROWS, on_fetch=lambda: now.sleep(FETCH))
+    trainer = new_net_trainer(folder, SlowEvents(now), profiler, rows=rows, now=now, kind=slow_trainer(now), **given)
+    schedule: Any = trainer.lr_scheduler
+    schedule.now = now
+    schedule.__class__ = SlowSchedule
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.usefixtures("slow_libraries")
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_every_place_of_a_step_is_told_apart(
+    accumulated: int, tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
+) -> None:
+    slow_run(
+        tmp_path, now, batches=8 * accumulated, gradient_accumulation_steps=accumulated,
+        eval_strategy="steps", eval_steps=1, eval_dataset=Rows(ROWS), save_strategy="steps", save_steps=1,
+    )  # fmt: skip
+    (window,) = windows
+    assert [step.index for step in window.timed_steps] == [4, 5]
+    times = accumulated
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(
+            data_wait=times * ROWS * FETCH,
+            transfer=times * seconds_in("transfer"),
+            forward=times * (FORWARD + seconds_in("forward")),
+            backward=times * BACKWARD,
+            optimizer=OPTIMIZER + ZERO_GRAD + seconds_in("optimizer"),
+            other=seconds_in("other", on_substep_end=times - 1),
+        )
+        assert step.reader_sec == times * ROWS * FETCH
+        # An evaluation logs too, and moves its one batch to the device in its loader and in the Trainer.
+        evaluation = 1000.0 + PLACES["log"][0] + seconds_in("transfer")
+        assert step.excluded_sec == {"validation": evaluation, "checkpoint": seconds_in("checkpoint")}
+    assert window.mixed_phases == ()
+
+
+def test_a_new_epoch_costs_no_step_anything_but_its_wait(
+    tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
+) -> None:
+    class SlowEpochs(TrainerCallback):
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            now.sleep(1e6)
+
+    profiler = FlopsProfilerTrainerCallback(profile_step=0, timing_steps=6, trace=False, monitor=False)
+    rows = Rows(3 * ROWS, on_fetch=lambda: now.sleep(FETCH))
+    new_net_trainer(tmp_path, SlowEpochs(), profiler, rows=rows, now=now, num_train_epochs=4).train()
+    (window,) = windows
+    waits = {step.index: step.seconds.data_wait for step in window.timed_steps if step.seconds is not None}
+    assert sorted(waits) == [3, 4, 5, 6, 7, 8]
+    # accelerate fetches a batch ahead: two with the first of an epoch, none with the last.
+    batch = ROWS * FETCH
+    assert waits == {3: 2 * batch, 4: batch, 5: 0.0, 6: 2 * batch, 7: batch, 8: 0.0}
+    for step in window.timed_steps:
+        assert step.seconds is not None and step.seconds.other == 0.0
+        assert step.excluded_sec.get("epoch restart", 0.0) == (1e6 if step.index in (3, 6) else 0.0)
+
+
+def test_a_subclass_that_prepares_its_inputs_itself_is_not_taken_for_a_transfer(
+    tmp_path: Path, now: FakeNow, windows: list[WindowRecord]
+) -> None:
+    class Generates(Trainer):
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            now.sleep(77.0)
+            return super()._prepare_inputs(inputs)
+
+    profiler = FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2, trace=False, monitor=False)
+    new_net_trainer(tmp_path, profiler, now=now, kind=Generates).train()
+    (window,) = windows
+    assert window.mixed_phases == ("transfer", "other")
+    for step in window.timed_steps:
+        assert step.seconds is not None and step.seconds.other == 77.0
