@@ -44,7 +44,7 @@ def build_profile(
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
     total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
-    timing = build_timing(timed, mixed_phases=window.mixed_phases)
+    timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=window.context.trains)
     dtypes = flops_by_dtype(window.flops.cells, peak_of=peak_of)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
