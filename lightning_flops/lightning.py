@@ -75,8 +75,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     ``profile.json``. That file lies beside the logs, or in ``lightning_flops_logs`` below ``default_root_dir`` if no
     logger has a folder.
 
-    ``Trainer.predict``, ``test`` and ``validate`` are profiled, too: a step is then one batch, and has no backward and no
-    optimizer. Their tags and files have the loop's name in theirs, such as ``flops_profiler/predict/fwd_flops`` and
+    ``Trainer.predict``, ``test`` and ``validate`` are profiled, too. There a step is one batch, without a backward and
+    an optimizer. Tags and names of files say which loop it was, such as ``flops_profiler/predict/fwd_flops`` and
     ``profile.predict.json``. Validation inside a fit belongs to no step, and has no report of its own.
 
     An argument that is None has not been given. Under a DeepSpeedStrategy it has the value from the

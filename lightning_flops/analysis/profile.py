@@ -113,7 +113,15 @@ def build_profile(
         modules=build_modules(
             window.modules,
             counts,
-            {} if traced is None else module_times(traced, counts, counted_steps=steps, peak_of=peak_of),
+            {}
+            if traced is None
+            else module_times(
+                traced,
+                counts,
+                counted_steps=steps,
+                peak_of=peak_of,
+                has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+            ),
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=flops_by_operator(window.flops.cells),

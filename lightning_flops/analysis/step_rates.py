@@ -11,7 +11,7 @@ from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProf
 _NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be told apart"
 
-_OF_TRAINING = (
+RATES_OF_TRAINING = (
     "backward_flops_per_sec",
     "backward_flops_per_sec_estimated",
     "forward_backward_flops_per_sec",
@@ -89,7 +89,11 @@ def build_rates(
     reasons: dict[str, str] = {}
     for name, denominator in _TIMES.items():
         seconds: float | None = None if timing is None else getattr(timing, denominator)
-        if name in _OF_TRAINING and not context.trains and not (flops.backward + flops.recompute + flops.optimizer):
+        if (
+            name in RATES_OF_TRAINING
+            and not context.trains
+            and not (flops.backward + flops.recompute + flops.optimizer)
+        ):
             values[name], reasons[name] = None, f"a {context.run_word} has no backward and no optimizer"
             continue
         values[name] = per_second(amount=per_step[name], seconds=seconds)

@@ -55,7 +55,7 @@ def build_timing(
             samples[together] = [sum(getattr(one, each) for each in together) for one in seconds]
     means = {together: math.fsum(times) / len(times) for together, times in samples.items()}
     # Only pipelines have a bubble.
-    never = {("bubble",)} if trains else {(phase,) for phase in _OF_TRAINING}
+    never: Iterable[tuple[TimePhase, ...]] = [("bubble",)] if trains else [(phase,) for phase in _OF_TRAINING]
     absent = {together for together in never if together in samples and not any(samples[together])}
     global_step_sec = sum(means.values())
 

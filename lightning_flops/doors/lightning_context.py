@@ -70,9 +70,7 @@ LOST_WITHOUT_TRAINING = {
 """The same of the names that a loop without training uses."""
 
 
-def private_names(
-    trainer: Trainer, note: Callable[[str], None], *, lost: Mapping[str, str] = LOST
-) -> PrivateNames:
+def private_names(trainer: Trainer, note: Callable[[str], None], *, lost: Mapping[str, str] = LOST) -> PrivateNames:
     """The private names of *trainer*'s Lightning that are in *lost*; *note* adds a sentence to every report."""
     return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", lost, note)
 
@@ -193,9 +191,7 @@ _NOWHERE = (
 )
 
 
-def run_output(
-    trainer: Trainer, config: ProfilerConfig, *, asked_for: bool, loop: Loop = "training"
-) -> LoggedOutput:
+def run_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool, loop: Loop = "training") -> LoggedOutput:
     """Where rank 0 shows the reports of this run. A development run writes no files unless a setting names one.
 
     Args:

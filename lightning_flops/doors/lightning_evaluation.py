@@ -201,8 +201,16 @@ class LightningEvaluation:
 
     def _step_ends(self, _: bool) -> None:
         self._in_step = False
+        self._end_scope()
+
+    def _end_scope(self) -> None:
+        """A batch's way through the loop is over."""
+        window = self.session.window
+        was_counting = window.recorder.counting
         self._leave_scope()
         self.session.after_batch()
+        if was_counting and (timer := self.session.window.recorder.timer) is not None:
+            timer.go_on()  # in a short loop the next batch is timed at once, without what we did here
 
     def _step_failed(self) -> None:
         self._in_step = False
@@ -225,8 +233,7 @@ class LightningEvaluation:
             shapes = from_loader(shapes, dataloader_idx)
         self.session.batch(batch, shapes, updates=0, ends_step=True)
         if not self._in_step and self.session.window.in_scope:  # this Lightning's step could not be wrapped
-            self._leave_scope()
-            self.session.after_batch()
+            self._end_scope()
 
     def window_opens(self) -> None:
         """The batch that begins now is counted: if it is not the one that was asked for, the report says so."""

@@ -136,9 +136,7 @@ class LightningFit:
             profile_step = last
         return RunPlan(
             profile_step=profile_step,
-            settle_steps=settle_steps(
-                self._trainer.fit_loop, batches_a_step=self._trainer.accumulate_grad_batches
-            ),
+            settle_steps=settle_steps(self._trainer.fit_loop, batches_a_step=self._trainer.accumulate_grad_batches),
             device=self._trainer.strategy.root_device,
             dp_size=self._context.dp_size,
             output=run_output(self._trainer, self._config, asked_for=self._asked_for),
