@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_flops.doors.lightning_context import (
@@ -70,7 +71,6 @@ class LightningEvaluation:
         self._trainer = trainer
         self._module = pl_module
         self._function: Evaluation = function
-        self._config = config
         self._asked_for = asked_for
         loops: dict[Evaluation, Any] = {
             "predict": trainer.predict_loop,
@@ -79,37 +79,56 @@ class LightningEvaluation:
         }
         self._loop = loops[function]
         self._several_loaders = self._loop.num_dataloaders > 1
+        self._moved = ""
+        self._batches = self._number_of_batches()
+        self._config = self._within_the_loop(config)
         self._waits_for_first_batch = True
         self._in_step = False
         self._batch: Any = None
         self._shapes: Shapes = ()
-        self._moved = ""
         self._names = private_names(
             trainer, lambda sentence: self.session.notes.add_for_run(sentence), lost=LOST_WITHOUT_TRAINING
         )
         self.session = Session(
             self,
             pl_module,
-            config=config,
+            config=self._config,
             publish=publish,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             loop=function,
         )
 
+    def _number_of_batches(self) -> int | None:
+        """How many batches the loop has; None if not known."""
+        length = getattr(getattr(self._loop, "_data_fetcher", None), "length", None)
+        if length is None and not self._several_loaders:
+            length = sum(self._loop.max_batches)
+        return int(length) if length is not None and math.isfinite(length) else None
+
+    def _within_the_loop(self, config: ProfilerConfig) -> ProfilerConfig:
+        """*config*; if the loop is too short for its first batch to profile, with one that leaves some to time."""
+        asked, batches = config.next_profile_step(steps_done=0), self._batches
+        if asked is None or batches is None or asked < batches:
+            return config
+        instead = max(0, batches - 1 - settle_steps(self._loop, batches_a_step=1) - config.timing_steps)
+        self._moved = (
+            f"Batch {instead} was profiled in place of batch {asked} (profile_step), because this {self._function} "
+            f"loop has {batches} batch(es)."
+        )
+        logger.info(self._moved)
+        return replace(config, profile_step=instead)
+
     # ---- how the run begins
 
     def plan(self) -> RunPlan:
-        """How the loop begins. A loop that is too short for the batch to profile has another one profiled."""
+        """How the loop begins."""
         self._context = run_context(self._trainer, loop=self._function)
         settle = settle_steps(self._loop, batches_a_step=1)
         profile_step = self._config.next_profile_step(steps_done=0)
-        batches = self._batches()
-        if batches is not None and profile_step is not None:
-            if profile_step >= batches:
-                profile_step = self._move(profile_step, batches, settle)
-            if not batches_fetched_ahead(self._loop):  # no queue has to drain: rather time a batch than none
-                settle = max(0, min(settle, batches - profile_step - 2))
+        if self._batches is not None and profile_step is not None and not batches_fetched_ahead(self._loop):
+            # No queue has to drain: rather time a batch than none.
+            settle = max(0, min(settle, self._batches - profile_step - 2))
         return RunPlan(
             profile_step=profile_step,
             settle_steps=settle,
@@ -117,23 +136,6 @@ class LightningEvaluation:
             dp_size=self._context.dp_size,
             output=run_output(self._trainer, self._config, asked_for=self._asked_for, loop=self._function),
         )
-
-    def _move(self, profile_step: int, batches: int, settle: int) -> int:
-        """The batch to profile in place of *profile_step*, so that as many as possible are timed after it."""
-        instead = max(0, batches - 1 - settle - self._config.timing_steps)
-        self._moved = (
-            f"Batch {instead} was profiled in place of batch {profile_step} (profile_step), because this "
-            f"{self._context.run_word} has {batches} batch(es)."
-        )
-        logger.info(self._moved)
-        return instead
-
-    def _batches(self) -> int | None:
-        """Number of batches of the loop; None if not known."""
-        length = getattr(getattr(self._loop, "_data_fetcher", None), "length", None)
-        if length is None and not self._several_loaders:
-            length = sum(self._loop.max_batches)
-        return int(length) if length is not None and math.isfinite(length) else None
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
         """Finds samples and tokens from the tensors of a batch and the settings."""

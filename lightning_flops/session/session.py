@@ -522,7 +522,8 @@ class Session:
 
     def _say_what_was_not_reached(self, step: int) -> None:
         context = self.context()
-        ended = f"this {context.run_word} ended after {self.steps.steps_done} {context.step_word}(s)"
+        steps = "step(s)" if context.trains else "batch(es)"
+        ended = f"this {context.run_word} ended after {self.steps.steps_done} {steps}"
         if self.profile is None:
             self.warn(f"nothing was profiled: profile_step is {step}, and {ended}")
         elif self._config.every is None:
