@@ -353,7 +353,7 @@ def test_outputs_and_random_state_are_the_same_and_nothing_is_left(
 
 
 def test_nothing_of_ours_is_seen_in_the_trainer_while_the_loop_runs(root: str, trainer: MakeTrainer) -> None:
-    looks = []
+    looks: list[Any] = []
 
     def look(part: str) -> None:
         if part == "batch end":
