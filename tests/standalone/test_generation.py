@@ -100,7 +100,7 @@ def test_llamas_grouped_heads_and_gates_are_counted(capsys: pytest.CaptureFixtur
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS, num_key_value_heads=2, max_position_embeddings=32, attn_implementation="sdpa",
+            num_attention_heads=HEADS, num_key_value_heads=2, max_position_embeddings=32,
             bos_token_id=None, eos_token_id=None, pad_token_id=0,
         )
     )  # fmt: skip
@@ -138,11 +138,12 @@ def test_an_encoders_work_is_prefill_and_its_output_does_not_tell_the_tokens(
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(
         T5Config(
-            vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0,
+            vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4,
             eos_token_id=None, pad_token_id=0,
         )
     )  # fmt: skip
-    lines, (flops, _, _) = profiled(model, prompt(), capsys=capsys, max_new_tokens=NEW, do_sample=False)
+    settings = {"max_new_tokens": NEW, "do_sample": False, "decoder_start_token_id": 0}
+    lines, (flops, _, _) = profiled(model, prompt(), capsys=capsys, **settings)
     assert lines["new tokens"] == "n/a (the output of an encoder and decoder does not begin with the input)"
     assert "tokens/second = new tokens / fwd latency" not in lines
     # Keys and values of the encoder's output are made once, in the first forward of the decoder.
