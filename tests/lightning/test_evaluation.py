@@ -330,6 +330,23 @@ def test_a_batch_is_traced(root: str, trainer: MakeTrainer) -> None:
     assert "bwd" not in render_text(profile)
 
 
+def test_two_ranks_are_reported_together_and_to_the_process_that_asked(
+    trainer: MakeTrainer, root: str, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=2, trace=False)
+    made = trainer(callback, strategy="ddp_fork", devices=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning warns that a test on several ranks may repeat samples
+        run(made, "test", new_evaluated_net(root), loader(24))
+    profile = profile_of(callback)
+    assert (profile.context.loop, profile.context.world_size, profile.flops.forward) == ("test", 2, FORWARD)
+    assert profile.ranks is not None
+    assert (profile.ranks.answered, profile.ranks.flops.forward) == (2, 2 * FORWARD)
+    assert callback.throughput is not None
+    assert "bwd" not in render_text(profile)
+    assert sorted(path.name for path in tmp_path.rglob("profile*")) == ["profile.test.json", "profile.test.txt"]
+
+
 # The run does not notice
 
 
