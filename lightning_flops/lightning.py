@@ -4,7 +4,7 @@ It is a ``Callback`` of each root that the program imports, before this module o
 CLI of either root accept it. It imports neither root: importing the second one would change the log of the first.
 
 It checks the settings and passes the Trainer's events on. A ``LightningFit`` holds what lives as long as one call of
-``Trainer.fit``.
+``Trainer.fit``, a ``LightningEvaluation`` what lives as long as one of ``predict``, ``test`` or ``validate``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, ref
 from lightning_flops.doors.deepspeed_block import log_choice
 from lightning_flops.doors.lightning_context import IMPORT_ROOTS
 from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of
+from lightning_flops.doors.lightning_evaluation import Evaluation, LightningEvaluation
 from lightning_flops.doors.lightning_fit import LightningFit
 from lightning_flops.doors.lightning_launch import origin_of, send_home
 from lightning_flops.doors.when_imported import when_imported
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from lightning_flops.doors.lightning_types import Callback, LightningModule, Trainer
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
+    from lightning_flops.session.session import Session
 
     _CallbackBases = Callback
 else:
@@ -47,15 +49,15 @@ logger = package_logger(__name__)
 _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 """Hooks of a training step that this callback inherits and does not use."""
 
-_RUNTIME_ATTRIBUTES = ("_fit", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
-"""What is not pickled: what belongs to a running fit, and the bound methods that a Trainer sets on the callback."""
+_RUNTIME_ATTRIBUTES = ("_fit", "_evaluation", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
+"""What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
 
 C = TypeVar("C", bound="FlopsProfilerCallback")
 P = ParamSpec("P")
 
 
 def _event(hook: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[C, P], None]:
-    """*hook* as a Trainer calls it: what fails on our side ends our part of the fit, and never the fit."""
+    """*hook* as a Trainer calls it: what fails on our side ends our part of the run, and never the run."""
 
     @functools.wraps(hook)
     def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -74,6 +76,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     counted, and the steps after it are timed. The report goes to the loggers, to the console's log and to
     ``profile.json``. That file lies beside the logs, or in ``lightning_flops_logs`` below ``default_root_dir`` if no
     logger has a folder.
+
+    ``Trainer.predict``, ``test`` and ``validate`` are profiled, too. There a step is one batch, without a backward and
+    an optimizer. Tags and names of files say which loop it was, such as ``flops_profiler/predict/fwd_flops`` and
+    ``profile.predict.json``. Validation inside a fit belongs to no step, and has no report of its own.
 
     An argument that is None has not been given. Under a DeepSpeedStrategy it has the value from the
     ``"flops_profiler"`` block of the DeepSpeed config, if that has one, and otherwise the default. DeepSpeed's own
@@ -127,6 +133,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         self._origin = origin_of(self)
         self._start_anew()
         self._fit: LightningFit | None = None
+        self._evaluation: LightningEvaluation | None = None
+        self._run_word = "fit"
         self._builtin = BuiltinProfiler()
 
     @classmethod
@@ -159,27 +167,27 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings and the result, without what belongs to a running fit."""
+        """The settings and the result, without what belongs to a run."""
         return {name: value for name, value in self.__dict__.items() if name not in _RUNTIME_ATTRIBUTES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a callback that is in no fit."""
+        """Restore a callback that is in no run."""
         self.__dict__.update(state)
         if self._origin.is_here:  # a copy beside the callback that was made here, and not in a launcher's process
             self._origin = origin_of(self)
-        self._fit = None
+        self._fit = self._evaluation = None
         self._builtin = BuiltinProfiler()
 
-    # ---- the training loop's events
+    # ---- the events of a fit
 
     @_event
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
-        if stage == "fit":
-            self._config = self._settings_in(trainer)
+        self._run_word = "fit" if stage == "fit" else f"{stage} loop"
+        self._config = self._settings_in(trainer)
 
     def _settings_in(self, trainer: Trainer) -> ProfilerConfig:
-        """The settings for a fit of *trainer*, and words about where they come from."""
+        """The settings for a run of *trainer*, and words about where they come from."""
         if self._for_any_trainer and any(
             isinstance(other, FlopsProfilerCallback) and not other._for_any_trainer
             for other in trainer.callbacks  # type: ignore[attr-defined]
@@ -191,18 +199,18 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if block is not None:
             taken = ProfilerConfig.taken_over(block, given=self._given, enabled=not self._for_any_trainer)
             config = taken.settings
-            if taken.builtin_on and (config.enabled or taken.wrong):
+            if self._run_word == "fit" and taken.builtin_on and (config.enabled or taken.wrong):
                 self._builtin.stand_down(trainer)
         if not trainer.is_global_zero:
             return config
         for words in taken.unknown if taken else ():
             logger.warning("in the DeepSpeed config, %s", words)
         if taken and taken.wrong:
-            logger.warning("this fit is not profiled: %s", taken.wrong)
+            logger.warning("this %s is not profiled: %s", self._run_word, taken.wrong)
         elif not config.enabled:
             # Somebody who wrote the callback into the program expects a profile.
             level = logging.INFO if self._for_any_trainer else logging.WARNING
-            logger.log(level, "flops_profiler.enabled is not true: this fit is not profiled")
+            logger.log(level, "flops_profiler.enabled is not true: this %s is not profiled", self._run_word)
         elif isinstance(block, Mapping):
             log_choice(block, given=self._given, owner="FlopsProfilerCallback")
         return config
@@ -215,7 +223,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     @_event
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A fit begins: open a new window."""
-        self._end_fit()
+        self._end_run()
         if not self._config.enabled:
             return
         self._start_anew()
@@ -251,47 +259,127 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """The fit is over: report what there is."""
         if self._fit is not None:
             self._fit.session.finish()
-        self._end_fit()
+        self._end_run()
+
+    # ---- the events of a loop without training
+
+    @_event
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A prediction begins: open a new window."""
+        self._begin_evaluation(trainer, pl_module, "predict")
+
+    @_event
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A test begins: open a new window."""
+        self._begin_evaluation(trainer, pl_module, "test")
+
+    @_event
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A validation begins: open a new window, unless it is a part of a fit."""
+        self._begin_evaluation(trainer, pl_module, "validate")
+
+    def _begin_evaluation(self, trainer: Trainer, pl_module: LightningModule, function: Evaluation) -> None:
+        if trainer.state.fn != function:
+            return
+        self._end_run()
+        if not self._config.enabled:
+            return
+        self._start_anew()
+        self._evaluation = LightningEvaluation(
+            trainer,
+            pl_module,
+            function,
+            config=self._config,
+            publish=self._profiles.append,
+            asked_for=not self._for_any_trainer or block_of(trainer) is not None,
+        )
+        self._evaluation.session.begin()
+
+    @_event
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch has been fetched and transferred."""
+        if self._evaluation is not None:
+            self._evaluation.batch_starts(batch)
+
+    on_test_batch_start = on_validation_batch_start = on_predict_batch_start
+
+    @_event
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """A batch is done."""
+        if self._evaluation is not None:
+            self._evaluation.batch_ends(batch, dataloader_idx)
+            if self._evaluation.session.out:
+                self._evaluation = None
+
+    on_test_batch_end = on_validation_batch_end = on_predict_batch_end
+
+    @_event
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The loop is over: report what there is."""
+        if self._evaluation is not None:
+            self._evaluation.session.finish()
+            self._end_run()
+
+    on_test_end = on_validation_end = on_predict_end
+
+    # ---- the end of any of them
 
     @_event
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The fit was interrupted: report what there is, and leave nothing behind."""
-        if self._fit is not None:
-            self._fit.session.finish(interrupted_by=exception)
-        self._end_fit()
+        """The run was interrupted: report what there is, and leave nothing behind."""
+        session = self._session
+        if session is not None:
+            session.finish(interrupted_by=exception)
+        self._end_run()
 
     @_event
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer is done with us."""
-        self._end_fit()
-        if stage == "fit":
-            send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
+        self._end_run()
+        send_home(trainer, self._origin, profiles=self._profiles, throughput=self._throughput)
+
+    @property
+    def _session(self) -> Session | None:
+        """The session of the run that goes on."""
+        running = self._fit or self._evaluation
+        return None if running is None else running.session
 
     def _receive(self, profiles: Sequence[Profile], throughput: ThroughputSummary | None) -> None:
-        """A fit in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
+        """A run in processes that a launcher started, such as ddp_spawn's, has measured this on rank 0."""
         self._profiles, self._throughput = list(profiles), throughput
         OUTCOMES.profiles += len(profiles)
 
-    def _end_fit(self) -> None:
+    def _end_run(self) -> None:
         self._builtin.put_back()
-        fit, self._fit = self._fit, None
+        session = self._session
+        self._fit = self._evaluation = None
         for name in (*_IDLE_HOOKS, "on_train_batch_start"):
             self.__dict__.pop(name, None)
-        if fit is not None:
-            self._throughput = fit.session.throughput
-            fit.session.take_out()
+        if session is not None:
+            self._throughput = session.throughput
+            session.take_out()
 
     def _broke(self, error: BaseException) -> None:
-        """A hook of ours raised *error*: the fit goes on without us, unless it is the user's Ctrl-C."""
-        fit = self._fit
+        """A hook of ours raised *error*: the run goes on without us, unless it is the user's Ctrl-C."""
+        session = self._session
         try:
-            if fit is not None:
-                fit.session.border.broke(error)
+            if session is not None:
+                session.border.broke(error)
             elif isinstance(error, Exception):
-                logger.warning("this fit is not profiled: %s: %s", type(error).__name__, error)
+                logger.warning("this %s is not profiled: %s: %s", self._run_word, type(error).__name__, error)
                 self._config = replace(self._config, enabled=False)
         finally:
-            self._end_fit()
+            self._end_run()
             if not isinstance(error, Exception):
                 raise error
 

@@ -19,6 +19,9 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 
+Loop = Literal["training", "predict", "test", "validate"]
+"""What a run does: it trains, or it is one of Lightning's loops that only run the model forward."""
+
 OUTSIDE = "(outside)"
 """The module name under which work outside the profiled root module is listed."""
 
@@ -243,11 +246,35 @@ class RunContext:
     """Batches whose gradients make one update."""
     strategy: str = ""
     """The framework's class that spreads the work; empty without one."""
+    loop: Loop = "training"
+    """What ran. In a loop without training a step is one batch, and has no backward and no optimizer."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run trains; if not, a step is one batch."""
+        return self.loop == "training"
 
     @property
     def run_word(self) -> str:
-        """What the framework's users call the training that steps are numbered in."""
+        """What the framework's users call the run that steps are numbered in."""
+        if not self.trains:
+            return f"{self.loop} loop"
         return "fit" if "lightning" in self.framework else "run"
+
+    @property
+    def step_word(self) -> str:
+        """What users call a step of this run."""
+        return "step" if self.trains else "batch"
+
+    @property
+    def activity(self) -> str:
+        """What the run does, as the subject of a sentence."""
+        return activity_of(self.loop)
+
+
+def activity_of(loop: Loop) -> str:
+    """What a run does, as the subject of a sentence."""
+    return "Training" if loop == "training" else f"The {loop} loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,9 +107,25 @@ def python(folder: Path, *arguments: str, **environment: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+NOTHING = "lightning-flops: nothing was profiled: the program did not import torch\n"
+
+
 def run(folder: Path, *arguments: str, **environment: str) -> Ended:
-    """How it ends under ``python -m lightning_flops run``."""
-    return python(folder, "-m", "lightning_flops", "run", *arguments, **environment)
+    """How it ends under ``python -m lightning_flops run``, without the line that says that nothing was profiled."""
+    ended = python(folder, "-m", "lightning_flops", "run", *arguments, **environment)
+    return ended._replace(err=ended.err.replace(NOTHING, "", 1))
+
+
+def test_a_program_that_trains_nothing_does_not_end_silently(folder: Path) -> None:
+    ended = python(folder, "-m", "lightning_flops", "run", "exits.py", "3")
+    assert (ended.status, ended.err) == (3, NOTHING)
+    assert python(folder, "-m", "lightning_flops", "run", "exits.py", "3", RANK="1").err == ""
+
+
+def test_a_wrong_setting_is_named_before_the_program_begins(folder: Path) -> None:
+    ended = python(folder, "-m", "lightning_flops", "run", "--timing-steps", "0", "exits.py", "3")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == "lightning-flops run: error: flops_profiler.timing_steps must be an integer >= 1, got 0\n"
 
 
 @pytest.mark.parametrize(

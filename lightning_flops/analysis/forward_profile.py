@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, with_those_below
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
-from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardModule, ForwardProfile
+from lightning_flops.schema.forward import (
+    EngineRecord,
+    ForwardMeasurement,
+    ForwardModule,
+    ForwardProfile,
+    Generation,
+    TimedCalls,
+)
 from lightning_flops.schema.modules import ModuleProfile
 
 
@@ -62,8 +71,64 @@ def build_forward_profile(
         uncounted=flops.uncounted,
         notes=tuple(notes),
         timed_while_counted=measurement.timed_while_counted and seconds is not None,
-        whole_sec=measurement.whole_sec,
+        calls=measurement.calls,
+        generation=measurement.generation,
         engine=engine,
+    )
+
+
+def build_timed_calls(seconds: Sequence[float], *, samples: int | None) -> TimedCalls | None:
+    """Mean and spread of calls that took these *seconds*, with so many *samples* in each; None without calls."""
+    if not seconds:
+        return None
+    return TimedCalls(
+        number=len(seconds),
+        mean_sec=math.fsum(seconds) / len(seconds),
+        minimum_sec=min(seconds),
+        median_sec=statistics.median(seconds),
+        maximum_sec=max(seconds),
+        samples=samples,
+    )
+
+
+def build_generation(
+    *,
+    forwards: int,
+    flops: int,
+    flops_before_second: int | None,
+    several_beams: bool,
+    sequences: int | None,
+    tokens_each: int | None,
+    why_no_tokens: str,
+) -> Generation:
+    """What one call of ``generate`` was.
+
+    Args:
+        forwards: calls of the model in it.
+        flops: all that it spent.
+        flops_before_second: of them, those before the model's second call; None if there was none.
+        several_beams: it searched among beams, and the best may have ended before the others.
+        sequences: it made; None if not known.
+        tokens_each: new tokens of each sequence; None if not known.
+        why_no_tokens: why they are not known.
+    """
+    why_no_phases = ""
+    if not forwards:
+        why_no_phases = "no forward of the model was seen"
+    elif tokens_each is not None and forwards < tokens_each:
+        why_no_phases = f"{forwards} forwards made {tokens_each} tokens, so some made several"
+    elif tokens_each is not None and forwards > max(1, tokens_each) and not several_beams:
+        why_no_phases = f"{forwards} forwards made {tokens_each} tokens, so the prompt may have taken several"
+    prefill = flops if flops_before_second is None else flops_before_second
+    known = not why_no_phases
+    return Generation(
+        forwards=forwards,
+        prefill_flops=prefill if known else None,
+        decode_flops=flops - prefill if known else None,
+        why_no_phases=why_no_phases,
+        sequences=sequences,
+        new_tokens=None if sequences is None or tokens_each is None else sequences * tokens_each,
+        why_no_tokens=why_no_tokens,
     )
 
 

@@ -44,7 +44,7 @@ def build_profile(
     timed = [step for step in window.timed_steps if is_timed(step)]
     steps = max(1, len(window.counted_steps))
     total = total_flops(counts, recompute_fwd_factor=config.recompute_fwd_factor)
-    timing = build_timing(timed, mixed_phases=window.mixed_phases)
+    timing = build_timing(timed, mixed_phases=window.mixed_phases, trains=window.context.trains)
     dtypes = flops_by_dtype(window.flops.cells, peak_of=peak_of)
     samples = _mean_amount([step.samples for step in timed or window.counted_steps])
     tokens = _mean_amount([step.tokens for step in timed or window.counted_steps])
@@ -113,7 +113,15 @@ def build_profile(
         modules=build_modules(
             window.modules,
             counts,
-            {} if traced is None else module_times(traced, counts, counted_steps=steps, peak_of=peak_of),
+            {}
+            if traced is None
+            else module_times(
+                traced,
+                counts,
+                counted_steps=steps,
+                peak_of=peak_of,
+                has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+            ),
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
         operators=flops_by_operator(window.flops.cells),

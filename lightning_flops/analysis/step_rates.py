@@ -11,6 +11,16 @@ from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProf
 _NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be told apart"
 
+RATES_OF_TRAINING = (
+    "backward_flops_per_sec",
+    "backward_flops_per_sec_estimated",
+    "forward_backward_flops_per_sec",
+    "forward_backward_flops_per_sec_estimated",
+    "iter_flops_per_sec",
+    "iter_flops_per_sec_estimated",
+)
+"""Rates that are of a backward or an optimizer, too; in a run without either they would only repeat the forward's."""
+
 _TIMES = {
     "forward_flops_per_sec": "forward_sec",
     "backward_flops_per_sec": "backward_sec",
@@ -79,6 +89,13 @@ def build_rates(
     reasons: dict[str, str] = {}
     for name, denominator in _TIMES.items():
         seconds: float | None = None if timing is None else getattr(timing, denominator)
+        if (
+            name in RATES_OF_TRAINING
+            and not context.trains
+            and not (flops.backward + flops.recompute + flops.optimizer)
+        ):
+            values[name], reasons[name] = None, f"a {context.run_word} has no backward and no optimizer"
+            continue
         values[name] = per_second(amount=per_step[name], seconds=seconds)
         if values[name] is None:
             if timing is None:

@@ -27,12 +27,19 @@ def is_timed(step: StepRecord) -> bool:
     return all(_is_duration(getattr(step.seconds, phase)) for phase in _PHASES) and step.seconds.total > 0
 
 
-def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhase]) -> TimingProfile | None:
+_OF_TRAINING: tuple[TimePhase, ...] = ("backward", "bubble", "optimizer")
+"""Phases that only a run of training has."""
+
+
+def build_timing(
+    steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhase], trains: bool = True
+) -> TimingProfile | None:
     """Means and spread over *steps*.
 
     Args:
         steps: steps for which ``is_timed`` holds.
         mixed_phases: phases whose seconds cannot be told apart; only their sum is given.
+        trains: the run trains. If not, the phases of training that took no time are not there, instead of taking 0 s.
 
     Returns:
         None without steps.
@@ -47,10 +54,15 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         if together not in samples:
             samples[together] = [sum(getattr(one, each) for each in together) for one in seconds]
     means = {together: math.fsum(times) / len(times) for together, times in samples.items()}
+    # Only pipelines have a bubble.
+    never: Iterable[tuple[TimePhase, ...]] = [("bubble",)] if trains else [(phase,) for phase in _OF_TRAINING]
+    absent = {together for together in never if together in samples and not any(samples[together])}
     global_step_sec = sum(means.values())
 
     def seconds_of(*phases: TimePhase) -> float | None:
-        """Mean of *phases* together; None if some of them, but not all, are mixed up with others."""
+        """Mean of *phases* together; None if some of them, but not all, are mixed up with others, or none exists."""
+        if not trains and all((phase,) in absent for phase in phases):
+            return None
         groups = [together for together in means if set(together) & set(phases)]
         return sum(means[group] for group in groups) if all(set(group) <= set(phases) for group in groups) else None
 
@@ -59,7 +71,7 @@ def build_timing(steps: Sequence[StepRecord], *, mixed_phases: Iterable[TimePhas
         parts=tuple(
             _part(" + ".join(together), times, mean_sec=means[together], whole_sec=global_step_sec)
             for together, times in samples.items()
-            if together != ("bubble",) or any(times)  # only pipelines have one
+            if together not in absent
         ),
         global_step=_part(
             "global step", [one.total for one in seconds], mean_sec=global_step_sec, whole_sec=global_step_sec

@@ -109,7 +109,12 @@ def _read(record: TracedStepRecord, context: RunContext, *, source: str) -> _Rea
 
 
 def module_times(
-    traced: TracedStep, counts: FlopCounts, *, counted_steps: int, peak_of: Callable[[str], float | None]
+    traced: TracedStep,
+    counts: FlopCounts,
+    *,
+    counted_steps: int,
+    peak_of: Callable[[str], float | None],
+    has_backward: bool = True,
 ) -> dict[str, ModuleTimes]:
     """Times of each module in one step, by qualified name; empty if no module was marked.
 
@@ -118,6 +123,7 @@ def module_times(
         counts: what was counted, for the rates.
         counted_steps: how many steps *counts* are of.
         peak_of: dense peak in FLOP/s for a dtype's name, None where it is not known.
+        has_backward: the steps may have one. If not, the times of one are not known, instead of 0 s.
     """
     table = None if traced.tables is None else traced.tables.modules
     spent = _spent_in_trace(table) if table is not None else _spent_by_borders(traced.own_forward_sec or {})
@@ -133,6 +139,8 @@ def module_times(
 
     times = {}
     for name, one in spent.items():
+        if not has_backward:
+            one = replace(one, own_backward_sec=None, backward_sec=None, backward_kernels=None)
         of_module = flops.get(name, PhaseFlops())
         forward, backward = of_module.forward, of_module.backward + of_module.recompute
         forward_peak_sec, backward_peak_sec = at_peak.get(name, (0.0, 0.0))

@@ -55,8 +55,10 @@ class LoopFinder:
         self._given_up = ""
         self.profiles: list[Profile] = []
         """What was measured."""
-        register_optimizer_step_pre_hook(self._update_begins)
-        register_optimizer_step_post_hook(self._update_ended)
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._update_begins),
+            register_optimizer_step_post_hook(self._update_ended),
+        )
 
     @property
     def reason(self) -> str:
@@ -69,11 +71,13 @@ class LoopFinder:
 
     def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured."""
+        for hook in self._hooks:
+            hook.remove()
         self._calls.undo()
         if self._loop is not None:
             self._loop.end(error)
 
-    # ---- torch's hooks; nothing of ours may raise in them, and they stay as long as the program runs
+    # ---- torch's hooks; nothing of ours may raise in them
 
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
         if self._loop is not None or self._given_up:

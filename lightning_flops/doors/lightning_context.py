@@ -7,16 +7,17 @@ import logging
 import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lightning_flops.doors.device_mesh import mesh_sizes
+from lightning_flops.instrument.patches import untapped
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
-from lightning_flops.records import RunContext
+from lightning_flops.records import Loop, RunContext
 from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink
@@ -43,10 +44,20 @@ LOST = {
 }
 """Private names of Lightning that a fit uses, and what is lost if one is missing."""
 
+_AFTER_CALLBACKS = "what a batch runs after the callbacks have heard of its end is not counted"
 
-def private_names(trainer: Trainer, note: Callable[[str], None]) -> PrivateNames:
-    """The private names of *trainer*'s Lightning; *note* adds a sentence to every report."""
-    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", LOST, note)
+LOST_WITHOUT_TRAINING = {
+    "_on_before_fetch": _DATA_WAIT,
+    "_on_after_fetch": _DATA_WAIT,
+    "_predict_step": _AFTER_CALLBACKS,
+    "_evaluation_step": _AFTER_CALLBACKS,
+}
+"""The same of the names that a loop without training uses."""
+
+
+def private_names(trainer: Trainer, note: Callable[[str], None], *, lost: Mapping[str, str] = LOST) -> PrivateNames:
+    """The private names of *trainer*'s Lightning that are in *lost*; *note* adds a sentence to every report."""
+    return PrivateNames(f"Lightning ({_version_of(_import_root(trainer))})", lost, note)
 
 
 def is_lightnings_own(target: Any, name: str) -> bool:
@@ -64,31 +75,47 @@ def last_step_of_development_run(trainer: Trainer) -> int | None:
     return math.ceil(batches / trainer.accumulate_grad_batches) - 1 if batches else None
 
 
-def settle_steps(trainer: Trainer) -> int:
-    """Steps to leave alone after a counted one, as far as the training loaders show."""
-    ahead = max(map(batches_ahead, _loaders(trainer)), default=0)
-    return steps_to_settle(batches_ahead=ahead, batches_a_step=trainer.accumulate_grad_batches)
+def settle_steps(loop: Any, *, batches_a_step: int) -> int:
+    """Steps to leave alone after a counted one, as far as the loaders of *loop* show."""
+    return steps_to_settle(batches_ahead=batches_fetched_ahead(loop), batches_a_step=batches_a_step)
 
 
-def loader_iterators(trainer: Trainer) -> list[Any]:
-    """The current iterators of the training loaders; empty if this Lightning keeps them elsewhere."""
-    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+def batches_fetched_ahead(loop: Any) -> int:
+    """Most batches that a loader of *loop* fetches ahead; 0 without workers."""
+    return max(map(batches_ahead, _loaders(loop)), default=0)
+
+
+def loader_iterators(loop: Any) -> list[Any]:
+    """The current iterators of the loaders of *loop*; empty if this Lightning keeps them elsewhere."""
+    combined = getattr(loop, "_combined_loader", None)
     return list(getattr(getattr(combined, "_iterator", None), "iterators", None) or ())
 
 
-def loader_workers(trainer: Trainer) -> int | None:
-    """Fewest worker processes of the training DataLoaders; None if no loader says."""
-    workers = [getattr(loader, "num_workers", None) for loader in _loaders(trainer)]
+def loader_workers(loop: Any) -> int | None:
+    """Fewest worker processes of the DataLoaders of *loop*; None if no loader says."""
+    workers = [getattr(loader, "num_workers", None) for loader in _loaders(loop)]
     return min((count for count in workers if isinstance(count, int)), default=None)
 
 
-def _loaders(trainer: Trainer) -> Sequence[Any]:
-    combined = getattr(trainer.fit_loop, "_combined_loader", None)
+def _loaders(loop: Any) -> Sequence[Any]:
+    combined = getattr(loop, "_combined_loader", None)
     return () if combined is None else tuple(combined.flattened)
 
 
-def run_context(trainer: Trainer) -> RunContext:
-    """Where this fit runs, as far as a rank knows without asking the others."""
+def reset_fetcher(loop: Any, methods: Any) -> None:
+    """Give the data fetcher of *loop* the current methods of *methods*; it keeps those from when it was made."""
+    fetcher = getattr(loop, "_data_fetcher", None)
+    if fetcher is None:
+        return
+    for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
+        kept = vars(fetcher).get(name)
+        current = getattr(methods, method, None)
+        if current is not None and untapped(kept) == untapped(current):  # and not what somebody else has put there
+            setattr(fetcher, name, current)
+
+
+def run_context(trainer: Trainer, *, loop: Loop = "training") -> RunContext:
+    """Where this run takes place, as far as a rank knows without asking the others."""
     device = trainer.strategy.root_device
     root = _import_root(trainer)
     sizes = mesh_sizes(getattr(trainer.strategy, "_device_mesh", None))
@@ -109,8 +136,9 @@ def run_context(trainer: Trainer) -> RunContext:
         cp_size=sizes.get("cp", 1),
         sp_size=sizes.get("sp", 1),
         ep_size=ep_size,
-        accumulate=trainer.accumulate_grad_batches,
+        accumulate=trainer.accumulate_grad_batches if loop == "training" else 1,
         strategy=type(trainer.strategy).__name__,
+        loop=loop,
     )
 
 
@@ -132,14 +160,16 @@ _NOWHERE = (
 )
 
 
-def fit_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool) -> LoggedOutput:
-    """Where rank 0 shows the reports of this fit. A development run writes no files unless a setting names one.
+def run_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool, loop: Loop = "training") -> LoggedOutput:
+    """Where rank 0 shows the reports of this run. A development run writes no files unless a setting names one.
 
     Args:
-        trainer: runs the fit.
+        trainer: drives the run.
         config: the settings.
         asked_for: the user wrote the profiler into the program or its config; if not, it makes no folder of its own.
+        loop: what the run does. The tags and the files of a loop without training have its name in theirs.
     """
+    part = "" if loop == "training" else loop
     development = bool(getattr(trainer, "fast_dev_run", False))
     return LoggedOutput(
         config,
@@ -148,12 +178,14 @@ def fit_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool) -> 
         files=RunFiles(
             output_file=config.output_file,
             folder=lambda: None if development else _log_folder(trainer, or_own=asked_for),
+            part=part,
             timer_only=config.timer_only,
         ),
         text_file=True,
         x_axis=lambda step: step,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or asked_for else _NOWHERE,
+        part=part,
     )
 
 

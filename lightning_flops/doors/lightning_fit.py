@@ -11,18 +11,18 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.doors.lightning_context import (
-    fit_output,
     is_lightnings_own,
     last_step_of_development_run,
     loader_iterators,
     loader_workers,
     private_names,
+    reset_fetcher,
     run_context,
+    run_output,
     settle_steps,
 )
 from lightning_flops.doors.lightning_deepspeed import engine_of
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
-from lightning_flops.instrument.patches import untapped
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
@@ -136,10 +136,10 @@ class LightningFit:
             profile_step = last
         return RunPlan(
             profile_step=profile_step,
-            settle_steps=settle_steps(self._trainer),
+            settle_steps=settle_steps(self._trainer.fit_loop, batches_a_step=self._trainer.accumulate_grad_batches),
             device=self._trainer.strategy.root_device,
             dp_size=self._context.dp_size,
-            output=fit_output(self._trainer, self._config, asked_for=self._asked_for),
+            output=run_output(self._trainer, self._config, asked_for=self._asked_for),
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
@@ -339,12 +339,12 @@ class LightningFit:
 
     def loader_workers(self) -> int | None:
         """Fewest worker processes of the training loaders."""
-        return loader_workers(self._trainer)
+        return loader_workers(self._trainer.fit_loop)
 
     def feed(self) -> Feed:
         """The queues of the training loaders."""
         return LoaderQueue(
-            lambda: backlogs_of(loader_iterators(self._trainer), note=self.session.notes.add_for_run),
+            lambda: backlogs_of(loader_iterators(self._trainer.fit_loop), note=self.session.notes.add_for_run),
             batches_a_step=self._trainer.accumulate_grad_batches,
         )
 
@@ -366,15 +366,4 @@ class LightningFit:
             while self._hooks:
                 self._hooks.pop().remove()
         finally:
-            self._reset_fetcher()
-
-    def _reset_fetcher(self) -> None:
-        """Give the data fetcher the epoch loop's current methods; it keeps those from when it was made."""
-        fit_loop = self._trainer.fit_loop
-        fetcher = getattr(fit_loop, "_data_fetcher", None)
-        if fetcher is None:
-            return
-        for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
-            kept = vars(fetcher).get(name)
-            if untapped(kept) is not kept:
-                setattr(fetcher, name, getattr(fit_loop.epoch_loop, method))
+            reset_fetcher(self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop)

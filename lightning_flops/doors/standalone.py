@@ -1,6 +1,6 @@
 """DeepSpeed's standalone Flops Profiler: the same names, arguments and printed layout, with the counts of this package.
 
-One forward is counted and one is timed. Only if they are different forwards are the times true.
+Forwards that are timed are not those that are counted: only then are the times true.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lightning_flops.analysis.forward_profile import build_forward_profile
+from lightning_flops.analysis.forward_profile import build_forward_profile, build_generation, build_timed_calls
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
+from lightning_flops.instrument.generation import ModelCalls, NewTokens, new_tokens, searches_beams
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
@@ -30,7 +33,7 @@ from lightning_flops.report.deepspeed_units import (
     number_to_string,
     params_to_string,
 )
-from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile
+from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile, Generation, TimedCalls
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -110,7 +113,8 @@ class FlopsProfiler:
         self._ignored_types: Collection[type[nn.Module]] = ()
         self._counted: _Window | None = None
         self._timed: _Window | None = None
-        self._whole_sec: float | None = None
+        self._calls: TimedCalls | None = None
+        self._generation: Generation | None = None
         self._window: _Window | None = None
         """The window that is measuring now."""
         self._running: weakref.finalize[Any, Any] | None = None
@@ -152,7 +156,7 @@ class FlopsProfiler:
         try:
             running = self._running is not None
             self._stop()
-            self._counted = self._timed = self._whole_sec = None
+            self._counted = self._timed = self._calls = self._generation = None
             if running:
                 self._open(FlopCounter(self.model))
         except BaseException as error:
@@ -272,12 +276,36 @@ class FlopsProfiler:
         self._running.atexit = False
         window.open()
         if counter is not None:
-            self._counted = window
-        self._timed, self._whole_sec = window, None
+            self._counted, self._generation = window, None
+        self._timed, self._calls = window, None
 
     def _in_root(self) -> AbstractContextManager[None]:
         """Inside, work outside of any module call is booked to the model itself."""
         return nullcontext() if self._timed is None else self._timed.in_root()
+
+    def _model_calls(self) -> ModelCalls:
+        """Hears the model's forwards in a generation that is counted."""
+        return ModelCalls(self.model, self._flops_so_far)
+
+    def _flops_so_far(self) -> int:
+        counter = None if self._counted is None else self._counted.counter
+        return 0 if counter is None else counter.total().forward
+
+    def _note_generation(self, calls: ModelCalls, call: _Call, outputs: Sequence[Any]) -> None:
+        """Generations have returned *outputs*, the one that was counted first."""
+        tokens, *others = (new_tokens(self.model, call.args, call.kwargs, output) for output in outputs)
+        if any(other != tokens for other in others):
+            tokens = "one call made more of them than another"
+        known = tokens if isinstance(tokens, NewTokens) else None
+        self._generation = build_generation(
+            forwards=calls.number,
+            flops=self._flops_so_far(),
+            flops_before_second=calls.flops_before_second,
+            several_beams=searches_beams(self.model, call.kwargs),
+            sequences=None if known is None else known.sequences,
+            tokens_each=None if known is None else known.each,
+            why_no_tokens="" if isinstance(tokens, NewTokens) else tokens,
+        )
 
     def _profile(self) -> ForwardProfile:
         counted, timed = self._counted, self._timed
@@ -291,7 +319,8 @@ class FlopsProfiler:
                 counted_calls=counted.timer.outermost_calls,
                 timed_calls=timed.timer.outermost_calls,
                 timed_while_counted=timed is counted,
-                whole_sec=self._whole_sec,
+                calls=self._calls,
+                generation=self._generation,
             ),
             ignored={name for name, module in named_modules(self.model) if type(module) in self._ignored_types},
             engine=None if self.ds_engine is None else _engine_record(self.ds_engine),
@@ -312,11 +341,12 @@ def get_model_profile(
     output_file: str | None = None,
     ignore_modules: Collection[type[nn.Module]] | None = None,
     mode: Literal["forward", "generate"] = "forward",
+    timed_runs: int = 1,
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards, one is timed as a whole, one is counted, and one is timed module by module. Afterwards the
-    model's mode and the random state are as before, also when a forward raises.
+    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module.
+    Afterwards the model's mode and the random state are as before, also when a forward raises.
 
     Args:
         model: the model.
@@ -331,33 +361,62 @@ def get_model_profile(
         as_string: return ``("6.28 G", "3.14 GMACs", "336.23 M")`` instead of numbers.
         output_file: path or URL of the report; None prints it.
         ignore_modules: classes of modules whose work is booked to the module around them.
-        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward.
+        mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. The report then also
+            has the new tokens, tokens/s, and the FLOPs of the prefill (all up to the model's second forward) and of the
+            decoding apart. Every call draws the same random numbers.
+        timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
+            their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
+            forward, or a generation, may take long.
 
     Returns:
         FLOPs, MACs and parameters: ints, or text with *as_string*.
 
     Raises:
         TypeError: *model* is not a module, *input_shape* not a tuple of sizes, *args* not a list or tuple, *kwargs* not
-            a mapping, *ignore_modules* not a list of classes, or *warm_up* not an integer.
-        ValueError: the model would be called without arguments, or *mode* is neither "forward" nor "generate".
+            a mapping, *ignore_modules* not a list of classes, or *warm_up* or *timed_runs* not an integer.
+        ValueError: the model would be called without arguments, *mode* is neither "forward" nor "generate", or
+            *timed_runs* is below 1.
     """
     call = _call_of(model, input_shape, args, kwargs, mode)
     if ignore_modules is not None:
         ignore_modules = _module_classes(ignore_modules)
     if not isinstance(warm_up, int):
         raise TypeError(f"warm_up must be an integer, got {shown(warm_up)}")
+    if not isinstance(timed_runs, int):
+        raise TypeError(f"timed_runs must be an integer, got {shown(timed_runs)}")
+    if timed_runs < 1:
+        raise ValueError(f"timed_runs must be >= 1, got {shown(timed_runs)}")
     profiler = FlopsProfiler(model)
+    generates = mode == "generate"
+    devices = _cuda_devices(model)
+
+    def same_numbers() -> AbstractContextManager[None]:
+        """Inside, a generation draws the same numbers as every other, and so makes equally many tokens."""
+        return torch.random.fork_rng(devices=devices) if generates else nullcontext()
+
     try:
-        with _evaluating(model), torch.random.fork_rng(devices=_cuda_devices(model)):
+        with _evaluating(model), torch.random.fork_rng(devices=devices):
             for _ in range(warm_up):
-                call()
-            whole_sec = _seconds_of(call, _clock_of(model))  # first, while only the forward has filled the caches
+                with same_numbers():
+                    call()
+            clock, seconds = _clock_of(model), list[float]()
+            for _ in range(timed_runs):  # first, while only the forward has filled the caches
+                with same_numbers():
+                    taken = _seconds_of(call, clock)
+                seconds += [] if taken is None else [taken]
+            heard, outputs = profiler._model_calls(), []
             for count in (True, False):
                 profiler.start_profile(ignore_modules, count=count)
-                with profiler._in_root() if mode == "generate" else nullcontext():
-                    call()
+                with same_numbers(), ExitStack() as inside:
+                    if generates:
+                        inside.enter_context(profiler._in_root())
+                        inside.enter_context(heard if count else nullcontext())
+                    output = call()
                 profiler.stop_profile()
-            profiler._whole_sec = whole_sec
+                outputs += [output] if generates else []
+            if generates:
+                profiler._note_generation(heard, call, outputs)
+            profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes(call.arguments)))
     finally:
         profiler.end_profile()
     if print_profile:
@@ -375,13 +434,30 @@ def get_model_profile(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One call of the model, to be made several times."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def arguments(self) -> list[Any]:
+        """All that the model is given."""
+        return [*self.args, *self.kwargs.values()]
+
+    def __call__(self) -> Any:
+        return self.function(*self.args, **self.kwargs)
+
+
 def _call_of(
     model: nn.Module,
     input_shape: tuple[int, ...] | None,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     mode: str,
-) -> Callable[[], Any]:
+) -> _Call:
     require_module(model)
     if mode not in ("forward", "generate"):
         raise ValueError(f'mode must be "forward" or "generate", got {shown(mode)}')
@@ -399,7 +475,7 @@ def _call_of(
     if not positional and not named:
         raise ValueError("input_shape, args or kwargs must be given: the model is not called without arguments")
     function: Callable[..., Any] = model if mode == "forward" else model.generate  # type: ignore[assignment]
-    return lambda: function(*positional, **named)
+    return _Call(function=function, args=positional, kwargs=named)
 
 
 def _is_size(value: object) -> bool:
@@ -431,10 +507,12 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _seconds_of(call: Callable[[], Any], clock: Clock[Any] | None) -> float | None:
-    """Seconds that one *call* takes while nothing else measures."""
+    """Seconds that one *call* takes while nothing else measures, and the device has nothing else to do."""
     if clock is None:
         call()
         return None
+    clock.stamp()
+    clock.settle()
     start = clock.stamp()
     call()
     end = clock.stamp()

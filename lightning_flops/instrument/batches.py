@@ -18,6 +18,9 @@ Shapes = tuple[tuple[int, ...], ...]
 UNKNOWN = (-1,)
 """Stands for the shape of a tensor that has none."""
 
+_FROM_LOADER = -2
+"""Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
+
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
 
@@ -51,7 +54,21 @@ def _shapes_of(tensor: torch.Tensor) -> Shapes:
 
 def shapes_text(shapes: Shapes) -> str:
     """*shapes* as a report prints them: ``[32, 1, 8, 8] [32]``."""
-    return " ".join("[?]" if shape == UNKNOWN else str(list(shape)) for shape in shapes)
+    return " ".join(map(_shape_text, shapes))
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    if shape[:1] == (_FROM_LOADER,):
+        return f"loader {shape[1]}:"
+    return "[?]" if shape == UNKNOWN else str(list(shape))
+
+
+def from_loader(shapes: Shapes, index: int) -> Shapes:
+    """*shapes* of a batch from the data loader of this *index*: batches of two loaders are never alike.
+
+    What is computed on a batch may depend on its loader.
+    """
+    return ((_FROM_LOADER, index), *shapes)
 
 
 def samples_in(shapes: Shapes) -> int | None:
@@ -60,7 +77,7 @@ def samples_in(shapes: Shapes) -> int | None:
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
-    leading = {shape[0] for shape in shapes if shape}
+    leading = {shape[0] for shape in shapes if shape and shape[0] != _FROM_LOADER}
     return leading.pop() if len(leading) == 1 else None
 
 

@@ -256,7 +256,7 @@ class Recorder:
             None if no step was counted to its end.
         """
         if self._state.left_undone is not None:
-            self._window.notes.add(self._state.left_undone)
+            self._window.notes.add(f"{context.activity} {self._state.left_undone}")
         self.abandon()
         measured = self._state.measured
         return None if measured is None else self._record(measured, context)
@@ -273,6 +273,7 @@ class Recorder:
             variable=measured.variable,
             mixed=_in_order(mixed),
             closed_early=not measured.complete,
+            activity=context.activity,
         ):
             window.notes.add(sentence)
         return WindowRecord(

@@ -17,6 +17,7 @@ def notes_on_times(
     variable: bool,
     mixed: Sequence[TimePhase],
     closed_early: bool,
+    activity: str = "Training",
 ) -> Iterator[str]:
     """Sentences on a window's times, for whoever reads rates made of them.
 
@@ -28,10 +29,11 @@ def notes_on_times(
         clocked: the device can be timed.
         variable: signatures kept changing from step to step.
         mixed: phases whose work ran, in part, while the loop was in another of them.
-        closed_early: training ended before counts and times were complete.
+        closed_early: the run ended before counts and times were complete.
+        activity: what the run does, as the subject of a sentence.
     """
     if closed_early:
-        yield "Training ended before the window closed."
+        yield f"{activity} ended before the window closed."
     if mixed:
         names = " and ".join(mixed)
         yield (

@@ -204,7 +204,7 @@ class State:
     measured: Measured | None = None
     """None before the end of the first counted step."""
     left_undone: str | None = None
-    """What the report must say if the window ends now, in a sentence."""
+    """What the report must say of the run if the window ends now: a sentence without its subject."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -447,7 +447,7 @@ class Tracing(State):
     """Steps are traced, or left alone by the trace schedule. A traced step ends like a counted one."""
 
     measured: Measured
-    left_undone = "Training ended before all was traced that was to be."
+    left_undone = "ended before all was traced that was to be."
 
     def __init__(self, window: Window, measured: Measured) -> None:
         super().__init__(window)

@@ -102,15 +102,66 @@ def _summary_lines(profile: ForwardProfile, settings: ForwardReportSettings) -> 
         line(
             "fwd flops of model = fwd flops per GPU * mp_size", marked(number_to_string(forward * mp_size), *at_least)
         ),
-        line("fwd latency", _latency(profile.forward_sec, counted)),
+        line("fwd latency", marked(_latency(profile.forward_sec, counted), *_mean_of(profile))),
         line(
             "fwd FLOPS per GPU = fwd flops per GPU / fwd latency",
             _rate(profile, forward, profile.forward_sec, counted),
         ),
+        *_calls_lines(profile),
+        *_generation_lines(profile),
         *_backward_lines(profile),
         *_engine_rate_lines(profile, settings),
     ]
     return lines
+
+
+def _mean_of(profile: ForwardProfile) -> list[str]:
+    calls = profile.calls
+    return [] if calls is None or calls.number == 1 else [f"mean of {calls.number} runs"]
+
+
+def _calls_lines(profile: ForwardProfile) -> Iterator[str]:
+    """The spread of several timed calls, and what they achieve; nothing of a single one, as DeepSpeed has it."""
+    calls = profile.calls
+    if calls is None or calls.number == 1:
+        return
+    spread = (calls.minimum_sec, calls.median_sec, calls.maximum_sec)
+    yield line(
+        f"fwd timed {calls.number} times, latency min / median / max",
+        " / ".join(duration_to_string(seconds).strip() for seconds in spread),
+    )
+    rate = per_second(amount=calls.samples, seconds=calls.mean_sec)
+    yield line(
+        "samples/second = samples / fwd latency",
+        f"{NOT_AVAILABLE} (the first dimensions of the inputs do not tell how many samples there are)"
+        if rate is None
+        else f"{rate:.2f} ({calls.samples} {plural('sample', calls.samples or 0)})",
+    )
+
+
+def _generation_lines(profile: ForwardProfile) -> Iterator[str]:
+    """What DeepSpeed's profiler does not tell of a generation: its tokens, and its two parts."""
+    generation = profile.generation
+    if generation is None:
+        return
+    tokens, at_least = generation.new_tokens, _bound(profile.lower_bound)
+    if tokens is None:
+        yield line("new tokens", f"{NOT_AVAILABLE} ({generation.why_no_tokens})")
+    else:
+        rate = per_second(amount=tokens, seconds=profile.forward_sec)
+        sequences = generation.sequences or 1
+        each = f"{sequences} {plural('sequence', sequences)} x {tokens // sequences}"
+        yield line("new tokens", f"{tokens} ({each})")
+        yield line("tokens/second = new tokens / fwd latency", NOT_AVAILABLE if rate is None else f"{rate:.2f}")
+    later = max(0, generation.forwards - 1)
+    for label, flops in (
+        ("prefill flops (all up to the second forward of the model)", generation.prefill_flops),
+        (f"decode flops ({later} later {plural('forward', later)})", generation.decode_flops),
+    ):
+        if flops is None:
+            yield line(label.partition(" (")[0], f"{NOT_AVAILABLE} ({generation.why_no_phases})")
+        else:
+            yield line(label, marked(number_to_string(flops), *at_least))
 
 
 def _backward_lines(profile: ForwardProfile) -> Iterator[str]:
@@ -199,7 +250,7 @@ def _detailed_lines(profile: ForwardProfile, settings: ForwardReportSettings) ->
         "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of total fwd "
         "latency, fwd FLOPS",
         "",
-        _TREE_NOTE if profile.whole_sec is None else f"{_TREE_NOTE} {_LATENCY_NOTE}",
+        _TREE_NOTE if profile.calls is None else f"{_TREE_NOTE} {_LATENCY_NOTE}",
         "",
         *_Tree(profile, settings).lines(),
     ]

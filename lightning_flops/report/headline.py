@@ -32,14 +32,15 @@ def headline(profile: Profile) -> str:
 def figures(profile: Profile) -> str:
     """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line."""
     context, ranks, timing, job = profile.context, profile.ranks, profile.timing, profile.job_rates
+    word = context.step_word
     of_rank = in_all = of_whom = ""
     if context.world_size > 1:
         of_rank, in_all = f" on rank {context.rank} of {context.world_size}", " in all"
         of_whom = " of this rank" if ranks is None else " of all ranks"
     flops = f"{'at least ' if profile.lower_bound else ''}{si(profile.flops.model, 'FLOPs')}"
-    known = [f"{flops} a step{of_rank}"]
+    known = [f"{flops} a {word}{of_rank}"]
     if timing is not None:
-        known = [f"{flops} and {duration(timing.global_step_sec)} a step{of_rank}"]
+        known = [f"{flops} and {duration(timing.global_step_sec)} a {word}{of_rank}"]
     if job.samples_per_sec is not None:
         known.append(f"{plain(job.samples_per_sec)} samples/s{in_all}")
     if job.mfu is not None:

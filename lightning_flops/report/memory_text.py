@@ -54,12 +54,13 @@ def _sizes(row: MemoryRow | ModuleMemoryRow) -> tuple[str, ...]:
     return increase, own_increase, plain(row.allocation_bytes), plain(row.self_allocation_bytes)
 
 
-def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list[str]:
+def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None, *, trains: bool = True) -> list[str]:
     """A section of the report; empty if memory was not looked at.
 
     Args:
         memory: what was looked at in the counted step.
         traced: the traced step, whose allocations tell what resident memory does not.
+        trains: the run trains; if not, gradients and states of optimizers are none of its own.
     """
     if memory is None:
         return []
@@ -79,17 +80,21 @@ def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None) -> list
     else:
         about = "Bytes of this process on the host, all of it."
     lines = [
-        title("Memory of this rank in the counted step"),
+        title(f"Memory of this rank in the counted {'step' if trains else 'batch'}"),
         *paragraph(about),
         *table(head, rows),
         line(f"peak {memory.kind}, of this process so far", si(memory.run_peak_bytes, "B")),
     ]
     if on_device:
         lines.append(line("peak reserved, of this process so far", si(memory.run_reserved_peak_bytes, "B")))
-    return [
-        *lines,
+    lines += [
         line("parameters on this rank", si(memory.parameter_bytes, "B")),
         line("buffers", si(memory.buffer_bytes, "B")),
+    ]
+    if not trains:
+        return lines
+    return [
+        *lines,
         line("gradients", _or_why_not(memory.gradient_bytes, _NO_GRADIENTS)),
         line("optimizer states", _or_why_not(memory.optimizer_bytes, _NO_STATES)),
         line(

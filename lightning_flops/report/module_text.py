@@ -30,8 +30,9 @@ def aggregated_lines(profile: Profile) -> list[str]:
     columns: list[tuple[str, Callable[[float], str], Callable[[ModuleProfile], float]]] = [
         ("params", si, lambda module: module.params if module.alias_of is None else 0),
         ("MACs", lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
-        ("bwd flops", si, lambda module: profile.per_step(module.total.backward)),
     ]
+    if profile.has_backward:
+        columns.append(("bwd flops", si, lambda module: profile.per_step(module.total.backward)))
     timed = any(module.times is not None for module in profile.modules)
     if timed:
         columns.append(("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0))
@@ -41,11 +42,15 @@ def aggregated_lines(profile: Profile) -> list[str]:
         )
     if not profile.modules:
         return []
+    terms = ["params", "MACs"]
+    if profile.has_backward:
+        terms.append("bwd flops")
+    if timed:
+        terms.append(f"latency (of the traced {profile.context.step_word})")
     lines = [
         title("Aggregated Profile per GPU"),
         *paragraph(
-            f"Top {top} modules in terms of params, MACs"
-            + (", bwd flops or latency (of the traced step)" if timed else " or bwd flops")
+            f"Top {top} modules in terms of {', '.join(terms[:-1])} or {terms[-1]}"
             + " at different model depths, modules of one class at one depth added up"
             + ("; flops and MACs are lower bounds:" if profile.lower_bound else ":")
         ),
@@ -72,10 +77,15 @@ def detailed_lines(profile: Profile) -> list[str]:
         return [*lines, "No module was described."]
     lines += paragraph(
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
-        "fwd MACs, percentage of total MACs, fwd flops, bwd flops (measured), recomputed flops where there are any, "
-        "percentage of total flops (fwd, bwd and recomputed). "
-        + _about_times(profile.modules)
-        + "All of one global step, the modules inside included. "
+        "fwd MACs, percentage of total MACs, fwd flops, "
+        + (
+            "bwd flops (measured), recomputed flops where there are any, percentage of total flops (fwd, bwd and "
+            "recomputed). "
+            if profile.has_backward
+            else "percentage of total flops. "
+        )
+        + _about_times(profile)
+        + f"All of one {profile.step_name}, the modules inside included. "
         "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
         "of each"
         + (", the times their mean." if profile.modules[0].times else ".")
@@ -98,9 +108,9 @@ def detailed_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def _about_times(modules: Sequence[ModuleProfile]) -> str:
+def _about_times(profile: Profile) -> str:
     """What the times in the tree are; nothing without any."""
-    clock = next((module.times.clock for module in modules if module.times is not None), None)
+    clock = next((module.times.clock for module in profile.modules if module.times is not None), None)
     if clock is None:
         return ""
     what = {
@@ -109,9 +119,9 @@ def _about_times(modules: Sequence[ModuleProfile]) -> str:
         "borders": "time between its borders",
     }[clock]
     return (
-        "In angle brackets, from the traced step: fwd latency, percentage of all modules' fwd latency, fwd FLOPS and "
-        "percentage of the peak where it is known"
-        + (", and the same of the bwd" if clock != "borders" else "")
+        f"In angle brackets, from the traced {profile.context.step_word}: fwd latency, percentage of all modules' fwd "
+        "latency, fwd FLOPS and percentage of the peak where it is known"
+        + (", and the same of the bwd" if clock != "borders" and profile.has_backward else "")
         + f"; a module's latency is the {what}. "
     )
 
@@ -203,7 +213,7 @@ class _Tree:
                 si(per_step(total.forward) / 2, "MACs"),
                 f"{percent(ratio(part=total.forward, whole=root.total.forward))} MACs",
                 f"fwd {si(per_step(total.forward))}",
-                f"bwd {si(per_step(total.backward))}",
+                *([f"bwd {si(per_step(total.backward))}"] if self._profile.has_backward else []),
                 *([f"recomputed {si(per_step(total.recompute))}"] if total.recompute else []),
                 *([f"optimizer {si(per_step(total.optimizer))}"] if total.optimizer else []),
                 f"{percent(ratio(part=spent, whole=root_spent))} flops",

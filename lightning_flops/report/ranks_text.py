@@ -38,9 +38,9 @@ def ranks_lines(profile: Profile) -> list[str]:
         title("All ranks"),
         *_who_lines(profile.context, ranks),
         *_straggler_lines(ranks),
-        *_rate_lines(ranks),
+        *_rate_lines(profile, ranks),
         "",
-        *_flops_lines(ranks),
+        *_flops_lines(profile, ranks),
         "",
         *_spread_lines(profile, ranks),
         *_stage_lines(ranks),
@@ -110,18 +110,17 @@ def _no_straggler(ranks: RanksProfile) -> str:
     return "none, every rank keeps pace with the others"
 
 
-def _rate_lines(ranks: RanksProfile) -> list[str]:
-    rates, mark = ranks.rates, whose(ranks)
+def _rate_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
+    rates, mark, name = ranks.rates, whose(ranks), profile.step_name
+    latency = "iter latency (as DeepSpeed)" if profile.context.trains else "fwd latency"
     bound = " (lower bound)" if ranks.lower_bound else ""
 
     def marked(text: str, *marks: str) -> str:
         return text if text == NOT_AVAILABLE else "".join((text, *marks))
 
     lines = [
-        line("MFU of all ranks = model flops / (peaks * global step times)", marked(percent(rates.mfu), bound, mark)),
-        line(
-            "HFU of all ranks = hardware flops / (peaks * global step times)", marked(percent(rates.hfu), bound, mark)
-        ),
+        line(f"MFU of all ranks = model flops / (peaks * {name} times)", marked(percent(rates.mfu), bound, mark)),
+        line(f"HFU of all ranks = hardware flops / (peaks * {name} times)", marked(percent(rates.hfu), bound, mark)),
         line("  peak FLOPS of all devices", marked(si(ranks.peak_flops_per_sec, "FLOPS"), mark)),
     ]
     shown = ranks.devices[:_DEVICES_SHOWN]
@@ -135,15 +134,15 @@ def _rate_lines(ranks: RanksProfile) -> list[str]:
         others = sum(one.ranks for one in ranks.devices[len(shown) :])
         lines.append(line(f"    {more} more kinds of devices", f"{others} of them"))
     lines += [
-        line("samples/second over the global step", marked(plain(rates.samples_per_sec), mark)),
-        line("samples/second over the iter latency (as DeepSpeed)", marked(plain(rates.iter_samples_per_sec), mark)),
-        line("tokens/second over the global step", marked(plain(rates.tokens_per_sec), mark)),
+        line(f"samples/second over the {name}", marked(plain(rates.samples_per_sec), mark)),
+        line(f"samples/second over the {latency}", marked(plain(rates.iter_samples_per_sec), mark)),
+        line(f"tokens/second over the {name}", marked(plain(rates.tokens_per_sec), mark)),
         line("tokens/second per GPU", marked(plain(rates.tokens_per_sec_per_device), mark)),
     ]
     return lines + missing_rates_lines(ranks.unavailable)
 
 
-def _flops_lines(ranks: RanksProfile) -> list[str]:
+def _flops_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
     """FLOPs of the job, and of one copy of the model."""
     together, copy = ranks.flops, ranks.flops_of_model
     rows = [
@@ -154,6 +153,8 @@ def _flops_lines(ranks: RanksProfile) -> list[str]:
         ("model flops = fwd + bwd", "model"),
         ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
     ]
+    if not profile.has_backward:
+        rows = [("fwd = model flops", "forward"), ("hardware flops = fwd - skipped", "hardware")]
     mark = f"{_number_of(ranks)} ranks" if ranks.absences else f"all {plain(ranks.world_size)} ranks"
     least = "at least, " if ranks.lower_bound else ""
     cells = [
@@ -165,7 +166,7 @@ def _flops_lines(ranks: RanksProfile) -> list[str]:
         ]
         for label, name in rows
     ]
-    return table(["flops of a global step", f"{least}{mark}", "exact", "of model"], cells)
+    return table([f"flops of a {profile.step_name}", f"{least}{mark}", "exact", "of model"], cells)
 
 
 def _spread_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
@@ -174,14 +175,14 @@ def _spread_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
     unit, seconds = _seconds_in(median_sec)
     rows = [_spread_row(f"{part.name}, {unit}", part.seconds, seconds, of=ranks.answered) for part in ranks.parts]
     if ranks.global_step is not None:
-        rows.append(_spread_row(f"global step, {unit}", ranks.global_step.seconds, seconds, of=ranks.answered))
+        rows.append(_spread_row(f"{profile.step_name}, {unit}", ranks.global_step.seconds, seconds, of=ranks.answered))
     rows.append(_spread_row("model flops", ranks.model_flops, si, of=ranks.answered))
     if ranks.local_params is not None:
         rows.append(_spread_row("params on the rank", ranks.local_params, si, of=ranks.answered))
     if ranks.peak_memory_bytes is not None:
         memory, kind = ranks.peak_memory_bytes, "" if profile.memory is None else f" ({profile.memory.kind})"
         rows.append(_spread_row(f"peak memory{kind}", memory, lambda value: si(value, "B"), of=ranks.answered))
-    lines = _spread_table("of each rank, a global step", rows)
+    lines = _spread_table(f"of each rank, a {profile.step_name}", rows)
     return lines if ranks.global_step is not None else [*lines, "No rank timed a step."]
 
 

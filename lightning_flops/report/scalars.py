@@ -8,6 +8,12 @@ from lightning_flops.schema.profile import Profile
 PROFILE_PREFIX = "flops_profiler"
 MONITOR_PREFIX = "flops_monitor"
 
+_OF_TRAINING = (
+    *("bwd_flops", "bwd_flops_estimated", "recompute_flops", "iter_flops"),
+    *("bwd_latency_sec", "step_latency_sec", "iter_latency_sec"),
+)
+"""Tags that a loop without training does not have; its rates of a backward are n/a."""
+
 
 def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[str, float]:
     """One value for each tag, of one global step and one device unless the tag says more; what is n/a is left out.
@@ -21,7 +27,7 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
     def per_step(total: int) -> float | None:
         return mean(total=total, steps=max(1, len(profile.counted_steps)))
 
-    return _known(
+    values = _known(
         prefix,
         {
             "fwd_flops": per_step(flops.forward),
@@ -50,6 +56,9 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
             "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,
         },
     )
+    if profile.context.trains:
+        return values
+    return {tag: value for tag, value in values.items() if tag.rpartition("/")[2] not in _OF_TRAINING}
 
 
 def monitor_scalars(

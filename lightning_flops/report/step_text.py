@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.step_rates import RATES_OF_TRAINING
 from lightning_flops.report.layout import line, paragraph, some_of, table, title
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming
@@ -15,6 +16,13 @@ _MODULES_SHOWN = 3
 
 _NOT_OPERATORS = ("cuda", "inductor", "triton")
 """How names of kernels and graphs begin that are no operators."""
+
+_ROWS_OF_A_FORWARD = {
+    "fwd": "fwd",
+    "model flops = fwd + bwd": "model flops = fwd",
+    "hardware flops = fwd + bwd + recomputed + optimizer - skipped": "hardware flops = fwd - skipped",
+}
+"""What the rows are called that are left where there is no backward and no optimizer."""
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
@@ -58,10 +66,11 @@ def flops_lines(profile: Profile) -> list[str]:
         ("model flops = fwd + bwd", mean.model, total.model),
         ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", mean.hardware, total.hardware),
     ]
-    head = ["", "flops", f"all {len(profile.counted_steps)} steps" if several else "exact"]
+    counted_steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
+    head = ["", "flops", f"all {counted_steps}" if several else "exact"]
     cells = [[label, si(one), plain(all_steps)] for label, one, all_steps in rows]
     if several:
-        head[1] = "mean of a step"
+        head[1] = f"mean of a {profile.context.step_word}"
     if profile.flops_spread is not None:
         least, most = profile.flops_spread.minimum, profile.flops_spread.maximum
         spread = {
@@ -85,13 +94,17 @@ def flops_lines(profile: Profile) -> list[str]:
         }
         for row in cells:
             row.append(si(profile.per_step(by_row[row[0]]), "B") if row[0] in by_row else "")
+    if not profile.has_backward:
+        cells = [row for row in cells if row[0] in _ROWS_OF_A_FORWARD or row[0] == skipped]
+        for row in cells:
+            row[0] = _ROWS_OF_A_FORWARD.get(row[0], row[0])
     attention = (
         "Attention counts the full score matrix, causal or not."
         if profile.settings.causal_attention == "full"
         else "Attention that is flagged causal counts half the score matrix."
     )
     return [
-        title("FLOPs of a global step per GPU"),
+        title(f"FLOPs of a {profile.step_name} per GPU"),
         *paragraph(
             f"Matrix products, convolutions, attention and recurrent layers, two flops a multiply-add. {attention}"
         ),
@@ -103,29 +116,32 @@ def flops_lines(profile: Profile) -> list[str]:
 
 def time_lines(profile: Profile) -> list[str]:
     """The parts of a step, which add up to it."""
-    lines = [title("Time of a global step")]
-    timing = profile.timing
+    lines = [title(f"Time of a {profile.step_name}")]
+    timing, word = profile.timing, profile.context.step_word
+    many = plural(word, 2)
     if timing is None:
-        return [*lines, "No step was timed."]
+        return [*lines, f"No {word} was timed."]
     unit, size = time_unit(timing.global_step_sec)
 
     def row(part: PartTiming) -> list[str]:
         # Each figure is rounded by itself, as elsewhere in the report: printed parts may miss the sum by a digit.
         spread = (part.minimum_sec, part.median_sec, part.maximum_sec)
         share = f"{100 * (part.share or 0.0):.2f}%"
-        return [part.name, f"{part.mean_sec / size:.3f}", share, *(f"{seconds / size:.3f}" for seconds in spread)]
+        name = profile.step_name if part is timing.global_step else part.name
+        return [name, f"{part.mean_sec / size:.3f}", share, *(f"{seconds / size:.3f}" for seconds in spread)]
 
     rows = [row(part) for part in (*timing.parts, timing.global_step)]
     lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
-    steps = f"{plain(timing.timed_steps)} timed {plural('step', timing.timed_steps)}"
-    lines.append(f"Mean, min, median and max of {steps}. Counted steps are not among them.")
+    steps = f"{plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
+    lines.append(f"Mean, min, median and max of {steps}. Counted {many} are not among them.")
     if timing.reader_sec is not None:
         lines.append(
-            f"The data loader ran {duration(timing.reader_sec)} per step on the host, whether other work hid it or not."
+            f"The data loader ran {duration(timing.reader_sec)} per {word} on the host, whether other work hid it or "
+            "not."
         )
     if timing.excluded_sec:
         causes = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
-        lines += paragraph(f"Between the timed steps, and in none of these figures: {causes}.")
+        lines += paragraph(f"Between the timed {many}, and in none of these figures: {causes}.")
     return lines
 
 
@@ -136,7 +152,8 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 def throughput_lines(profile: Profile) -> list[str]:
     """What the run achieves, and what share of the device's peak that is."""
-    rates, job = profile.rates, profile.job_rates
+    rates, job, name = profile.rates, profile.job_rates, profile.step_name
+    latency = "iter latency (as DeepSpeed)" if profile.context.trains else "fwd latency"
     bound = " (lower bound)" if profile.lower_bound else ""
 
     def utilization(value: float | None) -> str:
@@ -144,17 +161,21 @@ def throughput_lines(profile: Profile) -> list[str]:
 
     lines = [
         title("Throughput and utilization"),
-        line("MFU = model flops per GPU / peak FLOPS / global step time", utilization(rates.mfu)),
-        line("HFU = hardware flops per GPU / peak FLOPS / global step time", utilization(rates.hfu)),
+        line(f"MFU = model flops per GPU / peak FLOPS / {name} time", utilization(rates.mfu)),
+        line(f"HFU = hardware flops per GPU / peak FLOPS / {name} time", utilization(rates.hfu)),
         *_peak_lines(profile),
-        line("samples/second over the global step", plain(job.samples_per_sec)),
-        line("samples/second over the iter latency (as DeepSpeed)", plain(job.iter_samples_per_sec)),
-        line("tokens/second over the global step", plain(job.tokens_per_sec)),
+        line(f"samples/second over the {name}", plain(job.samples_per_sec)),
+        line(f"samples/second over the {latency}", plain(job.iter_samples_per_sec)),
+        line(f"tokens/second over the {name}", plain(job.tokens_per_sec)),
         line("tokens/second per GPU", plain(job.tokens_per_sec_per_device)),
-        line("data wait, share of the global step", percent(rates.data_wait_ratio)),
+        line(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
     ]
     lines += _whose_lines(profile)
-    return lines + missing_rates_lines(profile.unavailable)
+    unavailable = profile.unavailable
+    if not profile.has_backward:
+        # No line above asks for them. A loop that could not be timed says so for those that it has.
+        unavailable = {rate: why for rate, why in unavailable.items() if rate not in RATES_OF_TRAINING}
+    return lines + missing_rates_lines(unavailable)
 
 
 def missing_rates_lines(unavailable: Mapping[str, str]) -> list[str]:
@@ -211,8 +232,9 @@ def operator_lines(profile: Profile) -> list[str]:
         ["", *(operator.operator for operator in shown)],
         ["calls", *(si(per_step(operator.calls)) for operator in shown)],
         ["fwd", *(si(per_step(operator.flops.forward)) for operator in shown)],
-        ["bwd", *(si(per_step(operator.flops.backward)) for operator in shown)],
     ]
+    if profile.has_backward:
+        columns.append(["bwd", *(si(per_step(operator.flops.backward)) for operator in shown)])
     if profile.flops_total.recompute:
         columns.append(["recomputed", *(si(per_step(operator.flops.recompute)) for operator in shown)])
     if profile.flops_total.optimizer:
@@ -223,7 +245,7 @@ def operator_lines(profile: Profile) -> list[str]:
     ]
     head, *rows = zip(*columns, strict=True)
     lines = [
-        title("Operators with most FLOPs in a global step"),
+        title(f"Operators with most FLOPs in a {profile.step_name}"),
         *table(head, rows, least_width=7, left=(0, len(columns) - 1)),
         *(["Shares are of what was counted, a lower bound."] if profile.lower_bound else []),
     ]

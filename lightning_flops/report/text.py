@@ -35,6 +35,14 @@ _NOTATIONS = (
     "recomputation included."
 )
 
+_NOTATIONS_WITHOUT_TRAINING = (
+    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
+    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
+    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd latency (forward "
+    "pass). Counts and latencies are those of one batch. This loop does not train."
+)
+"""The same for a loop that only runs the model forward."""
+
 
 def render_text(profile: Profile | FlopCounts) -> str:
     """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break.
@@ -49,7 +57,7 @@ def render_text(profile: Profile | FlopCounts) -> str:
         time_lines(profile),
         throughput_lines(profile),
         ranks_lines(profile),
-        memory_lines(profile.memory, profile.traced),
+        memory_lines(profile.memory, profile.traced, trains=profile.context.trains),
         operator_lines(profile),
         traced_lines(profile),
         uncounted_lines(profile),
@@ -76,14 +84,15 @@ def _summary_lines(profile: Profile) -> list[str]:
         return marked(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
 
     def count(text: str, *words: str) -> str:
-        return marked(f"{text} ({_micro_steps(profile)})", *words, *_bound(profile))
+        micro_steps = f" ({_micro_steps(profile)})" if context.trains else ""
+        return marked(f"{text}{micro_steps}", *words, *_bound(profile))
 
-    return [
+    lines = [
         title("Flops Profiler"),
-        f"Profile Summary at step {profile.report_step}:",
+        f"Profile Summary at {context.step_word} {profile.report_step}:",
         *_when_lines(profile),
         *_where_lines(profile),
-        *paragraph(_NOTATIONS, first="Notations: "),
+        *paragraph(_NOTATIONS if context.trains else _NOTATIONS_WITHOUT_TRAINING, first="Notations: "),
         "",
         line("world size", plain(context.world_size)),
         line("data parallel size", plain(context.dp_size)),
@@ -97,6 +106,11 @@ def _summary_lines(profile: Profile) -> list[str]:
         line(model.forward_label, marked(f"{si(model.forward)}{model.mark}", *_bound(profile))),
         line("fwd latency", duration(timing.forward_sec if timing else None)),
         line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
+    ]
+    if not context.trains:
+        return [*lines, line("samples/second", _samples_per_sec(profile))]
+    return [
+        *lines,
         line("bwd latency", duration(timing.backward_sec if timing else None)),
         line(
             f"bwd FLOPS per GPU = {bwd_flops} / bwd latency",
@@ -176,16 +190,17 @@ def _of_model(profile: Profile) -> _OfModel:
 
 
 def _when_lines(profile: Profile) -> list[str]:
-    timing = "no step"
+    word, run = profile.context.step_word, profile.context.run_word
+    many = plural(word, 2)
+    timing = f"no {word}"
     if profile.timed_steps:
-        timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} steps, {_ranges(profile.timed_steps)}"
-    counted = f"steps {_ranges(profile.counted_steps)}" if len(profile.counted_steps) > 1 else "step "
+        timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} {many}, {_ranges(profile.timed_steps)}"
+    counted = f"{many} {_ranges(profile.counted_steps)}" if len(profile.counted_steps) > 1 else f"{word} "
     if len(profile.counted_steps) == 1:
         counted += plain(profile.counted_steps[0])
     elif not profile.counted_steps:
-        counted = "no whole step"
-    word = profile.context.run_word
-    return paragraph(f"Counted: {counted}. Timed: {timing}. (Steps of this {word}; the first is 0.)")
+        counted = f"no whole {word}"
+    return paragraph(f"Counted: {counted}. Timed: {timing}. ({many.title()} of this {run}; the first is 0.)")
 
 
 def _where_lines(profile: Profile) -> list[str]:
@@ -220,6 +235,8 @@ def _batch_size(profile: Profile) -> str:
     if profile.micro_steps == 1 and profile.samples == size:
         return plain(size)
     about = "on average, " if profile.variable else ""
+    if not profile.context.trains:
+        return f"{plain(size)} ({about}{plain(profile.samples)} samples)"
     return f"{plain(size)} (a global step: {about}{_micro_steps(profile)}, {plain(profile.samples)} samples)"
 
 
@@ -233,7 +250,8 @@ def _bound(profile: Profile) -> list[str]:
 
 def _samples_per_sec(profile: Profile) -> str:
     value = profile.job_rates.iter_samples_per_sec
-    return plain(value) if value is None else f"{value:.2f} (over the iter latency)"
+    latency = "iter latency" if profile.context.trains else "fwd latency"
+    return plain(value) if value is None else f"{value:.2f} (over the {latency})"
 
 
 def _ranges(steps: Sequence[int]) -> str:

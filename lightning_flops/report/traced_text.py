@@ -9,7 +9,7 @@ from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_steps import ModuleTable, StepTime
-from lightning_flops.units import duration, percent, plain, si
+from lightning_flops.units import duration, percent, plain, plural, si
 
 _COMMAND = "lightning-flops trace"
 _ROWS_SHOWN = 5
@@ -35,14 +35,16 @@ def traced_lines(profile: Profile) -> list[str]:
     if traced is None:
         return []
     tables = traced.tables
-    lines = [title("Traced step")]
+    word = profile.context.step_word
+    lines = [title(f"Traced {word}")]
     if tables is None:
         about = (
-            f"No profiler could run. In step {traced.index}, a clock was read at each module's borders, so "
+            f"No profiler could run. In {word} {traced.index}, a clock was read at each module's borders, so "
             "latencies are of the fwd alone."
         )
     else:
-        about = f"Step {traced.index} ran under torch.profiler, apart from the counted and the timed steps."
+        many = plural(word, 2)
+        about = f"{word.title()} {traced.index} ran under torch.profiler, apart from the counted and the timed {many}."
     if not traced.like_counted:
         about += " Its batch shapes, or its numbers of forwards, backwards and updates, are not the counted step's."
     lines += paragraph(about)
@@ -53,7 +55,7 @@ def traced_lines(profile: Profile) -> list[str]:
     lines += _step_lines(tables, profile)
     lines += _device_lines(tables)
     if tables.modules is not None:
-        lines += ["", *_phase_lines(tables.modules), *_module_lines(profile)]
+        lines += ["", *_phase_lines(tables.modules, has_backward=profile.has_backward), *_module_lines(profile)]
     lines += _operator_lines(tables)
     lines += _kernel_lines(tables)
     lines += _scope_lines(tables)
@@ -64,8 +66,9 @@ def traced_lines(profile: Profile) -> list[str]:
 def _step_lines(tables: TraceReport, profile: Profile) -> list[str]:
     mean = tables.step_times.mean
     wall = duration(mean.wall_us * _US)
+    many = plural(profile.context.step_word, 2)
     if profile.timing is not None and (times := ratio(part=mean.wall_us * _US, whole=profile.timing.global_step_sec)):
-        wall += f" ({times:.2f} x the timed steps' mean)"
+        wall += f" ({times:.2f} x the timed {many}' mean)"
     return [
         line("wall time", wall),
         *paragraph(_parts(mean), first="of it, the first that ran at each moment: ", rest="    "),
@@ -111,7 +114,7 @@ def _device_lines(tables: TraceReport) -> list[str]:
     return lines
 
 
-def _phase_lines(modules: ModuleTable) -> list[str]:
+def _phase_lines(modules: ModuleTable, *, has_backward: bool) -> list[str]:
     seconds = _US / max(1, modules.steps)
     where = "on the device" if modules.clock == "device" else "on the host"
 
@@ -123,8 +126,11 @@ def _phase_lines(modules: ModuleTable) -> list[str]:
         ("communication", modules.backward_communication_us),
         ("operators outside of autograd's nodes", modules.backward_outside_nodes_us),
     )
+    forward = line(f"forward {where}", spent(modules.forward_us, modules.unattributed_forward_us))
+    if not has_backward:
+        return [forward]
     return [
-        line(f"forward {where}", spent(modules.forward_us, modules.unattributed_forward_us)),
+        forward,
         line(f"backward {where}", spent(modules.backward_us, modules.unattributed_backward_us)),
         *(line(f"  of it {name}", duration(time_us * seconds)) for name, time_us in inside if time_us),
         line(f"optimizer {where}", duration(modules.optimizer_us * seconds)),
@@ -139,6 +145,8 @@ def _module_lines(profile: Profile) -> list[str]:
 
     longest = sorted(profile.modules, key=own_sec, reverse=True)[:_ROWS_SHOWN]
     whole = sum(map(own_sec, profile.modules))
+    backward = profile.has_backward
+    on_device = any(module.times is not None and module.times.clock == "device" for module in longest)
     rows = []
     for module in longest:
         times = module.times
@@ -148,15 +156,17 @@ def _module_lines(profile: Profile) -> list[str]:
             [
                 _short(module.name or "(root)"),
                 duration(times.own_forward_sec),
-                duration(times.own_backward_sec),
+                *([duration(times.own_backward_sec)] if backward else []),
                 percent(ratio(part=own_sec(module), whole=whole)),
-                *([plain(times.forward_kernels), plain(times.backward_kernels)] if times.clock == "device" else []),
+                *([plain(times.forward_kernels)] if on_device else []),
+                *([plain(times.backward_kernels)] if on_device and backward else []),
                 si(times.forward_flops_per_sec, "FLOPS"),
-                si(times.backward_flops_per_sec, "FLOPS"),
+                *([si(times.backward_flops_per_sec, "FLOPS")] if backward else []),
             ]
         )
-    kernels = ["fwd kernels", "bwd kernels"] if rows and len(rows[0]) > 6 else []
-    head = ["module", "own fwd", "own bwd", "share", *kernels, "fwd", "bwd"]
+    sides = ["fwd", "bwd"] if backward else ["fwd"]
+    kernels = [f"{side} kernels" for side in sides] if on_device else []
+    head = ["module", *(f"own {side}" for side in sides), "share", *kernels, *sides]
     least = (
         ["FLOPS of modules in which something could not be counted are lower bounds."] if profile.lower_bound else []
     )

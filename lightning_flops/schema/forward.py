@@ -10,6 +10,38 @@ from lightning_flops.schema.modules import ModuleProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCalls:
+    """Calls of the model that were timed as a whole, while nothing listened to its modules."""
+
+    number: int
+    mean_sec: float
+    minimum_sec: float
+    median_sec: float
+    maximum_sec: float
+    samples: int | None
+    """Samples in each call; None if its input does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One call of ``generate``; what could not be told is None, with the reason."""
+
+    forwards: int
+    """Calls of the model in it."""
+    prefill_flops: int | None
+    """All up to the model's second call."""
+    decode_flops: int | None
+    """All from there on."""
+    why_no_phases: str
+    """Why prefill and decode cannot be told apart; empty if they can."""
+    sequences: int | None
+    new_tokens: int | None
+    """Of all sequences together."""
+    why_no_tokens: str
+    """Why the new tokens are not known; empty if they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardMeasurement:
     """What was heard of one model's forwards, some of which were counted and some timed."""
 
@@ -22,8 +54,10 @@ class ForwardMeasurement:
     """Outermost calls that were timed."""
     timed_while_counted: bool
     """The timed calls are the counted ones, which take longer than others."""
-    whole_sec: float | None = None
-    """Seconds of as many calls to which nothing listened, if there were any."""
+    calls: TimedCalls | None = None
+    """Calls to which nothing listened, if there were any, each like all of the counted ones together."""
+    generation: Generation | None = None
+    """What the counted call was, if it was one of ``generate``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +99,10 @@ class ForwardProfile:
     notes: tuple[str, ...]
     timed_while_counted: bool
     """The seconds are upper bounds and the rates lower bounds: counting takes time."""
-    whole_sec: float | None = None
-    """Seconds of the same calls when nothing listened to the modules; None if there were no such calls."""
+    calls: TimedCalls | None = None
+    """The same calls when nothing listened to the modules; None if there were no such calls."""
+    generation: Generation | None = None
+    """What the counted call was, if it was one of ``generate``."""
     engine: EngineRecord | None = None
 
     @property
@@ -77,7 +113,7 @@ class ForwardProfile:
     @property
     def forward_sec(self) -> float | None:
         """Seconds of the model: those that no module was timed in, where they are known."""
-        return self.root.seconds if self.whole_sec is None else self.whole_sec
+        return self.root.seconds if self.calls is None else self.calls.mean_sec
 
     @property
     def flops(self) -> PhaseFlops:

@@ -14,7 +14,7 @@ from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the JSON that ``Profile.to_json`` writes; another one is not read.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
@@ -129,6 +129,17 @@ class Profile:
             return total if steps == 1 else total / steps
         except OverflowError:  # no float can hold it
             return total // steps
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is anything to say of a backward and an optimizer: the run trains, or one of them ran in it."""
+        flops = self.flops_total
+        return self.context.trains or flops.backward + flops.recompute + flops.optimizer > 0
+
+    @property
+    def step_name(self) -> str:
+        """What figures "per step" are of: a global step, or a batch in a run that does not train."""
+        return "global step" if self.context.trains else "batch"
 
     @property
     def job_rates(self) -> Rates | JobRates:

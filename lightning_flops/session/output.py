@@ -59,6 +59,7 @@ class RunFiles:
         output_file: path or URL of the text report; None: no file was named for the text.
         folder: returns the folder of the other files; None: they are not written.
         rank: the rank that writes.
+        part: a word that file names have if the run is not a training run.
         timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
     """
 
@@ -68,12 +69,13 @@ class RunFiles:
         output_file: str | None,
         folder: Callable[[], str | None],
         rank: int = 0,
+        part: str = "",
         timer_only: bool = False,
     ) -> None:
         self._output_file = output_file
         self.folder = folder
         """Returns the folder of the files."""
-        self._rank = rank
+        self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._timer_only = timer_only
         self._profiles_written = 0
         self._free_paths = FreePaths()
@@ -83,13 +85,13 @@ class RunFiles:
         self._profiles_written += 1
         text_path: str | None = None
         if self._output_file is not None:
-            path = self._of_rank(self._output_file)
+            path = self._named(self._output_file)
             # The first report of a run replaces an earlier run's; the ones after it get names of their own.
             text_path = _write_file(path if self._profiles_written == 1 else self._free_paths.free(path), text)
         folder = self.folder()
         if folder is None:
             return WrittenProfile(text_path, None)
-        path = self._free_paths.free(self._of_rank(f"{folder}/profile.json"))
+        path = self._free_paths.free(self._named(f"{folder}/profile.json"))
         json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
@@ -99,14 +101,12 @@ class RunFiles:
         """Write *summary*, unless a profile was asked for and there is none."""
         folder = self.folder() if self._profiles_written or self._timer_only else None
         if folder is not None:
-            _write_file(self._free_paths.free(self._of_rank(f"{folder}/throughput.json")), summary.to_json())
+            _write_file(self._free_paths.free(self._named(f"{folder}/throughput.json")), summary.to_json())
 
-    def _of_rank(self, path: str) -> str:
-        """Where this rank writes what rank 0 writes to *path*: ``flops.txt`` -> ``flops.rank3.txt``."""
-        if self._rank == 0:
-            return path
+    def _named(self, path: str) -> str:
+        """Where this rank writes what rank 0 of a training run writes to *path*: ``flops.test.rank3.txt``."""
         root, suffix = os.path.splitext(path)
-        return f"{root}.rank{self._rank}{suffix}"
+        return f"{root}{self._suffix}{suffix}"
 
 
 class LoggedOutput:
@@ -123,6 +123,7 @@ class LoggedOutput:
         x_axis: the loggers' x-axis value, given the step of a report.
         announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
+        part: a word that tags have below their prefix if the run is not a training run.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class LoggedOutput:
         x_axis: Callable[[int], int],
         announce: Callable[[str], None] = lambda sentence: None,
         nowhere: str = "",
+        part: str = "",
     ) -> None:
         self._config = config
         self._loggers = loggers
@@ -146,10 +148,12 @@ class LoggedOutput:
         self._x_axis = x_axis
         self._announce = announce
         self._nowhere = nowhere
+        self.part = part
+        """A word that tags have below their prefix; empty in a training run."""
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""
-        prefix, at = self._config.tag_prefix, self._x_axis(step)
+        prefix, at = self._tags(self._config.tag_prefix), self._x_axis(step)
         text = render_text(profile)
         self._loggers.write_scalars(profile_scalars(profile, prefix=prefix), step=at)
         shown = self._loggers.write_text(f"{prefix}/profile", fenced(text), step=at)
@@ -166,8 +170,15 @@ class LoggedOutput:
         if not said and self._nowhere:
             said, self._nowhere = [self._nowhere], ""
         if said:
+            context = profile.context
+            whose = "" if context.trains else f" of the {context.run_word}"
+            what = f"FLOPs of {context.step_word} {profile.profile_step}{whose}"
             where = ", ".join(said)
-            self._announce(f"FLOPs of step {profile.profile_step}: {headline(profile)} {where[0].upper()}{where[1:]}")
+            self._announce(f"{what}: {headline(profile)} {where[0].upper()}{where[1:]}")
+
+    def _tags(self, prefix: str) -> str:
+        """What the tags of this run begin with, so that those of a training run and of another loop never meet."""
+        return f"{prefix}/{self.part}" if self.part else prefix
 
     def write_reading(
         self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
@@ -181,12 +192,13 @@ class LoggedOutput:
             samples=reading.samples,
             dp_size=dp_size,
             model_flops_peak_sec=model_flops_peak_sec,
+            prefix=self._tags(MONITOR_PREFIX),
         )
         self._loggers.write_scalars(scalars, step=self._x_axis(step))
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
         """Give the summary of the whole run's batches to the log, to loggers that show text, and to a file."""
-        tag, text = f"{MONITOR_PREFIX}/summary", render_throughput(summary)
+        tag, text = f"{self._tags(MONITOR_PREFIX)}/summary", render_throughput(summary)
         self._loggers.write_text(tag, fenced(text), step=self._x_axis(step))
         ConsoleSink().write_text(tag, text, step=step)
         self.files.write_throughput(summary)
@@ -246,7 +258,9 @@ def output_of_rank(rank: int, output: LoggedOutput, *, ranks: KnowsFolder | None
     if not config.all_ranks:
         return _NoOutput()
     folder = output.files.folder if ranks is None else functools.cache(ranks.folder)
-    files = RunFiles(output_file=config.output_file, folder=folder, rank=rank, timer_only=config.timer_only)
+    files = RunFiles(
+        output_file=config.output_file, folder=folder, rank=rank, part=output.part, timer_only=config.timer_only
+    )
     return RankOutput(files)
 
 

@@ -1,4 +1,4 @@
-"""One run of training under the profiler, on one rank, whatever framework drives it.
+"""One run under the profiler, on one rank, whatever framework drives it: of training, or of a loop without it.
 
 A door tells the session what happens in the run. The session decides when a window opens, and what to do in each state
 of its recorder: put wrappers on, take them off, report. The recorder decides what a window does with its steps. Between
@@ -33,6 +33,7 @@ from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
+from lightning_flops.records import activity_of
 from lightning_flops.report.headline import headline
 from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import RunContext, RunFacts
+    from lightning_flops.records import Loop, RunContext, RunFacts
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.session.door import Door, RunPlan
@@ -76,6 +77,7 @@ class Session:
         rank: of this process; rank 0 writes the reports.
         world_size: number of ranks of the run.
         whole_steps: the door reports all batches of a step together, when the step has ended.
+        loop: what the run does.
     """
 
     window: Window
@@ -94,6 +96,7 @@ class Session:
         rank: int,
         world_size: int,
         whole_steps: bool = False,
+        loop: Loop = "training",
     ) -> None:
         self.border = Border(take_off=self._take_off, tell=self._tell_failure)
         self.taps = Taps(self, self.border)
@@ -114,6 +117,7 @@ class Session:
         self._rank = rank
         self._writes = rank == 0
         self._whole_steps = whole_steps
+        self._activity = activity_of(loop)
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._spare_batches = 0
@@ -435,7 +439,8 @@ class Session:
         window.step = None
         record = window.close(context=self.context())
         if record is None:
-            self.warn("nothing was profiled: training ended while the first step was being counted")
+            ended = f"{self._activity.lower()} ended while the first {self.context().step_word} was being counted"
+            self.warn(f"nothing was profiled: {ended}")
             return
         profile = profile_of_window(
             record,
@@ -451,7 +456,8 @@ class Session:
         if self._writes:
             taken_sec = time.perf_counter() - started
             logger.info(
-                "profiled step %d of this %s in %.3f s: %s",
+                "profiled %s %d of this %s in %.3f s: %s",
+                profile.context.step_word,
                 record.profile_step,
                 profile.context.run_word,
                 taken_sec,
@@ -513,7 +519,7 @@ class Session:
             self.monitor.add_up()
         if window.is_open and window.recorder.reached:
             if interrupted_by is not None:
-                self.notes.add(f"Training was interrupted by {type(interrupted_by).__name__}.")
+                self.notes.add(f"{self._activity} was interrupted by {type(interrupted_by).__name__}.")
             self._report()
         elif window.step is not None and interrupted_by is None:
             self._say_what_was_not_reached(window.step)
@@ -525,12 +531,14 @@ class Session:
             self._ranks.leave(wait=True)
 
     def _say_what_was_not_reached(self, step: int) -> None:
-        ended = f"this {self.context().run_word} ended after {self.steps.steps_done} step(s)"
+        context = self.context()
+        steps = "step(s)" if context.trains else "batch(es)"
+        ended = f"this {context.run_word} ended after {self.steps.steps_done} {steps}"
         if self.profile is None:
             OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
             self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
         elif self._config.every is None:
-            self.warn(f"step {step} was not profiled: {ended}")
+            self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
     def _report_throughput(self, monitor: Monitor) -> None:
         self.throughput = build_throughput(monitor.totals(), dp_size=self._plan.dp_size)
@@ -559,7 +567,8 @@ class Session:
 
     def _tell_failure(self, error: Exception) -> None:
         _warn(
-            "the FLOPs profiler failed and has taken itself out; training goes on: %s: %s",
+            "the FLOPs profiler failed and has taken itself out; %s goes on: %s: %s",
+            self._activity.lower(),
             type(error).__name__,
             error,
             because=error if logger.isEnabledFor(logging.DEBUG) else None,

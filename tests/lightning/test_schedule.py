@@ -233,7 +233,7 @@ def test_the_queue_of_a_fits_loader_is_seen(root: str, trainer: MakeTrainer) -> 
     step = net.training_step
 
     def training_step(batch: Any, batch_idx: int) -> Any:
-        workers.extend(backlog_of(iterator).workers for iterator in loader_iterators(run))
+        workers.extend(backlog_of(iterator).workers for iterator in loader_iterators(run.fit_loop))
         return step(batch, batch_idx)
 
     net.training_step = training_step

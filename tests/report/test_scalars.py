@@ -67,6 +67,37 @@ def test_scalar_that_is_not_available_is_left_out() -> None:
     }
 
 
+def test_a_loop_that_does_not_train_has_no_scalar_of_a_backward_or_an_optimizer() -> None:
+    config = ProfilerConfig(peak_flops_per_sec=600e9)
+    scalars = profile_scalars(build_profile(windows.predict_window(), config=config), prefix="p")
+    assert scalars == pytest.approx(
+        {
+            "p/fwd_flops": 600e6,
+            "p/fwd_flops_per_sec": 600e6 / 0.012,
+            "p/fwd_latency_sec": 0.012,
+            "p/data_wait_sec": 0.002,
+            "p/global_step_sec": 0.020,
+            "p/samples_per_sec": 100 / 0.020,
+            "p/iter_samples_per_sec": 100 / 0.012,
+            "p/mfu": 600e6 / 600e9 / 0.020,
+            "p/hfu": 600e6 / 600e9 / 0.020,
+            "p/params": 3_002_500.0,
+        },
+        rel=1e-12,
+    )
+
+
+def test_what_a_loop_that_does_not_train_has_no_time_for_is_not_zero_but_not_there() -> None:
+    profile = build_profile(windows.predict_window(), config=ProfilerConfig())
+    timing = profile.timing
+    assert timing is not None
+    assert [part.name for part in timing.parts] == ["data wait", "transfer", "forward", "other"]
+    assert (timing.backward_sec, timing.optimizer_sec, timing.bubble_sec) == (None, None, None)
+    assert timing.forward_sec == timing.iter_sec == pytest.approx(0.012)
+    assert profile.unavailable["backward_flops_per_sec"] == "a predict loop has no backward and no optimizer"
+    assert profile.unavailable["iter_flops_per_sec"] == "a predict loop has no backward and no optimizer"
+
+
 def test_prefix_is_the_callers() -> None:
     scalars = profile_scalars(build_profile(windows.mlp_window(), config=ProfilerConfig()), prefix="run/7")
     assert all(tag.startswith("run/7/") for tag in scalars)

@@ -24,6 +24,7 @@ CASES = {
     "stage": (windows.stage_window(), ProfilerConfig(detailed=False)),
     "variable": (windows.variable_window(), ProfilerConfig(module_depth=0)),
     "unknown": (windows.unknown_window(), ProfilerConfig()),
+    "predict": (windows.predict_window(), ProfilerConfig(peak_flops_per_sec=700e9)),
 }
 
 

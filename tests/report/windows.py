@@ -187,6 +187,30 @@ def mlp_window() -> WindowRecord:
     )
 
 
+def predict_window() -> WindowRecord:
+    """The same network in a predict loop: 600 M a batch, in two timed batches of 10 and 30 ms."""
+    trained = mlp_window()
+
+    def times(each_sec: float) -> PhaseSeconds:
+        return PhaseSeconds(data_wait=each_sec, forward=6 * each_sec, other=3 * each_sec)
+
+    return replace(
+        trained,
+        context=replace(CPU, loop="predict"),
+        flops=FlopRecord(
+            cells=tuple(
+                replace(one, without_backward=one.flops) for one in trained.flops.cells if one.phase == "forward"
+            ),
+            module_calls=trained.flops.module_calls,
+        ),
+        counted_steps=(step(3, flops=PhaseFlops(forward=600_000_000)),),
+        timed_steps=(
+            step(5, seconds=times(0.001), reader_sec=0.001),
+            step(6, seconds=times(0.003), reader_sec=0.003),
+        ),
+    )
+
+
 def _block(prefix: str, *, params: int) -> Sequence[ModuleRecord]:
     attention, mlp = params // 3, 2 * params // 3
 
@@ -511,5 +535,6 @@ WINDOWS = {
     "stage": stage_window,
     "variable": variable_window,
     "unknown": unknown_window,
+    "predict": predict_window,
 }
 """Every window of a run, by its name."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_flops import FlopsProfiler, get_model_profile
-from tests.fake_clock import FakeNow
+from lightning_flops.instrument.timing.clocks import CudaEventClock
+from tests.fake_clock import FakeEvent, FakeNow
 from tests.golden_files import golden
 from tests.left_on_torch import torch_state_and_warnings
 from tests.standalone.nets import FIRST, SECOND, Block, Calling, Sleeping, model_of_two, model_state
@@ -164,6 +165,73 @@ def test_latencies_are_of_forwards_that_are_not_counted_after_the_warm_up(
     assert lines["fwd latency"] == "3 s"
     assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == "20 FLOPS"
     assert "bound" not in printed
+
+
+def test_several_timed_runs_have_a_mean_a_spread_and_samples_a_second(
+    now: FakeNow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # After one to warm up, the timed forwards take 1 s, 2 s, 6 s and 3 s; the counted one and the one after it, 50 s.
+    seconds = iter([9.0, 1.0, 2.0, 6.0, 3.0, 50.0, 50.0])
+
+    def slow(self: Calling, x: Tensor) -> Tensor:
+        now.sleep(next(seconds))
+        assert self.layer is not None
+        return self.layer(x)  # type: ignore[no-any-return]
+
+    get_model_profile(Calling(slow, nn.Linear(3, 5)), (2, 3), timed_runs=4, detailed=False)
+    assert list(seconds) == []
+    lines = _labelled(capsys.readouterr().out)
+    assert lines["fwd latency"] == "3 s (mean of 4 runs)"
+    assert lines["fwd FLOPS per GPU = fwd flops per GPU / fwd latency"] == f"{FIRST // 3} FLOPS"
+    assert lines["fwd timed 4 times, latency min / median / max"] == "1 s / 2.5 s / 6 s"
+    assert lines["samples/second = samples / fwd latency"] == "0.67 (2 samples)"
+
+
+def test_on_a_gpu_every_run_lies_between_two_events_of_an_idle_device(
+    now: FakeNow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[FakeEvent] = []
+
+    def new_event() -> FakeEvent:
+        events.append(FakeEvent(now))
+        return events[-1]
+
+    clock = CudaEventClock(new_event=new_event, now=now)
+    monkeypatch.setattr("lightning_flops.doors.standalone.clock_for", lambda device: clock)
+    waits = []
+
+    def slow(self: Calling, x: Tensor) -> Tensor:
+        waits.append([event.synchronized for event in events])
+        now.sleep(2.0)
+        assert self.layer is not None
+        return self.layer(x)  # type: ignore[no-any-return]
+
+    get_model_profile(Calling(slow, nn.Linear(3, 5)), (2, 3), timed_runs=3, detailed=False)
+    assert _labelled(capsys.readouterr().out)["fwd timed 3 times, latency min / median / max"] == "2 s / 2 s / 2 s"
+    # Before each timed run the host waits for the device, and after it for the run's last event; the first of the three
+    # events of a run is only waited for.
+    assert waits[1:4] == [[1, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 0, 1, 1, 0]]
+
+
+def test_samples_that_the_inputs_do_not_tell_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Calling(lambda self, x, y: x @ y)
+    get_model_profile(model, args=[torch.ones(2, 3), torch.ones(3, 4)], timed_runs=2, detailed=False)
+    said = _labelled(capsys.readouterr().out)["samples/second = samples / fwd latency"]
+    assert said == "n/a (the first dimensions of the inputs do not tell how many samples there are)"
+
+
+def test_a_device_without_a_clock_has_no_mean_of_its_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightning_flops.doors.standalone.clock_for", lambda device: None)
+    get_model_profile(model_of_two(), (2, 3), timed_runs=3, detailed=False)
+    printed = capsys.readouterr().out
+    assert _labelled(printed)["fwd latency"] == "n/a"
+    assert "timed 3 times" not in printed
+
+
+def _labelled(printed: str) -> dict[str, str]:
+    return {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
 
 
 def test_the_report_is_this(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,6 +393,12 @@ def test_wrong_arguments_are_refused_before_anything_runs() -> None:
             FlopsProfiler(model).start_profile(ignore_list=classes)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"warm_up must be an integer, got 1\.5"):
         quiet(model, input_shape=(2, 3), warm_up=1.5)
+    for runs in (1.5, "20", None):
+        with pytest.raises(TypeError, match=f"timed_runs must be an integer, got {re.escape(repr(runs))}"):
+            quiet(model, input_shape=(2, 3), timed_runs=runs)
+    for number in (0, -3):
+        with pytest.raises(ValueError, match=f"timed_runs must be >= 1, got {number}"):
+            quiet(model, input_shape=(2, 3), timed_runs=number)
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got str"):
         FlopsProfiler("model")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="input_shape, args or kwargs must be given"):

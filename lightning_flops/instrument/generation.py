@@ -1,0 +1,131 @@
+"""One call of a model's ``generate``: which of its forwards is the prefill, and how many tokens it makes.
+
+Nothing here knows a library. We use what ``generate`` of Hugging Face's models does, and others like it: the first
+forward takes the whole prompt, each one after it takes the latest token, and the output is the prompt made longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import nn
+
+from lightning_flops.instrument.module_hooks import module_hooks
+
+
+@dataclass(slots=True)
+class _Calls:
+    number: int = 0
+    before_second: int | None = None
+
+
+class ModelCalls:
+    """Hears, while it is entered, which of the root's modules are called from outside of any other.
+
+    Args:
+        root: the model. If its own forward is never called, as in a wrapper that hands ``generate`` on, the module with
+            most calls from outside stands for it.
+        flops_so_far: says how many FLOPs were counted until now.
+    """
+
+    def __init__(self, root: nn.Module, flops_so_far: Callable[[], int]) -> None:
+        self._root = root
+        self._own = {id(module) for module in root.modules()}
+        self._flops_so_far = flops_so_far
+        self._running: list[nn.Module] = []
+        self._calls: dict[int, _Calls] = {}
+        self._undo = ExitStack()
+
+    def __enter__(self) -> ModelCalls:
+        """Puts up the hooks."""
+        self._undo.enter_context(module_hooks(self._on_enter, self._on_leave, lambda: None))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Removes the hooks."""
+        self._undo.close()
+
+    @property
+    def number(self) -> int:
+        """How often the model was called."""
+        return self._of_model().number
+
+    @property
+    def flops_before_second(self) -> int | None:
+        """FLOPs that were counted until the model was called for the second time; None if it was not."""
+        return self._of_model().before_second
+
+    def _of_model(self) -> _Calls:
+        calls = self._calls.get(id(self._root))
+        if calls is None:  # of those with equally many, the one that was called first last: what is before it prepares
+            calls = max(reversed(self._calls.values()), key=lambda one: one.number, default=_Calls())
+        return calls
+
+    def _on_enter(self, module: nn.Module, args: Any) -> None:
+        if id(module) not in self._own:
+            return
+        if not self._running:
+            calls = self._calls.setdefault(id(module), _Calls())
+            calls.number += 1
+            if calls.number == 2:
+                calls.before_second = self._flops_so_far()
+        self._running.append(module)
+
+    def _on_leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        for depth in reversed(range(len(self._running))):
+            if self._running[depth] is module:
+                del self._running[depth:]
+                return
+
+
+class NewTokens(NamedTuple):
+    """What a call of ``generate`` has added to its input."""
+
+    sequences: int
+    each: int
+    """Tokens of each sequence, with the padding behind one that ended early."""
+
+
+def new_tokens(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> NewTokens | str:
+    """The tokens in *output* that are not in the input; in words, why that cannot be told.
+
+    Args:
+        model: what generated.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        output: what the call returned.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return "the output of an encoder and decoder does not begin with the input"
+    prompt = args[0] if args else next((kwargs[name] for name in ("input_ids", "inputs") if name in kwargs), None)
+    made = getattr(output, "sequences", output)
+    if not _holds_tokens(prompt):
+        return "the input is no table of token ids"
+    if not _holds_tokens(made):
+        return "the output is no table of token ids"
+    rows, length = prompt.shape
+    if made.shape[0] == 0 or rows == 0 or made.shape[0] % rows or made.shape[1] < length:
+        return "the output is not the input made longer"
+    begins = prompt.to(made.device, made.dtype).repeat_interleave(made.shape[0] // rows, dim=0)
+    if not torch.equal(made[:, :length], begins):
+        return "the output does not begin with the input"
+    return NewTokens(sequences=made.shape[0], each=made.shape[1] - length)
+
+
+def _holds_tokens(value: Any) -> TypeGuard[torch.Tensor]:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dim() == 2
+        and not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
+    )
+
+
+def searches_beams(model: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the call keeps several beams, of which the best may be shorter than the number of forwards."""
+    config = kwargs.get("generation_config", getattr(model, "generation_config", None))
+    beams = kwargs.get("num_beams", getattr(config, "num_beams", 1))
+    return isinstance(beams, int) and beams > 1

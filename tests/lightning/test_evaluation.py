@@ -1,0 +1,476 @@
+"""``Trainer.predict``, ``test`` and ``validate``: what is counted, timed and reported of a loop that does not train."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_flops import FlopsProfilerCallback, Profile
+from lightning_flops.analysis.profile import build_profile
+from lightning_flops.doors.lightning_context import LOST_WITHOUT_TRAINING
+from lightning_flops.records import PhaseFlops, PhaseSeconds
+from lightning_flops.report.text import render_text
+from lightning_flops.session import private_names
+from tests.fake_clock import FakeNow
+from tests.left_on_torch import torch_state
+from tests.lightning import seen
+from tests.lightning.evaluations import LOOPS, new_evaluated_net, run
+from tests.lightning.footprint import footprint
+from tests.lightning.nets import BATCH, FORWARD, HIDDEN, IN, OUT, ROOTS, Rows, Stream, loader, new_trainer
+from tests.lightning.tensorboard_runs import read_back, tensorboard_logger
+from tests.session.seams import broken_at, seams
+
+MakeTrainer = Callable[..., Any]
+WORDS = "broken on purpose"
+
+
+@pytest.fixture(autouse=True)
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every window that was turned into a profile."""
+    kept: list[Any] = []
+
+    def keep(window: Any, **kwargs: Any) -> Any:
+        kept.append(window)
+        return build_profile(window, **kwargs)
+
+    monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
+    return kept
+
+
+def profiler(**settings: Any) -> FlopsProfilerCallback:
+    return FlopsProfilerCallback(**{"trace": False, "monitor": False, **settings})
+
+
+def profile_of(callback: FlopsProfilerCallback) -> Profile:
+    assert callback.profile is not None
+    return callback.profile
+
+
+# What is counted and timed
+
+
+@pytest.mark.parametrize("function", LOOPS)
+def test_a_batch_is_counted_and_those_after_it_are_timed_part_by_part(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
+) -> None:
+    callback = profiler(profile_step=1, timing_steps=3)
+    batches = loader(12, on_fetch=lambda: now.sleep(0.5))
+    run(trainer(callback), function, new_evaluated_net(root, now=now), batches)
+    (window,) = windows
+    assert [(step.index, step.flops) for step in window.counted_steps] == [(1, PhaseFlops(forward=FORWARD))]
+    assert [step.index for step in window.timed_steps] == [4, 5, 6]
+    for step in window.timed_steps:
+        assert step.seconds == PhaseSeconds(data_wait=BATCH * 0.5, forward=2.0)
+        assert (step.samples, step.micro_steps) == (BATCH, 1)
+    profile = profile_of(callback)
+    assert (profile.context.loop, profile.context.framework) == (function, root)
+    assert profile.report_step == 7  # batches done when the window closed
+    assert profile.rates.samples_per_sec == BATCH / 5.0
+    assert profile.rates.forward_flops_per_sec == FORWARD / 2.0
+    assert profile.rates.data_wait_ratio == 3.0 / 5.0
+    assert {one.name: one.own.forward for one in profile.modules if one.own.forward} == {
+        "net.0.linear": 2 * BATCH * IN * HIDDEN,
+        "net.1": 2 * BATCH * HIDDEN * OUT,
+    }
+
+
+def test_mfu_is_the_forwards_flops_over_peak_and_the_batchs_time(root: str, trainer: MakeTrainer, now: FakeNow) -> None:
+    callback = profiler(timing_steps=2, peak_flops_per_sec=FORWARD * 1.0)
+    batches = loader(8, on_fetch=lambda: now.sleep(0.5))
+    run(trainer(callback), "predict", new_evaluated_net(root, now=now), batches)
+    assert profile_of(callback).rates.mfu == pytest.approx(1.0 / 5.0, rel=1e-12)
+
+
+def test_hooks_and_the_collecting_of_predictions_are_the_rest_of_a_batch(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    def slow(part: str) -> None:
+        now.sleep({"transfer": 16.0, "batch end": 32.0}.get(part, 0.0))
+
+    callback = profiler(timing_steps=2)
+    run(trainer(callback), "predict", new_evaluated_net(root, now=now, hook=slow), loader(8))
+    assert [step.seconds for step in windows[0].timed_steps] == [PhaseSeconds(forward=2.0, other=16.0 + 32.0)] * 2
+
+
+@pytest.mark.parametrize("function", ["predict", "test"])
+def test_what_a_batch_computes_after_the_callbacks_belongs_to_it_and_what_its_loader_computes_does_not(
+    root: str, trainer: MakeTrainer, function: str
+) -> None:
+    square = torch.ones(5, 5)
+
+    def work(part: str = "batch end") -> None:
+        if part == "batch end":
+            square @ square
+
+    callback = profiler(timing_steps=1)
+    net = new_evaluated_net(root, hook=work)
+    run(trainer(callback), function, net, DataLoader(Rows(6, on_fetch=work), batch_size=1))
+    assert profile_of(callback).flops.forward == FORWARD // BATCH + 2 * 5 * 5 * 5
+
+
+@pytest.mark.parametrize(
+    ("batches", "counted", "timed"),
+    [(1, 0, []), (2, 1, []), (3, 1, [2]), (4, 1, [3]), (5, 1, [4]), (9, 1, [4, 5, 6])],
+)
+def test_a_short_loop_is_profiled_as_far_as_it_goes(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], batches: int, counted: int, timed: list[int]
+) -> None:
+    run(trainer(profiler(timing_steps=3)), "test", new_evaluated_net(root, now=now), loader(batches))
+    (window,) = windows
+    assert [(step.index, step.flops) for step in window.counted_steps] == [(counted, PhaseFlops(forward=FORWARD))]
+    assert [step.index for step in window.timed_steps] == timed
+    assert all(step.seconds == PhaseSeconds(forward=2.0) for step in window.timed_steps)
+    early = "The test loop ended before the window closed."
+    assert (early in window.notes) == (len(timed) < 3)
+
+
+@pytest.mark.parametrize(("batches", "instead"), [(3, 0), (8, 3)])
+def test_a_batch_that_the_loop_does_not_have_is_replaced_by_one_that_leaves_some_to_time(
+    root: str,
+    trainer: MakeTrainer,
+    windows: list[Any],
+    caplog: pytest.LogCaptureFixture,
+    batches: int,
+    instead: int,
+) -> None:
+    run(trainer(profiler(profile_step=50, timing_steps=2)), "predict", new_evaluated_net(root), loader(batches))
+    (window,) = windows
+    assert [step.index for step in window.counted_steps] == [instead]
+    assert window.timed_steps
+    said = (
+        f"Batch {instead} was profiled in place of batch 50 (profile_step), because this predict loop has {batches} "
+        "batch(es)."
+    )
+    assert said in window.notes
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING and "rofile" in record.msg] == []
+
+
+def test_a_loop_of_unknown_length_that_ends_too_early_says_so(
+    root: str, trainer: MakeTrainer, windows: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = DataLoader(Stream(Rows(3 * BATCH)), batch_size=BATCH)
+    run(trainer(profiler(profile_step=50)), "predict", new_evaluated_net(root), stream)
+    assert windows == []
+    assert "nothing was profiled: profile_step is 50, and this predict loop ended after 3 batch(es)" in caplog.messages
+
+
+@pytest.mark.parametrize("function", LOOPS)
+def test_a_stream_is_profiled_though_the_loop_fetches_one_batch_ahead(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
+) -> None:
+    stream = DataLoader(Stream(Rows(6 * BATCH, on_fetch=lambda: now.sleep(0.5))), batch_size=BATCH)
+    run(trainer(profiler(timing_steps=1)), function, new_evaluated_net(root, now=now), stream)
+    (window,) = windows
+    assert [(step.index, step.flops) for step in window.counted_steps] == [(1, PhaseFlops(forward=FORWARD))]
+    assert [step.seconds for step in window.timed_steps] == [PhaseSeconds(data_wait=3.0, forward=2.0)]
+
+
+def test_a_limit_on_the_batches_is_the_loops_length(root: str, trainer: MakeTrainer, windows: list[Any]) -> None:
+    run(trainer(profiler(profile_step=50), limit_predict_batches=2), "predict", new_evaluated_net(root), loader(9))
+    assert [step.index for step in windows[0].counted_steps] == [0]
+
+
+@pytest.mark.parametrize("function", LOOPS)
+def test_batches_of_several_loaders_are_never_taken_for_one_another(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any], function: str
+) -> None:
+    net = new_evaluated_net(root, now=now)
+    step = net._evaluate
+
+    def by_loader(batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
+        now.sleep(100.0 * dataloader_idx)
+        return torch.stack([step(batch) for _ in range(1 + dataloader_idx)])
+
+    for name in ("predict_step", "test_step", "validation_step"):
+        setattr(net, name, by_loader)
+    for name in ("on_predict_batch_end", "on_test_batch_end", "on_validation_batch_end"):
+        setattr(net, name, lambda outputs, batch, batch_idx, dataloader_idx: None)
+    # Loader 0 has the batches 0 to 4, loader 1 those that follow: batch 1 is counted, 2 and 3 settle, 4 is timed.
+    callback = profiler(timing_steps=4)
+    run(trainer(callback), function, net, [loader(5), loader(7)])
+    (window,) = windows
+    assert window.counted_steps[0].flops == PhaseFlops(forward=FORWARD)
+    assert [step.index for step in window.timed_steps] == [4]
+    assert window.timed_steps[0].seconds == PhaseSeconds(forward=2.0)
+    assert window.timed_steps[0].signature.batches == (f"loader 0: [{BATCH}, {IN}] [{BATCH}, {OUT}]",)
+    assert profile_of(callback).samples == BATCH
+
+
+def test_a_backward_in_a_test_step_is_counted_and_not_told_apart_in_time(root: str, trainer: MakeTrainer) -> None:
+    net = new_evaluated_net(root)
+
+    def attack(batch: Any, batch_idx: int) -> None:
+        x = batch[0].clone().requires_grad_()
+        with torch.enable_grad():
+            net.net(x).sum().backward()
+
+    net.test_step = attack
+    callback = profiler(timing_steps=2)
+    run(trainer(callback, inference_mode=False), "test", net, loader(8))
+    profile = profile_of(callback)
+    # The input needs a gradient, too: two products a layer.
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, 2 * FORWARD)
+    assert profile.timing is not None
+    assert (profile.timing.forward_sec, profile.timing.backward_sec) == (None, None)
+    assert profile.rates.forward_backward_flops_per_sec is not None
+    assert "bwd (measured)" in render_text(profile)
+
+
+def test_a_step_that_fetches_its_own_batch_waits_for_it_inside_the_forward(
+    root: str, trainer: MakeTrainer, now: FakeNow, windows: list[Any]
+) -> None:
+    net = new_evaluated_net(root, now=now)
+
+    def predict_step(self: Any, dataloader_iter: Any) -> Any:
+        batch, _, _ = next(dataloader_iter)
+        return self._evaluate(batch)
+
+    net.predict_step = MethodType(predict_step, net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning warns of this kind of step
+        run(trainer(profiler(timing_steps=1)), "predict", net, loader(8, on_fetch=lambda: now.sleep(0.5)))
+    (window,) = windows
+    assert window.counted_steps[0].flops == PhaseFlops(forward=FORWARD)
+    assert window.counted_steps[0].samples == BATCH
+    assert [step.seconds for step in window.timed_steps] == [PhaseSeconds(data_wait=3.0, forward=2.0)]
+
+
+# Where the report goes
+
+
+def test_reports_of_a_fit_and_of_the_loops_after_it_keep_apart(root: str, trainer: MakeTrainer, tmp_path: Path) -> None:
+    callback = FlopsProfilerCallback(timing_steps=2, output_file=str(tmp_path / "flops.txt"))
+    net, made = new_evaluated_net(root), trainer(callback, logger=tensorboard_logger(root, tmp_path))
+    made.fit(net, loader(10), loader(1))
+    folder = tmp_path / "run" / "version_0"
+    of_fit = (folder / "profile.json").read_text(), (tmp_path / "flops.txt").read_text()
+    for function in (*LOOPS, "test"):
+        run(made, function, net, loader(10))
+        assert profile_of(callback).context.loop == function
+        assert callback.profiles == (profile_of(callback),)
+        assert callback.throughput is not None
+    assert of_fit == ((folder / "profile.json").read_text(), (tmp_path / "flops.txt").read_text())
+    kept = {path.name for path in folder.glob("*.json")}
+    assert kept == {
+        *("profile.json", "profile.predict.json", "profile.test.json", "profile.test-2.json", "profile.validate.json"),
+        *("throughput.json", "throughput.predict.json", "throughput.test.json", "throughput.test-2.json"),
+        "throughput.validate.json",
+    }
+    for function in LOOPS:
+        assert Profile.from_json((folder / f"profile.{function}.json").read_text()).context.loop == function
+        text = (tmp_path / f"flops.{function}.txt").read_text()
+        assert f"Counted: batch 1. Timed: 2 of 2 batches, 4-5. (Batches of this {function} loop; " in text
+        assert "bwd" not in text and "step latency" not in text and "optimizer" not in text
+    board = read_back(tmp_path)
+    for function in LOOPS:
+        flops = board.Scalars(f"flops_profiler/{function}/fwd_flops")
+        assert {(event.step, event.value) for event in flops} == {(8, float(FORWARD))}
+    scalars, texts = board.Tags()["scalars"], board.Tags()["tensors"]
+    assert {"flops_profiler/fwd_flops", "flops_profiler/bwd_flops"} <= set(scalars)
+    assert [tag for tag in scalars if tag.count("/") > 1 and ("bwd" in tag or "step_latency" in tag)] == []
+    for function in LOOPS:
+        assert {
+            f"flops_profiler/{function}/profile/text_summary",
+            f"flops_profiler/{function}/advice/text_summary",
+            f"flops_monitor/{function}/summary/text_summary",
+        } <= set(texts)
+
+
+def test_validation_inside_a_fit_has_no_report_of_its_own(
+    root: str, trainer: MakeTrainer, windows: list[Any], tmp_path: Path
+) -> None:
+    callback = profiler(timing_steps=2)
+    trainer(callback, val_check_interval=2, num_sanity_val_steps=2).fit(new_evaluated_net(root), loader(8), loader(6))
+    assert [window.context.loop for window in windows] == ["training"]
+    assert {path.name for path in (tmp_path / "lightning_flops_logs").iterdir()} == {"profile.json", "profile.txt"}
+
+
+def test_a_development_run_is_profiled_and_leaves_no_file(
+    root: str, trainer: MakeTrainer, windows: list[Any], tmp_path: Path
+) -> None:
+    run(trainer(profiler(), fast_dev_run=True), "test", new_evaluated_net(root), loader(5))
+    assert windows[0].counted_steps[0].flops == PhaseFlops(forward=FORWARD)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_throughput_is_of_the_loops_batches_without_what_comes_before_the_first(
+    root: str, trainer: MakeTrainer, now: FakeNow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning_flops.instrument.timing.monitor import Monitor
+
+    monkeypatch.setattr("lightning_flops.session.session.Monitor", lambda **given: Monitor(now, **given))
+    net = new_evaluated_net(root, now=now)
+    net.on_predict_epoch_start = lambda: now.sleep(1000.0)
+    callback = FlopsProfilerCallback(timer_only=True)
+    run(trainer(callback), "predict", net, loader(5, on_fetch=lambda: now.sleep(0.5)))
+    assert callback.profile is None
+    summary = callback.throughput
+    assert summary is not None and summary.ips is not None
+    assert (summary.batches, summary.batch_cost_sec.maximum, summary.reader_ratio) == (5, 5.0, 3.0 / 5.0)
+    assert summary.ips.average == BATCH / 5.0
+
+
+def test_a_batch_is_traced(root: str, trainer: MakeTrainer) -> None:
+    callback = FlopsProfilerCallback(timing_steps=1, monitor=False)
+    run(trainer(callback), "predict", new_evaluated_net(root), loader(10))
+    profile = profile_of(callback)
+    assert profile.traced is not None and profile.traced.like_counted
+    times = {one.name: one.times for one in profile.modules if one.times is not None}
+    assert set(times) == {"", "net", "net.0", "net.0.linear", "net.1"} - ({"net"} - set(times))
+    assert all(one.forward_sec > 0 and one.backward_sec is None for one in times.values())
+    assert "bwd" not in render_text(profile)
+
+
+def test_two_ranks_are_reported_together_and_to_the_process_that_asked(
+    trainer: MakeTrainer, root: str, tmp_path: Path
+) -> None:
+    callback = FlopsProfilerCallback(timing_steps=2, trace=False)
+    made = trainer(callback, strategy="ddp_fork", devices=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning warns that a test on several ranks may repeat samples
+        run(made, "test", new_evaluated_net(root), loader(24))
+    profile = profile_of(callback)
+    assert (profile.context.loop, profile.context.world_size, profile.flops.forward) == ("test", 2, FORWARD)
+    assert profile.ranks is not None
+    assert (profile.ranks.answered, profile.ranks.flops.forward) == (2, 2 * FORWARD)
+    assert callback.throughput is not None
+    assert "bwd" not in render_text(profile)
+    assert sorted(path.name for path in tmp_path.rglob("profile*")) == ["profile.test.json", "profile.test.txt"]
+
+
+# The run does not notice
+
+
+@pytest.mark.parametrize("function", LOOPS)
+def test_outputs_and_random_state_are_the_same_and_nothing_is_left(
+    root: str, trainer: MakeTrainer, function: str
+) -> None:
+    def outcome(*callbacks: Any) -> Any:
+        net, made = new_evaluated_net(root), trainer(*callbacks)
+        torch.manual_seed(11)
+        before = torch_state()
+        given = run(made, function, net, loader(10))
+        left = {name: value for name, value in torch_state().items() if value != before[name]}
+        given = [one.tolist() for one in given] if function == "predict" else given
+        modes = [module.training for module in net.modules()]
+        return given, modes, left, torch.get_rng_state().tolist(), footprint(made, net)
+
+    callback = FlopsProfilerCallback(timing_steps=2)
+    assert outcome(callback) == outcome()
+    assert profile_of(callback).traced is not None
+
+
+def test_nothing_of_ours_is_seen_in_the_trainer_while_the_loop_runs(root: str, trainer: MakeTrainer) -> None:
+    looks: list[Any] = []
+
+    def look(part: str) -> None:
+        if part == "batch end":
+            assert seen.ours_within(made) == []
+            looks.append(seen.pickled([made.predict_loop._data_fetcher._start_profiler.__func__.__qualname__]))
+
+    callback = FlopsProfilerCallback(timing_steps=1)
+    made = trainer(callback)
+    run(made, "predict", new_evaluated_net(root, hook=look), loader(9))
+    assert len(looks) == 9
+    assert {name for names in looks for name in names} == {"_PredictionLoop._on_before_fetch"}
+
+
+PARTS = ("loader", "transfer", "step", "layer", "batch end")
+DOING = {"counted": 1, "timed": 4, "traced": 7}
+
+
+@pytest.mark.parametrize("doing", DOING)
+@pytest.mark.parametrize("part", PARTS)
+def test_an_exception_in_any_part_of_a_batch_arrives_and_leaves_nothing(
+    part: str, doing: str, trainer: MakeTrainer, root: str
+) -> None:
+    function = LOOPS[(PARTS.index(part) + DOING[doing]) % len(LOOPS)]
+
+    def outcome(*callbacks: Any) -> Any:
+        error = ValueError("the user's own")
+        at = iter(range(10**6))
+
+        def raises(now: str) -> None:
+            if now == part and next(at) == DOING[doing] * (BATCH if part == "loader" else 1):
+                raise error
+
+        net, made = new_evaluated_net(root, hook=raises), trainer(*callbacks)
+        before = torch_state()
+        with pytest.raises(ValueError, match="the user's own") as raised:
+            run(made, function, net, loader(12, on_fetch=lambda: raises("loader")))
+        assert raised.value is error
+        left = {name: value for name, value in torch_state().items() if value != before[name]}
+        return left, footprint(made, net)
+
+    callback = FlopsProfilerCallback(timing_steps=2)
+    assert outcome(callback) == outcome()
+    # The net hears of a batch's end after its callbacks: the batch is whole then.
+    assert (callback.profile is not None) == (doing != "counted" or part == "batch end")
+    if callback.profile is not None:
+        note = f"The {function} loop was interrupted by ValueError."
+        assert note in callback.profile.notes
+
+
+@pytest.mark.parametrize("name", LOST_WITHOUT_TRAINING)
+def test_a_private_name_that_is_missing_costs_what_the_report_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = "test" if name == "_evaluation_step" else "predict"
+    exists = private_names.exists
+    monkeypatch.setattr(private_names, "exists", lambda owner, asked: asked != name and exists(owner, asked))
+    callback = FlopsProfilerCallback(timing_steps=2)
+    made, net = new_trainer(ROOTS[0], tmp_path, callback), new_evaluated_net(ROOTS[0])
+    run(made, function, net, loader(12))
+    profile = profile_of(callback)
+    assert profile.flops.forward == FORWARD
+    assert len(profile.timed_steps) == 2
+    assert profile.traced is not None
+    (note,) = [note for note in profile.notes if note.startswith("This Lightning (")]
+    assert note.endswith(f" keeps no {name}: {LOST_WITHOUT_TRAINING[name]}.")
+    plain_run, plain = new_trainer(ROOTS[0], tmp_path), new_evaluated_net(ROOTS[0])
+    run(plain_run, function, plain, loader(12))
+    assert footprint(made, net) == footprint(plain_run, plain)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return evaluated(tmp_path_factory.mktemp("plain"))
+
+
+def evaluated(folder: Path, *callbacks: Any) -> Any:
+    """Everything of one prediction that a failure might change."""
+    net, made = new_evaluated_net(ROOTS[0]), new_trainer(ROOTS[0], folder, *callbacks)
+    torch.manual_seed(11)
+    given = run(made, "predict", net, loader(9))
+    return [one.tolist() for one in given], torch.get_rng_state().tolist(), footprint(made, net)
+
+
+@pytest.mark.parametrize("seam", seams("lightning_flops.doors.lightning_evaluation"))
+def test_a_failure_at_a_seam_is_one_warning_and_the_loop_goes_on_untouched(
+    seam: str, plain: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with broken_at(seam, RuntimeError(WORDS)) as broken:
+        failed = evaluated(tmp_path, FlopsProfilerCallback(timing_steps=2, profile_step=1))
+    assert failed == plain
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and WORDS in record.getMessage()
+    ]
+    assert len(warnings) == int(broken.called), warnings
+
+
+def test_the_loops_module_keeps_its_mode(root: str, trainer: MakeTrainer) -> None:
+    net = new_evaluated_net(root)
+    net.net[1] = nn.Sequential(net.net[1], nn.Dropout(0.5)).eval()
+    run(trainer(profiler(timing_steps=1)), "validate", net, loader(6))
+    assert [module.training for module in net.net[1].modules()] == [False] * 3

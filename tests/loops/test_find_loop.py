@@ -1,0 +1,289 @@
+"""``lightning-flops run``: the loop of a program that knows nothing of the profiler is found, and so is its model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import swa_utils
+
+from lightning_flops import Profile, ProfilerConfig
+from lightning_flops.doors.find_loop import LoopFinder, holders_of
+from lightning_flops.session.outcomes import OUTCOMES, Outcomes
+from tests.fake_clock import FakeNow
+from tests.left_on_objects import left_on_object
+from tests.left_on_torch import torch_state
+from tests.loops.nets import BACKWARD, BATCH, FORWARD, MIDDLE, NARROW, WIDE, Net, SlowSGD, loader, loss_of
+from tests.ranks import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the command would say, in a process in which nothing was profiled before."""
+    before = vars(OUTCOMES).copy()
+    vars(OUTCOMES).update(vars(Outcomes()))
+    yield []
+    vars(OUTCOMES).update(before)
+
+
+def found(said: list[str], train: Callable[[], object], **settings: Any) -> LoopFinder:
+    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, **settings), announce=said.append)
+    try:
+        train()
+    finally:
+        finder.end(None)
+    return finder
+
+
+def only(finder: LoopFinder) -> Profile:
+    (profile,) = finder.profiles
+    return profile
+
+
+def test_a_loop_of_torch_is_found_after_two_updates(now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    before = torch_state()
+
+    def train() -> None:
+        for rows in loader(12, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    finder = found(said, train)
+    profile = only(finder)
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
+    assert (profile.counted_steps, profile.timed_steps) == ((3,), (6, 7))
+    assert profile.modules[0].type_name == "Net"
+    assert any(
+        "Net is the module that its loop calls, and whose parameters SlowSGD updates" in n for n in profile.notes
+    )
+    assert said[0].startswith("FLOPs of step 3: ") and said[0].endswith("lightning_flops_logs/profile.json")
+    assert Path("lightning_flops_logs/profile.txt").read_text().startswith("-")
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
+def test_the_step_that_was_asked_for_is_profiled(now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(16, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    assert only(found(said, train, profile_step=8)).counted_steps == (8,)
+
+
+def test_a_wrapper_that_the_loop_calls_is_whole_and_a_copy_is_not_taken_for_the_model(
+    now: FakeNow, said: list[str]
+) -> None:
+    net = nn.Sequential(nn.Linear(WIDE, MIDDLE), nn.ReLU(), nn.Linear(MIDDLE, NARROW))
+    averaged = swa_utils.AveragedModel(net)  # has parameters of its own
+    holder = nn.ModuleDict({"net": net, "other": nn.Linear(3, 3)})  # nobody calls it
+    compiled = torch.compile(net, backend="eager")
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(12, now):
+            loss_of(compiled(rows), now).backward()
+            optimizer.step()
+            averaged.update_parameters(net)
+
+    profile = only(found(said, train))
+    assert (profile.modules[0].type_name, profile.flops.forward) == ("Sequential", FORWARD)
+    assert profile.timing is not None and profile.timing.forward_sec is not None
+    assert len(list(holder.parameters())) == 6
+
+
+def test_two_optimizers_in_turn_make_one_step(now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    optimizers = [SlowSGD(layer.parameters(), now) for layer in (net.first, net.second)]
+
+    def train() -> None:
+        for rows in loader(12, now):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss_of(net(rows), now).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    profile = only(found(said, train))
+    assert (profile.flops.forward, profile.samples, profile.micro_steps) == (FORWARD, BATCH, 1)
+
+
+def test_a_loop_that_calls_methods_of_its_model_has_counts_and_no_time_of_its_forward(
+    now: FakeNow, said: list[str]
+) -> None:
+    class Method(Net):
+        def loss(self, rows: torch.Tensor) -> torch.Tensor:
+            return loss_of(self.second(self.first(rows)), now)
+
+    net = Method(now)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(14, now):
+            net.loss(rows).backward()
+            optimizer.step()
+
+    profile = only(found(said, train))
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert profile.timing is not None and profile.timing.forward_sec is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (0, "no optimizer took a step"),
+        (1, "training ended after 1 step(s), while its loop was being recognized"),
+        (2, "training ended after 2 step(s), while its loop was being recognized"),
+    ],
+)
+def test_a_loop_that_is_too_short_is_not_profiled_and_why_is_known(
+    now: FakeNow, said: list[str], steps: int, reason: str
+) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(steps, now) if steps else ():
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    finder = found(said, train)
+    assert (finder.profiles, finder.reason) == ([], reason)
+
+
+def test_where_a_framework_has_a_door_of_its_own_the_loop_is_left_to_it(now: FakeNow, said: list[str]) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    OUTCOMES.sessions += 1
+
+    def train() -> None:
+        for rows in loader(8, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    finder = found(said, train)
+    assert (finder.profiles, said) == ([], [])
+
+
+def test_a_failure_while_a_loop_is_looked_for_never_reaches_it(
+    now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_flops.doors.find_loop.holders_of", lambda *_: 1 / 0)
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(8, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    finder = found(said, train)
+    assert finder.reason == "the FLOPs profiler failed: ZeroDivisionError: division by zero"
+
+
+def test_the_holders_of_parameters_come_outermost_first() -> None:
+    inner = nn.Linear(2, 3)
+    middle = nn.Sequential(inner)
+    outer = nn.ModuleList([middle, nn.ReLU()])
+    assert list(holders_of([id(one) for one in inner.parameters()])) == [outer, middle, inner]
+
+
+PLAIN = """
+import torch
+from torch import nn
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(14):
+    net(torch.randn(8, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+FABRIC = """
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers import CSVLogger
+from torch import nn
+fabric = Fabric(accelerator="cpu", devices=1, loggers=CSVLogger("logs"))
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+net, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters()))
+for _ in range(14):
+    fabric.backward(net(torch.randn(8, 16)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+accelerator = Accelerator(cpu=True)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
+for _ in range(14):
+    accelerator.backward(net(torch.randn(8, 16)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+TRAINER = """
+from torch import nn
+from torch.utils.data import Dataset
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    def forward(self, rows):
+        return {"loss": self.body(rows).square().mean()}
+
+rows = [{"rows": torch.randn(16)} for _ in range(8 * 14)]
+arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=8, num_train_epochs=1, report_to=[],
+                              save_strategy="no", disable_tqdm=True)
+Trainer(Net(), arguments, train_dataset=rows).train()
+"""
+
+PROGRAMS = {
+    "plain": (PLAIN, "torch", "lightning_flops_logs/profile.json"),
+    "fabric": (FABRIC, "lightning.fabric", "logs/lightning_logs/version_0/profile.json"),
+    "accelerate": (ACCELERATE, "accelerate", "lightning_flops_logs/profile.json"),
+    "trainer": (TRAINER, "transformers", "out/lightning_flops_logs/profile.json"),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_an_unchanged_program_is_profiled_and_one_line_says_so(kind: str, in_a_folder: Path) -> None:
+    program, framework, file = PROGRAMS[kind]
+    Path("train.py").write_text(program)
+    ended = subprocess.run(
+        [sys.executable, "-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert ended.returncode == 0, ended.stderr
+    profile = Profile.from_json(Path(file).read_text())
+    assert (profile.flops.forward, profile.flops.backward, profile.context.framework) == (FORWARD, BACKWARD, framework)
+    (line,) = [one for one in (ended.stderr + ended.stdout).splitlines() if "FLOPs of step" in one]
+    assert file in line and "22.53 KFLOPs" in line
