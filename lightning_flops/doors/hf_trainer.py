@@ -18,7 +18,7 @@ import torch
 from accelerate import data_loader as accelerate_loaders
 from transformers import Trainer
 
-from lightning_flops.doors.hf_batches import FetchedBatches
+from lightning_flops.doors.hf_batches import NOTHING, FetchedBatches
 from lightning_flops.doors.hf_context import (
     engine_of,
     private_names,
@@ -137,14 +137,14 @@ class HfTraining:
         """Wrap what shows waiting for data, evaluation, checkpoints, logs, and whether the training raises."""
         trainer, make, names = self._trainer, self.session.taps, self._names
         self.session.training_stops("epoch restart")  # until the first epoch's first batch
-        # These two are called in every step of the run.
+        # Called in every step of the run.
         taps.replace(
             trainer,
             "get_batch_samples",
             make.around(self._fetch_begins, _nothing, fails=self._fetch_fails, returns=self._step_is_fetched),
         )
-        if names.has(trainer, "_get_num_items_in_batch"):
-            taps.replace(trainer, "_get_num_items_in_batch", make.around(self._items_are_counted, _nothing))
+        if trainer.args.world_size > 1:
+            self._tap_counting_of_items(taps)  # there the ranks wait for one another
         if (loader := torch_loader(self._loader)) is not None:
             taps.replace(loader, "__iter__", make.around(_begun, _nothing, returns=self._loader_starts))
         taps.replace(trainer, "evaluate", self._around_evaluation())
@@ -167,6 +167,8 @@ class HfTraining:
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the parts of a step."""
         trainer, make, names = self._trainer, self.session.taps, self._names
+        if trainer.args.world_size == 1:
+            self._tap_counting_of_items(taps)
         taps.replace(trainer, "training_step", make.around(self._batch_begins, self._batch_is_done))
         taps.replace(trainer, "compute_loss", self._part_of_batch("forward"))
         if names.has(trainer, "_prepare_inputs"):
@@ -187,6 +189,12 @@ class HfTraining:
         taps.replace(trainer.optimizer, "step", make.part("optimizer"))
         taps.replace(trainer.accelerator, "clip_grad_norm_", clears)
         taps.replace(trainer.model_wrapped, "zero_grad", clears)
+
+    def _tap_counting_of_items(self, taps: Patches) -> None:
+        """Wrap what the Trainer does between fetching the batches of a step and training on them."""
+        if self._names.has(self._trainer, "_get_num_items_in_batch"):
+            around = self.session.taps.around(self._items_are_counted, _nothing)
+            taps.replace(self._trainer, "_get_num_items_in_batch", around)
 
     def _part_of_batch(self, part: str) -> Make:
         """A wrapper that books its calls as *part* while the Trainer trains on a batch, and not while it evaluates."""
@@ -256,7 +264,8 @@ class HfTraining:
         if not self._in_loop:
             return
         self._iterator = weakref.ref(iterator)
-        self._epoch_begins()
+        if self._between_epochs:
+            self._epoch_begins()
         self._fetching = True
         self.session.fetch_begins()
 
@@ -275,7 +284,8 @@ class HfTraining:
         if self._fetching:
             self._fetching = False
             self.session.fetch_ends()
-        self._epoch_begins()  # if the loader's start was not seen, the first wait of the epoch does not count
+        if self._between_epochs:  # the loader's start was not seen: the first wait of the epoch does not count
+            self._epoch_begins()
         self._fetched = id(batches)
         self._batches.fetched(batches, counts=self.session.window.is_open and self._config.tokens_per_sample is None)
 
@@ -286,9 +296,8 @@ class HfTraining:
             self.session.fetch_ends()
 
     def _epoch_begins(self) -> None:
-        if self._between_epochs:
-            self._between_epochs = False
-            self.session.epoch_begins()
+        self._between_epochs = False
+        self.session.epoch_begins()
 
     # ---- the parts of a step
 
@@ -323,8 +332,7 @@ class HfTraining:
             session.after_batch()
             if not ends_step and session.window.marking:
                 session.window.enter_scope()
-        if ends_step:
-            self._batches.forget()
+        self._batches.current = NOTHING
 
     def epoch_ends(self) -> None:
         """An epoch is over; what a callback has stopped in the middle of a step goes on in the next epoch."""
