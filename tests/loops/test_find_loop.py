@@ -67,12 +67,12 @@ def test_a_loop_of_torch_is_found_after_two_updates(now: FakeNow, said: list[str
     finder = found(said, train)
     profile = only(finder)
     assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
-    assert (profile.counted_steps, profile.timed_steps) == ((3,), (6, 7))
+    assert (profile.counted_steps, profile.timed_steps) == ((4,), (7, 8))
     assert profile.modules[0].type_name == "Net"
     assert any(
         "Net is the module that its loop calls, and whose parameters SlowSGD updates" in n for n in profile.notes
     )
-    assert said[0].startswith("FLOPs of step 3: ") and said[0].endswith("lightning_flops_logs/profile.json")
+    assert said[0].startswith("FLOPs of step 4: ") and said[0].endswith("lightning_flops_logs/profile.json")
     assert Path("lightning_flops_logs/profile.txt").read_text().startswith("-")
     assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
 
