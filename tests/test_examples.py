@@ -87,6 +87,26 @@ def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
     assert "'flops_profiler/fwd_flops'" in run.stdout
 
 
+def test_the_demo_of_a_loop_of_ones_own_reports(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(REPOSITORY / "examples" / "train_plain.py"), "--epochs", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr
+    profile = Profile.from_json((tmp_path / "logs" / "plain" / "profile.json").read_text())
+    first, second = 2 * BATCH * 64 * 32 * 9, 2 * BATCH * 64 * 64 * 32 * 9
+    last = 2 * BATCH * 64 * 64 * 10
+    assert profile.flops.forward == first + second + last
+    assert profile.flops.backward == 2 * profile.flops.forward - first  # images need no gradient
+    assert (profile.counted_steps, profile.samples) == ((10,), BATCH)
+    assert "Logs are in logs/plain" in run.stdout
+    assert EventAccumulator(str(tmp_path / "logs" / "plain")).Reload().Scalars("flops_profiler/fwd_flops")
+
+
 @pytest.mark.slow
 def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
     flags = ("--model", "vit", "--profile-step", "3", "--max-steps", "30", "--precision", "bf16-mixed")
