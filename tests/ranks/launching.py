@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.schema.profile import Profile
-from tests.ranks import run_ranks
+from tests.ranks import LIGHTNING, run_ranks
 
 
 class Launched:
@@ -36,7 +36,7 @@ class Launched:
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
+def launch(module: str, *, ranks: int, timeout_sec: float = 270.0, imports: tuple[str, ...] = LIGHTNING) -> Launched:
     """Run every scenario of ``tests.ranks.MODULE`` on *ranks* ranks of one process group on the CPU."""
     return launch_worker(
         "tests.ranks.worker",
@@ -44,11 +44,18 @@ def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
         ranks=ranks,
         timeout_sec=timeout_sec,
         environment={"CUDA_VISIBLE_DEVICES": ""},
+        imports=imports,
     )
 
 
 def launch_worker(
-    worker: str, module: str, *, ranks: int, timeout_sec: float, environment: Mapping[str, str]
+    worker: str,
+    module: str,
+    *,
+    ranks: int,
+    timeout_sec: float,
+    environment: Mapping[str, str],
+    imports: tuple[str, ...],
 ) -> Launched:
     """Run the program *worker* on the scenarios of *module*, and read what they returned."""
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +65,7 @@ def launch_worker(
             folder=Path(folder),
             timeout_sec=timeout_sec,
             environment=environment,
+            imports=imports,
         )
         results = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
     return Launched(results, printed)
