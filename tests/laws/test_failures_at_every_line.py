@@ -24,8 +24,8 @@ from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
 from tests.ranks import DEEPSPEED_ON_CPU
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RUNS = {"count_flops": 20, "FlopsProfiler": 15, "lightning": 5, "lightning-manual": 0, "deepspeed": 0}
-"""The trainings, with the lines of each that are drawn where not all are tried."""
+RUNS = {"count_flops": 60, "FlopsProfiler": 45, "lightning": 60, "lightning-manual": 10, "deepspeed": 25}
+"""The trainings, with the lines of each that are drawn where not all are tried: 200 together."""
 
 
 def faults_of(run: str, *options: str) -> str:
