@@ -1,7 +1,7 @@
 """Child Pythons that need not import what others before them have imported: each is a fork of a process that has.
 
 Torch, Lightning and DeepSpeed take a process two to nine seconds to import, and the tests start about a hundred. Here
-``python -m MODULE`` is a fork of a process that has imported some modules and has done nothing else. It has its own
+``python ARGUMENTS`` is a fork of a process that has imported some modules and has done nothing else. It has its own
 folder, environment, arguments and output, and ends as any program does. This is for programs that only use what they
 import; one that is about importing, or about a launcher, is started as its user starts it.
 
@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import gc
 import hashlib
+import io
 import json
 import os
 import random
@@ -69,8 +70,9 @@ def start_fork(
     environment: Mapping[str, str],
     place: Mapping[str, str],
     output: int,
+    errors: int | None = None,
 ) -> Fork:
-    """Start ``python ARGUMENTS``, which are ``-m MODULE ...``, with or without ``-W ignore`` before it.
+    """Start ``python ARGUMENTS``: a module, a file or a text, with or without ``-W ignore`` before it.
 
     Args:
         arguments: of Python.
@@ -78,20 +80,51 @@ def start_fork(
         folder: where it runs.
         environment: its environment. What is imported was imported in that of the first who asked.
         place: variables besides, which were not set when anything was imported.
-        output: where both its streams go, a file.
+        output: a file, where both its streams go.
+        errors: another for what goes to stderr.
     """
     silent = list(arguments[:2]) == ["-W", "ignore"]
-    flag, module, *rest = arguments[2:] if silent else arguments
-    assert flag == "-m", arguments
     server = _server(imports, os.getpid(), tuple(environment.items()))
     program = {
-        "module": module,
-        "arguments": rest,
+        "arguments": list(arguments[2:] if silent else arguments),
         "silent": silent,
         "folder": str(folder),
         "environment": {**environment, **place},
     }
-    return Fork(server, server.ask(program, output))
+    return Fork(server, server.ask(program, output, output if errors is None else errors))
+
+
+BEFORE_LIGHTNING = ("torch", "torchmetrics")
+"""What takes Lightning long to import, without anything of Lightning itself."""
+
+
+def run_fork(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    imports: tuple[str, ...] = BEFORE_LIGHTNING,
+    timeout_sec: float = 240.0,
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGUMENTS`` in *folder* to its end, with our repository on its path."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out, tempfile.TemporaryFile("w+", encoding="utf-8") as err:
+        fork = start_fork(
+            arguments,
+            imports=imports,
+            folder=folder,
+            environment={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+            place=environment,
+            output=out.fileno(),
+            errors=err.fileno(),
+        )
+        end = time.monotonic() + timeout_sec
+        while (status := fork.poll()) is None:
+            if time.monotonic() > end:
+                os.killpg(fork.pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for printed in (out, err):
+            printed.seek(0)
+        return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
 
 
 def _server(imports: tuple[str, ...], process: int, environment: tuple[tuple[str, str], ...]) -> _Server:
@@ -151,8 +184,8 @@ _BEGUN: list[subprocess.Popen[bytes]] = []
 # ---- the process that forks
 
 
-def serve(address: str, imports: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Answer until nobody is left who asks. In a fork: the module that it is to run, and its arguments."""
+def serve(address: str, imports: Sequence[str]) -> list[str] | None:
+    """Answer until nobody is left who asks. In a fork: the arguments of the Python that it is to be."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
@@ -173,7 +206,7 @@ def serve(address: str, imports: Sequence[str]) -> tuple[str, list[str]] | None:
                     forks[one] = set()
                     waiting.register(one, selectors.EVENT_READ)
                     continue
-                line, files, _, _ = socket.recv_fds(asking, 1 << 20, 1)
+                line, files, _, _ = socket.recv_fds(asking, 1 << 20, 2)
                 while line and not line.endswith(b"\n"):
                     line += asking.recv(1 << 20)
                 if not line:
@@ -215,11 +248,14 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _become(program: dict[str, Any], output: int) -> tuple[str, list[str]]:
+def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
     """Make this fork the program that was asked for."""
     os.setsid()
-    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
+    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
         os.dup2(file, stream)
+    for text in (sys.stdout, sys.stderr):
+        if isinstance(text, io.TextIOWrapper):
+            text.reconfigure(encoding="utf-8")
     os.chdir(program["folder"])
     os.environ.clear()
     os.environ.update(program["environment"])
@@ -230,12 +266,23 @@ def _become(program: dict[str, Any], output: int) -> tuple[str, list[str]]:
     ranks: Any = sys.modules.get("lightning_utilities.core.rank_zero")
     if ranks is not None:  # Lightning notes it when it is imported
         ranks.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
-    return program["module"], program["arguments"]
+    arguments: list[str] = program["arguments"]
+    return arguments
 
 
 if __name__ == "__main__":
-    _, address_, *imports_ = sys.argv
-    if (own := serve(address_, imports_)) is not None:
-        module_, arguments_ = own
-        sys.argv[:] = [module_, *arguments_]
-        runpy.run_module(module_, run_name="__main__", alter_sys=True)
+    own_ = serve(sys.argv[1], sys.argv[2:])
+    if own_ is not None:
+        what_, *rest_ = own_
+        if what_ == "-m":
+            sys.argv[:] = rest_
+            sys.path[0] = os.getcwd()
+            runpy.run_module(rest_[0], run_name="__main__", alter_sys=True)
+        elif what_ == "-c":
+            sys.argv[:] = ["-c", *rest_[1:]]
+            sys.path[0] = ""
+            exec(compile(rest_[0], "<string>", "exec", dont_inherit=True))
+        else:
+            sys.argv[:] = own_
+            sys.path[0] = os.path.dirname(os.path.abspath(what_))
+            runpy.run_path(what_, run_name="__main__")

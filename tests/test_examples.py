@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from tests.forks import run_fork
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -23,14 +21,7 @@ BATCH = 32
 
 def train_digits(folder: Path, *flags: str) -> str:
     """What the demo prints when it is run in *folder*."""
-    run = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_digits.py"), *flags],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-    )
+    run = run_fork([str(REPOSITORY / "examples" / "train_digits.py"), *flags], folder=folder)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -82,14 +73,7 @@ def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
 
 
 def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = run_fork([str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"], folder=tmp_path)
     assert run.returncode == 1
     assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, or a list of such, got -1" in run.stderr
 
