@@ -28,10 +28,12 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 UNUSED_SEC = 60.0
@@ -127,6 +129,26 @@ def run_fork(
         return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
 
 
+def once_in_a_run(name: str, make: Callable[[], T], *, imports: tuple[str, ...], environment: Mapping[str, str]) -> T:
+    """What *make* returned, which JSON can hold, to the first process of this run of the tests that asked for *name*.
+
+    The process of *imports* keeps it; *environment* as in ``start_fork``.
+    """
+    server = _server(imports, os.getpid(), tuple(environment.items()))
+    while (found := server.ask({"claim": name})) == "in the making":
+        time.sleep(0.1)
+    if found is not None:
+        kept: T = found["made"]
+        return kept
+    try:
+        made = make()
+    except BaseException:
+        server.ask({"keep": name, "made": None})
+        raise
+    server.ask({"keep": name, "made": {"made": made}})
+    return made
+
+
 def _server(imports: tuple[str, ...], process: int, environment: tuple[tuple[str, str], ...]) -> _Server:
     key = (imports, process)  # a fork of this process would mix its questions with ours
     if key not in _SERVERS:
@@ -142,7 +164,7 @@ class _Server:
         name = hashlib.sha256(" ".join((run, *imports)).encode()).hexdigest()[:16]
         address = Path(tempfile.gettempdir(), f"forks-{name}")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with address.with_suffix(".lock").open("w") as lock:
+        with Path(f"{address}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 self._socket.connect(str(address))
@@ -154,7 +176,11 @@ class _Server:
 
     def ask(self, request: dict[str, Any], *files: int) -> Any:
         """The answer to *request*, which may hand over *files*."""
-        socket.send_fds(self._socket, [f"{json.dumps(request)}\n".encode()], files)
+        line = f"{json.dumps(request)}\n".encode()
+        if files:
+            socket.send_fds(self._socket, [line], files)
+        else:
+            self._socket.sendall(line)
         answer = self._answers.readline()
         assert answer, "the process that forks has ended"
         return json.loads(answer)
@@ -191,11 +217,13 @@ def serve(address: str, imports: Sequence[str]) -> list[str] | None:
     listener.listen(64)
     os.write(1, b"listens\n")
     os.dup2(2, 1)  # nobody reads the pipe any more
-    for name in imports:
-        import_module(name)
+    for module in imports:
+        import_module(module)
     gc.collect()
     gc.freeze()  # no fork copies all this by collecting it
     forks: dict[socket.socket, set[int]] = {}
+    making: dict[str, socket.socket] = {}
+    made: dict[str, Any] = {}
     with selectors.DefaultSelector() as waiting:
         waiting.register(listener, selectors.EVENT_READ)
         while ready := waiting.select(None if forks else UNUSED_SEC):
@@ -214,10 +242,20 @@ def serve(address: str, imports: Sequence[str]) -> list[str] | None:
                     asking.close()
                     for left in forks.pop(asking):
                         _end(left)
+                    making = {name: maker for name, maker in making.items() if maker is not asking}
                     continue
                 request = json.loads(line)
+                answer: Any = None
                 if "status_of" in request:
                     answer = _status(request["status_of"], forks[asking])
+                elif "claim" in request:
+                    name = request["claim"]
+                    answer = made.get(name) or ("in the making" if name in making else None)
+                    if answer is None:
+                        making[name] = asking
+                elif "keep" in request:
+                    made[request["keep"]] = request["made"]
+                    making.pop(request["keep"], None)
                 else:
                     answer = os.fork()
                     if not answer:
@@ -231,6 +269,7 @@ def serve(address: str, imports: Sequence[str]) -> list[str] | None:
             if not forks:
                 break
     os.unlink(address)
+    os.unlink(f"{address}.lock")
     return None
 
 

@@ -16,12 +16,21 @@ from typing import IO
 
 from tests.forks import REPOSITORY, Fork, start_fork
 
-__all__ = ["BOTH", "DEEPSPEED", "DEEPSPEED_ON_CPU", "LIGHTNING", "REPOSITORY", "TORCH", "run_ranks"]
+__all__ = [
+    "BOTH",
+    "DEEPSPEED",
+    "DEEPSPEED_ON_CPU",
+    "LIGHTNING",
+    "REPOSITORY",
+    "TORCH",
+    "environment_of_ranks",
+    "run_ranks",
+]
 
-TORCH = ("torch", "lightning_flops")
-DEEPSPEED = (*TORCH, "deepspeed", "lightning_flops.deepspeed")
-LIGHTNING = (*TORCH, "lightning.pytorch", "lightning_flops.lightning")
-BOTH = (*TORCH, "lightning.pytorch", "pytorch_lightning", "deepspeed", "lightning_flops.lightning")
+_TORCH = ("torch", "lightning_flops")
+DEEPSPEED = (*_TORCH, "deepspeed", "lightning_flops.deepspeed")
+LIGHTNING = (*_TORCH, "lightning.pytorch", "lightning_flops.lightning")
+BOTH = (*_TORCH, "lightning.pytorch", "pytorch_lightning", "deepspeed", "lightning_flops.lightning")
 """What ranks may find imported."""
 
 DEEPSPEED_ON_CPU = {
@@ -64,12 +73,7 @@ def run_ranks(
     statuses_meant = [(ends_with or {}).get(rank, 0) for rank in range(ranks)]
     with contextlib.ExitStack() as undo:
         port = _held_port(undo)
-        everywhere = {
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": "1",
-            **(environment or {}),
-        }
+        everywhere = environment_of_ranks(environment or {})
         processes: list[subprocess.Popen[bytes] | Fork] = []
         outputs: list[IO[bytes]] = []
         for rank in range(ranks):
@@ -94,6 +98,11 @@ def run_ranks(
     assert not late or any(status > 0 for status in statuses), f"not done in {timeout_sec:.0f} s\n{whole}"
     assert statuses == statuses_meant, f"exit statuses {statuses}\n{whole}"
     return printed
+
+
+def environment_of_ranks(more: Mapping[str, str]) -> dict[str, str]:
+    """What all ranks have in their environment, and this process or *more* gave them."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **more}
 
 
 def _start(
