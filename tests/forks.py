@@ -218,7 +218,8 @@ def serve(address: str, imports: Sequence[str]) -> list[str] | None:
     os.write(1, b"listens\n")
     os.dup2(2, 1)  # nobody reads the pipe any more
     for module in imports:
-        import_module(module)
+        with contextlib.suppress(ImportError):  # not every environment has everything
+            import_module(module)
     gc.collect()
     gc.freeze()  # no fork copies all this by collecting it
     forks: dict[socket.socket, set[int]] = {}
