@@ -106,7 +106,7 @@ def run_fork(
     folder: Path,
     imports: tuple[str, ...] = BEFORE_LIGHTNING,
     timeout_sec: float = 240.0,
-    **environment: str,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python ARGUMENTS`` in *folder* to its end, with our repository on its path."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as out, tempfile.TemporaryFile("w+", encoding="utf-8") as err:
@@ -115,7 +115,7 @@ def run_fork(
             imports=imports,
             folder=folder,
             environment={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
-            place=environment,
+            place=environment or {},
             output=out.fileno(),
             errors=err.fileno(),
         )

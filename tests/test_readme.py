@@ -70,7 +70,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the README's program prints."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "program.py").write_text(block("python"))
-    run = run_fork(["program.py"], folder=folder, COLUMNS="120")
+    run = run_fork(["program.py"], folder=folder, environment={"COLUMNS": "120"})
     assert run.returncode == 0, run.stderr
     return run.stdout
 

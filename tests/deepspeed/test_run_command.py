@@ -91,7 +91,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> tuple[int, list[
     command = Path(sys.executable).parent
     path = f"{command}{os.pathsep}{os.environ['PATH']}"
     if "RANK" in environment:  # no launcher, so nothing that looks for a Python of its own
-        done = run_fork(arguments, folder=folder, PATH=path, **DEEPSPEED_ON_CPU, **environment)
+        done = run_fork(arguments, folder=folder, environment={"PATH": path, **DEEPSPEED_ON_CPU, **environment})
     else:
         done = subprocess.run(
             [sys.executable, *arguments],

@@ -33,7 +33,7 @@ def faults_of(run: str, *options: str) -> str:
         imports=DEEPSPEED if run == "deepspeed" else LIGHTNING,
         folder=REPOSITORY,
         timeout_sec=36000.0,
-        **DEEPSPEED_ON_CPU,
+        environment=DEEPSPEED_ON_CPU,
     )
     assert "lines of ours run" in done.stdout, done.stderr  # it began at all
     return "" if done.returncode == 0 else done.stdout

@@ -172,7 +172,7 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
         "new_trainer(root, folder, logger=logs).fit(new_net(root), loader(30))\n"
     )
     arguments = ["-m", "lightning_flops", "run", "train.py", root, str(tmp_path)]
-    done = run_fork(arguments, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    done = run_fork(arguments, folder=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
     assert report.parent == tmp_path / "run" / "version_0"
