@@ -526,7 +526,11 @@ class Session:
 
     def take_out(self) -> None:
         """Remove everything of ours from the framework's objects and from torch."""
-        self.border.close()
+        try:
+            self.border.close()
+        except BaseException:
+            self.border.close()  # for an error that came before it began
+            raise
         if self._ranks is not None:
             self._ranks.leave(wait=False)
 
