@@ -42,7 +42,8 @@ demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
 		-m lightning_flops run examples/deepspeed_gpt.py --zero $(ZERO)
 
 # A file of tests runs in one process, several files at a time; each process computes on one core.
-PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+# What torch compiles there is kept beside DeepSpeed's operators, for the next time.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
 test: lint
 	$(RUN) -m tests.deepspeed.compile_operators

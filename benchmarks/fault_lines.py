@@ -11,6 +11,7 @@ import argparse
 import ast
 import dis
 import functools
+import gc
 import logging
 import os
 import pkgutil
@@ -39,6 +40,7 @@ from tests.left_on_torch import torch_state_and_warnings
 from .fault_campaign import Answer, Fault, answer_of
 
 PACKAGE = Path(lightning_flops.__file__).resolve().parent
+_FOLDER = f"{PACKAGE}{os.sep}"
 ERRORS: dict[str, type[BaseException]] = {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}
 TRIAL_SEC = 300.0
 STEPS = 12
@@ -125,6 +127,12 @@ def _is_name(node: ast.expr | None) -> bool:
 
 
 @functools.cache
+def lines_of(code: CodeType) -> frozenset[int | None]:
+    """The lines of a function itself, without those of functions in it."""
+    return frozenset(line for _, _, line in code.co_lines())
+
+
+@functools.cache
 def entries_of_with(code: CodeType) -> dict[int, int]:
     """Where ``with`` blocks of *code* are entered: the instruction, by line.
 
@@ -204,8 +212,11 @@ class Tripwire:
         threading.settrace(None)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """A function is called: watch its lines if it is ours."""
-        if self.fired or not frame.f_code.co_filename.startswith(str(PACKAGE)) or frame.f_code.co_name == "<module>":
+        """A function is called: watch its lines if it is ours, or, where one line is meant, if that is among them."""
+        code = frame.f_code
+        if self.fired or not code.co_filename.startswith(_FOLDER) or code.co_name == "<module>":
+            return None
+        if self._at is not None and (code.co_filename != self._at[0] or self._at[1] not in lines_of(code)):
             return None
         return self._line
 
@@ -445,26 +456,43 @@ RUNS: dict[str, Train] = {
 
 _OF_TORCH = ("torch._dynamo", "torch.profiler", "torch.utils.checkpoint")
 
-_OF_LOOPS = (
+_OF_LIGHTNING = (
+    "fsspec.implementations.local",
+    "lightning.pytorch.loggers",
     "torch.utils.tensorboard",
-    "tests.lightning.nets",
     "tests.lightning.footprint",
-    "tests.deepspeed.engines",
-    "deepspeed.comm",
+    "tests.lightning.nets",
     "benchmarks.lightning_suite_door",
 )
+
+_OF_RUN: dict[str, tuple[str, ...]] = {
+    "lightning": _OF_LIGHTNING,
+    "lightning-manual": _OF_LIGHTNING,
+    "deepspeed": (
+        "fsspec.implementations.local",
+        "setuptools",
+        "torch.utils.cpp_extension",
+        "torch.utils.tensorboard",
+        "deepspeed.comm",
+        "deepspeed.module_inject",
+        "deepspeed.moe.layer",
+        "deepspeed.ops.adam",
+        "tests.deepspeed.engines",
+    ),
+}
 
 
 def import_for(run: str) -> None:
     """Load what a training and its trials need, so that a trial's process finds it there."""
-    loop = run not in ("count_flops", "FlopsProfiler")
     for module in pkgutil.walk_packages([str(PACKAGE)], "lightning_flops."):
         if module.name.rpartition(".")[2] != "__main__":
             import_module(module.name)
-    for name in (*_OF_TORCH, *(_OF_LOOPS if loop else ())):
+    for name in (*_OF_TORCH, *_OF_RUN.get(run, ())):
         import_module(name)
     for optimizer in (torch.optim.SGD, torch.optim.Adam):  # torch wraps a class's step when it makes the first of it
         optimizer([nn.Parameter(torch.zeros(1))], lr=0.1)
+    gc.collect()
+    gc.freeze()  # a trial neither copies what is here by collecting it, nor goes through it in search of its Trainer
 
 
 class Lines:
@@ -498,12 +526,16 @@ class Lines:
         return self.faults_at(Site(file=file, line=int(line), hit=hit), error)
 
     def sweep(self, generator: random.Random, lines: int | None) -> Iterator[Fault]:
-        """Raise at each line that runs, or at so many that are drawn, in its first time and any other; both errors."""
+        """Raise both errors at each line that runs, in its first time and any other.
+
+        Or at so many *lines* that are drawn, in the first time of each or any other.
+        """
         places = list(self.sites)
         for place in places if lines is None else generator.sample(places, min(lines, len(places))):
             file, _, line = place.rpartition(":")
             for error in ERRORS:
-                for hit in {1, generator.randint(1, self.sites[place])}:
+                hits = sorted({1, generator.randint(1, self.sites[place])})
+                for hit in hits if lines is None else [generator.choice(hits)]:
                     yield from self.faults_at(Site(file=file, line=int(line), hit=hit), error)
 
     def faults_at(self, site: Site, error: str) -> list[Fault]:

@@ -84,15 +84,21 @@ def install(*, keep_builtin: bool = False) -> None:
     """
     if _installed:
         return
-    _installed.replace(
-        deepspeed_config,
-        "DeepSpeedFlopsProfilerConfig",
-        functools.partial(_reading_the_block, keep_builtin=keep_builtin),
-    )
-    for engine_class in _ENGINES:
+    try:
         _installed.replace(
-            engine_class, "__init__", functools.partial(_attaching_at_the_end, keep_builtin=keep_builtin)
+            deepspeed_config,
+            "DeepSpeedFlopsProfilerConfig",
+            functools.partial(_reading_the_block, keep_builtin=keep_builtin),
         )
+        for engine_class in _ENGINES:
+            _installed.replace(
+                engine_class, "__init__", functools.partial(_attaching_at_the_end, keep_builtin=keep_builtin)
+            )
+    except BaseException as error:
+        _installed.undo()
+        if not isinstance(error, Exception):
+            raise
+        logger.warning("no engine is profiled: %s: %s", type(error).__name__, error)
 
 
 def uninstall() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +12,23 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
+from tests.forks import run_fork
 
 REPOSITORY = Path(__file__).parent.parent
 
 BATCH = 32
 
 
-def train_digits(folder: Path, *flags: str) -> str:
-    """What the demo prints when it is run in *folder*."""
-    run = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_digits.py"), *flags],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-    )
+def print_of(example: str, folder: Path, *flags: str) -> str:
+    """What *example* prints when it is run in *folder*."""
+    run = run_fork([str(REPOSITORY / "examples" / example), *flags], folder=folder)
     assert run.returncode == 0, run.stderr
     return run.stdout
+
+
+def train_digits(folder: Path, *flags: str) -> str:
+    """What the demo prints when it is run in *folder*."""
+    return print_of("train_digits.py", folder, *flags)
 
 
 def profile_of(folder: Path) -> Profile:
@@ -64,15 +60,7 @@ def test_the_convolutional_demo_learns_and_reports(tmp_path: Path) -> None:
 
 
 def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_hf.py"), "--max-steps", "40", "--profile-step", "3"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stderr
+    printed = print_of("train_hf.py", tmp_path, "--max-steps", "40", "--profile-step", "3")
     profile = Profile.from_json((tmp_path / "out" / "lightning_flops_logs" / "profile.json").read_text())
     assert (profile.profile_step, profile.micro_steps, profile.samples) == (3, 3, 48)
     tokens, width, layers, symbols = 48 * 7, 32, 2, 14  # the longest sentence is "9+9=18."
@@ -83,27 +71,19 @@ def test_the_demo_of_transformers_reports(tmp_path: Path) -> None:
     assert profile.flops.forward == layers * (projections + scores_and_values + feed_forward) + head
     assert profile.flops.backward == 2 * profile.flops.forward
     assert profile.tokens is not None and 48 * 6 <= profile.tokens < 48 * 7  # without padding; "1+2=3." has six
-    assert "tokens/second over the global step" in run.stdout
-    assert "'flops_profiler/fwd_flops'" in run.stdout
+    assert "tokens/second over the global step" in printed
+    assert "'flops_profiler/fwd_flops'" in printed
 
 
 def test_the_demo_of_a_loop_of_ones_own_reports(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_plain.py"), "--epochs", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-    )
-    assert run.returncode == 0, run.stderr
+    printed = print_of("train_plain.py", tmp_path, "--epochs", "1")
     profile = Profile.from_json((tmp_path / "logs" / "plain" / "profile.json").read_text())
     first, second = 2 * BATCH * 64 * 32 * 9, 2 * BATCH * 64 * 64 * 32 * 9
     last = 2 * BATCH * 64 * 64 * 10
     assert profile.flops.forward == first + second + last
     assert profile.flops.backward == 2 * profile.flops.forward - first  # images need no gradient
     assert (profile.counted_steps, profile.samples) == ((10,), BATCH)
-    assert "Logs are in logs/plain" in run.stdout
+    assert "Logs are in logs/plain" in printed
     assert EventAccumulator(str(tmp_path / "logs" / "plain")).Reload().Scalars("flops_profiler/fwd_flops")
 
 
@@ -126,14 +106,7 @@ def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
 
 
 def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = run_fork([str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"], folder=tmp_path)
     assert run.returncode == 1
     assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, or a list of such, got -1" in run.stderr
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
 
 REPOSITORY = Path(__file__).parent.parent
@@ -71,14 +70,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the README's program prints."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "program.py").write_text(block("python"))
-    run = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "utf-8", "COLUMNS": "120"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=240,
-    )
+    run = run_fork(["program.py"], folder=folder, environment={"COLUMNS": "120"})
     assert run.returncode == 0, run.stderr
     return run.stdout
 

@@ -87,10 +87,12 @@ def named_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     # An explicit stack, so that no model is too deep for Python.
     pending: list[tuple[str, nn.Module, frozenset[int]]] = [("", root, frozenset())]
+    no_wrappers: set[type] = set()
     while pending:
         name, module, above = pending.pop()
         yield name, module
-        look_at_wrapper(module)
+        if type(module) not in no_wrappers and not look_at_wrapper(module):
+            no_wrappers.add(type(module))
         children = children_of(module)
         if not children:
             continue

@@ -26,7 +26,7 @@ from lightning_flops.instrument.timing.phase_timer import PhaseTimer
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
-from lightning_flops.instrument.window_states import Closed, Measured, State, Waiting, Window
+from lightning_flops.instrument.window_states import Closed, Measured, State, Waiting, WindowParts
 from lightning_flops.records import RunContext, TimePhase, WindowRecord
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -68,7 +68,7 @@ class Recorder:
     ) -> None:
         self._undo = ExitStack()
         self._scope = ExitStack()  # of the batch that runs
-        self._window = window = Window(
+        self._window = window = WindowParts(
             root=root,
             whole=whole or (lambda: None),
             profile_step=profile_step,

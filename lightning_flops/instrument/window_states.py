@@ -85,7 +85,7 @@ class RunningStep:
 
 
 @dataclass(slots=True, kw_only=True)
-class Window:
+class WindowParts:
     """What the states of one window share: what it was made with, and how far the run is."""
 
     root: nn.Module
@@ -206,7 +206,7 @@ class State:
     left_undone: str | None = None
     """What the report must say of the run if the window ends now: a sentence without its subject."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: WindowParts) -> None:
         self._window = window
 
     @property
@@ -278,7 +278,7 @@ class _CountingSteps(State, ABC):
 
     counting = True
 
-    def __init__(self, window: Window, counter: PartCounter) -> None:
+    def __init__(self, window: WindowParts, counter: PartCounter) -> None:
         super().__init__(window)
         self._counter = counter
         self._seen_by_profiler = False
@@ -358,7 +358,7 @@ class SettlingDown(State):
 
     measured: Measured
 
-    def __init__(self, window: Window, measured: Measured, times: Times) -> None:
+    def __init__(self, window: WindowParts, measured: Measured, times: Times) -> None:
         super().__init__(window)
         self.measured = measured
         self._times = times
@@ -379,7 +379,7 @@ class Timing(State):
     timer: PhaseTimer
     measured: Measured
 
-    def __init__(self, window: Window, measured: Measured, times: Times) -> None:
+    def __init__(self, window: WindowParts, measured: Measured, times: Times) -> None:
         super().__init__(window)
         self.timer = times.timer
         self.measured = measured
@@ -410,7 +410,7 @@ class Timing(State):
         window.steps_done += 1
         return self._follows(window, times, self.measured.timing_steps)
 
-    def _follows(self, window: Window, times: Times, wanted: int) -> State:
+    def _follows(self, window: WindowParts, times: Times, wanted: int) -> State:
         if times.matches >= wanted:
             if window.settling.was_too_early():
                 times.forget_steps()
@@ -431,7 +431,7 @@ class CountingMore(_CountingSteps):
 
     measured: Measured
 
-    def __init__(self, window: Window, measured: Measured, times: Times) -> None:
+    def __init__(self, window: WindowParts, measured: Measured, times: Times) -> None:
         super().__init__(window, measured.counter)
         self.measured = measured
         self._times = times
@@ -449,7 +449,7 @@ class Tracing(State):
     measured: Measured
     left_undone = "ended before all was traced that was to be."
 
-    def __init__(self, window: Window, measured: Measured) -> None:
+    def __init__(self, window: WindowParts, measured: Measured) -> None:
         super().__init__(window)
         self.measured = measured
         self._cycles = window.tracing
@@ -498,12 +498,12 @@ class Closed(State):
 
     closed = True
 
-    def __init__(self, window: Window, measured: Measured | None) -> None:
+    def __init__(self, window: WindowParts, measured: Measured | None) -> None:
         super().__init__(window)
         self.measured = measured
 
 
-def _traces_or_closes(window: Window, measured: Measured) -> State:
+def _traces_or_closes(window: WindowParts, measured: Measured) -> State:
     """The next state, when counts and times are complete."""
     measured.complete = True
     window.tracing.begin(measured.is_comparable)

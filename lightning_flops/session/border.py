@@ -18,7 +18,7 @@ class Border:
     too, for example in a handler of the user's.
 
     Args:
-        take_off: removes everything of ours; called once.
+        take_off: removes everything of ours; called once, and once more if it raised.
         tell: says what failed; called at most once, and only for an ``Exception``.
     """
 
@@ -32,7 +32,12 @@ class Border:
         """Remove everything of ours, unless that was done before."""
         if not self.closed:
             self.closed = True
-            self._take_off()
+            try:
+                self._take_off()
+            except BaseException as error:
+                self._take_off()  # for an error that came before it began; taking off what is off does nothing
+                if not isinstance(error, Exception):
+                    raise
 
     def broke(self, error: BaseException) -> None:
         """Our side raised *error*: training goes on without us.

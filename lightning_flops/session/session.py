@@ -548,7 +548,11 @@ class Session:
 
     def take_out(self) -> None:
         """Remove everything of ours from the framework's objects and from torch."""
-        self.border.close()
+        try:
+            self.border.close()
+        except BaseException:
+            self.border.close()  # for an error that came before it began
+            raise
         if self._ranks is not None:
             self._ranks.leave(wait=False)
 
@@ -562,7 +566,12 @@ class Session:
     def _take_off(self) -> None:
         try:
             self._ledger.close()
-        except Exception as error:  # the ledger has run every other undo all the same
+        except BaseException as error:
+            # The ledger has run every other undo all the same, unless the error came before it began.
+            with contextlib.suppress(Exception):
+                self._ledger.close()
+            if not isinstance(error, Exception):
+                raise
             _warn("could not take every tap off the training loop", because=error)
 
     def _tell_failure(self, error: Exception) -> None:

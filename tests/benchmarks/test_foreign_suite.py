@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.foreign_suite import Known, Outcome, Suite, compare, known_differences, last_words, outcomes, report
+
+NO_OTHER_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Each process would import what the plugins that are installed need, for a second or two."""
 
 PASSED, FAILED = Outcome(how="passed"), Outcome(how="failed", words="E   AssertionError: 3 callbacks\n")
 
@@ -118,8 +122,14 @@ def test_behind(): pass
 
 def suite_in(folder: Path) -> Suite:
     (folder / "test_them.py").write_text(SUITE)
-    (folder / "settings.ini").write_text("[pytest]\naddopts = -p no:randomly\n")
-    return Suite(folder=folder, settings=folder / "settings.ini", profiled={"DIES": "1"})
+    (folder / "settings.ini").write_text("[pytest]\n")
+    return Suite(
+        folder=folder,
+        settings=folder / "settings.ini",
+        environment=NO_OTHER_PLUGINS,
+        profiled={"DIES": "1"},
+        options=("-p", "pytest_timeout"),
+    )
 
 
 def test_every_test_of_a_run_has_an_outcome_also_behind_one_that_ends_the_process(tmp_path: Path) -> None:
@@ -163,7 +173,13 @@ def test_tests_that_a_mark_skips_are_not_collected(tmp_path: Path) -> None:
 def test_a_junit_file_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "test_them.py").write_text(SUITE.partition("@pytest.fixture")[0])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junit-xml=run.xml", "-c", "/dev/null"]
-    subprocess.run([*command, f"--rootdir={tmp_path}", "test_them.py"], cwd=tmp_path, capture_output=True, timeout=120)
+    subprocess.run(
+        [*command, f"--rootdir={tmp_path}", "test_them.py"],
+        cwd=tmp_path,
+        env={**os.environ, **NO_OTHER_PLUGINS},
+        capture_output=True,
+        timeout=120,
+    )
     found = outcomes(tmp_path / "run.xml")
     assert {name: outcome.how for name, outcome in found.items()} == {
         "test_them::test_passes": "passed",

@@ -35,7 +35,13 @@ TWENTY = {
 """By architecture, in how many ways it can be counted: not each has sdpa or checkpointing."""
 
 
-@pytest.mark.parametrize("architecture", sorted(TWENTY))
+IN_SHORT = ("gpt2", "resnet", "t5", "vit")
+"""A decoder, a network of convolutions, a pair of encoder and decoder, and an encoder; the others are ``slow``."""
+
+
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(one, marks=() if one in IN_SHORT else pytest.mark.slow) for one in sorted(TWENTY)]
+)
 def test_an_architecture_costs_what_its_python_calls_say(architecture: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the library's own, of which each architecture has others

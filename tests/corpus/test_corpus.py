@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -36,17 +37,53 @@ def each(networks: tuple[Network, ...]) -> pytest.MarkDecorator:
     )
 
 
+@dataclass(frozen=True)
+class Ran:
+    """One run of a network, forward and backward."""
+
+    state: dict[str, Tensor]
+    """Weights, buffers, gradients and the state of the random generator, afterwards."""
+    counts: FlopCounts | None
+    """None where nothing was counted."""
+    names: frozenset[str]
+    """Of the model's modules."""
+
+
+def ran(network: Network, *, counted: bool) -> Ran:
+    """What one run of *network* came to, for all tests that ask."""
+    key = (network.family, network.name, counted)
+    if key not in _RAN:
+        _RAN[key] = _run(network, counted=counted)
+    return _RAN[key]
+
+
+_RAN: dict[tuple[str, str, bool], Ran] = {}
+
+
+def _run(network: Network, *, counted: bool) -> Ran:
+    example = network.example()
+    counts = None
+    try:
+        if counted:
+            with count_flops(example.model) as counts:
+                example.run()
+        else:
+            example.run()
+        state = {**state_of(example.model), "random state": torch.get_rng_state()}
+    finally:
+        example.teardown()
+    names = frozenset(name for name, _ in example.model.named_modules(remove_duplicate=False))
+    return Ran(state, counts, names)
+
+
 @each(NETWORKS)
 def test_a_network_costs_what_its_layer_sizes_say(network: Network, request: pytest.FixtureRequest) -> None:
     """Phase by phase and module by module, as integers."""
     if network.known_gap:
         request.applymarker(pytest.mark.xfail(strict=True, reason=network.known_gap))
-    example, expected = network.example(), network.expected
-    try:
-        with count_flops(example.model) as counts:
-            example.run()
-    finally:
-        example.teardown()
+    run, expected = ran(network, counted=True), network.expected
+    counts = run.counts
+    assert counts is not None
     by_module = counts.by_module()
     counted: dict[str, Any] = {
         "all": counts.total,
@@ -65,8 +102,7 @@ def test_a_network_costs_what_its_layer_sizes_say(network: Network, request: pyt
     assert counts.model_flops == expected.forward + expected.backward
     assert counts.hardware_flops == expected.phases.total - expected.causal_skipped
     if network.family not in ("compiled", "wrapped"):  # there, names are not named_modules()'s own
-        names = {name for name, _ in example.model.named_modules(remove_duplicate=False)}
-        assert by_module.keys() <= names | {OUTSIDE}
+        assert by_module.keys() <= run.names | {OUTSIDE}
     assert by_module.get("", PhaseFlops()) + by_module.get(OUTSIDE, PhaseFlops()) == expected.phases
     assert sum(counts.by_operator().values(), start=PhaseFlops()) == expected.phases
 
@@ -90,8 +126,7 @@ def test_a_forward_in_inference_mode_costs_the_same(network: Network) -> None:
 @each(NETWORKS)
 def test_counting_changes_no_weight_no_gradient_and_no_random_number(network: Network) -> None:
     """The same network without the counter ends with the same bits."""
-    plain = after_running(network, count=False)
-    counted = after_running(network, count=True)
+    plain, counted = ran(network, counted=False).state, ran(network, counted=True).state
     assert plain.keys() == counted.keys()
     assert [name for name, tensor in plain.items() if not torch.equal(tensor, counted[name])] == []
 
@@ -105,20 +140,6 @@ def test_the_corpus_is_large_and_its_names_are_unique() -> None:
 def heavy(counts: FlopCounts) -> list[str]:
     """Operators that may have spent FLOPs and were not counted."""
     return [name for name, operator in counts.uncounted.items() if operator.heavy]
-
-
-def after_running(network: Network, *, count: bool) -> dict[str, Tensor]:
-    """Weights, buffers, gradients and the state of the random generator once the network has run."""
-    example = network.example()
-    try:
-        if count:
-            with count_flops(example.model):
-                example.run()
-        else:
-            example.run()
-        return {**state_of(example.model), "random state": torch.get_rng_state()}
-    finally:
-        example.teardown()
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import DEEPSPEED_ON_CPU
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU
 from tests.ranks.launching import Launched, launch_worker, profile_in
 
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
@@ -42,6 +42,7 @@ def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> LaunchedDe
         ranks=ranks,
         timeout_sec=timeout_sec,
         environment=DEEPSPEED_ON_CPU,
+        imports=DEEPSPEED,
     )
     return LaunchedDeepSpeed(launched.results, launched.printed)
 

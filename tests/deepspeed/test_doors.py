@@ -13,7 +13,7 @@ from lightning_flops.report.headline import headline
 from lightning_flops.schema.profile import Profile
 from tests.deepspeed.engines_truth import BACKWARD, FORWARD
 from tests.deepspeed.launching import launch, profile_in
-from tests.ranks import DEEPSPEED_ON_CPU, run_ranks
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, run_ranks
 
 
 def returned_by(scenario: str) -> Any:
@@ -125,6 +125,7 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
         folder=tmp_path,
         timeout_sec=100,
         environment=DEEPSPEED_ON_CPU,
+        imports=DEEPSPEED,
     )
     assert printed.count("Profile Summary at step 7") == 1 and "2 of 20 steps, 5-6" in printed
     assert printed.count("nothing was profiled: profile_step is 100, and this run ended after 3 step(s)") == 1

@@ -18,6 +18,7 @@ import pytest
 
 from lightning_flops import Profile
 from tests.deepspeed.launching import INSTALLED
+from tests.forks import run_fork
 from tests.ranks import DEEPSPEED_ON_CPU, REPOSITORY
 
 pytestmark = [pytest.mark.skipif(not INSTALLED, reason="needs deepspeed"), pytest.mark.timeout(200)]
@@ -88,24 +89,27 @@ def start(folder: Path, *arguments: str, **environment: str) -> tuple[int, list[
     (folder / "train.py").write_text(PROGRAM)
     (folder / "ds_config.json").write_text(json.dumps(CONFIG))
     command = Path(sys.executable).parent
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": "1",
-            "PATH": f"{command}{os.pathsep}{os.environ['PATH']}",
-            **DEEPSPEED_ON_CPU,
-            **environment,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=150,
-    )
+    path = f"{command}{os.pathsep}{os.environ['PATH']}"
+    if "RANK" in environment:  # no launcher, so nothing that looks for a Python of its own
+        done = run_fork(arguments, folder=folder, environment={"PATH": path, **DEEPSPEED_ON_CPU, **environment})
+    else:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(REPOSITORY),
+                "OMP_NUM_THREADS": "1",
+                "PATH": path,
+                **DEEPSPEED_ON_CPU,
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
     told = sorted(re.findall(r"told by .*", done.stdout))
-    assert told, done.stdout
+    assert told, done.stdout + done.stderr
     return done.returncode, told
 
 

@@ -12,30 +12,28 @@ To hold another training to it, write it into ``RUNS`` there, and its name here.
 
 from __future__ import annotations
 
-import os
 import secrets
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fault_lines import HANDS_OVER, PACKAGE, lines_that_cannot_fail
-from tests.ranks import DEEPSPEED_ON_CPU
+from tests.forks import run_fork
+from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, LIGHTNING
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RUNS = {"count_flops": 20, "FlopsProfiler": 15, "lightning": 5, "lightning-manual": 0, "deepspeed": 0}
-"""The trainings, with the lines of each that are drawn where not all are tried."""
+RUNS = {"count_flops": 75, "FlopsProfiler": 65, "lightning": 60, "lightning-manual": 0, "deepspeed": 0}
+"""The trainings, with the lines of each that are drawn where not all are tried: 200 together."""
 
 
 def faults_of(run: str, *options: str) -> str:
     """What a sweep in a process of its own says, which forks one for each trial; empty where it finds no fault."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fault_lines", run, *options],
-        cwd=REPOSITORY,
-        env={**os.environ, **DEEPSPEED_ON_CPU, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
+    done = run_fork(
+        ["-m", "benchmarks.fault_lines", run, *options],
+        imports=DEEPSPEED if run == "deepspeed" else LIGHTNING,
+        folder=REPOSITORY,
+        timeout_sec=36000.0,
+        environment=DEEPSPEED_ON_CPU,
     )
     assert "lines of ours run" in done.stdout, done.stderr  # it began at all
     return "" if done.returncode == 0 else done.stdout

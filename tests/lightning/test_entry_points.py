@@ -17,6 +17,7 @@ import pytest
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.entry_points import callbacks_factory
 from lightning_flops.report.headline import headline
+from tests.forks import run_fork
 from tests.lightning.nets import ROOTS, batch_flops, loader, new_net
 
 MakeTrainer = Callable[..., Any]
@@ -171,14 +172,8 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
         "logs = importlib.import_module(f'{root}.loggers').CSVLogger(folder, name='run', version=0)\n"
         "new_trainer(root, folder, logger=logs).fit(new_net(root), loader(30))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_flops", "run", "train.py", root, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    arguments = ["-m", "lightning_flops", "run", "train.py", root, str(tmp_path)]
+    done = run_fork(arguments, folder=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
     assert report.parent == tmp_path / "run" / "version_0"

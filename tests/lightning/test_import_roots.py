@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
+from tests.forks import REPOSITORY, run_fork
 from tests.lightning.nets import ROOTS
 
 START = """
@@ -100,7 +98,5 @@ def test_only_the_programs_own_root_is_loaded_and_takes_the_callback_for_its_own
     program = START.format(root=root, other=other, ours_first=ours_first)
     for fact, question in FACTS.items():
         program += f"\nprint({fact!r})\n{question}"
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=200, check=False
-    )
+    child = run_fork(["-W", "ignore", "-c", program], folder=REPOSITORY)
     assert child.returncode == 0, f"{child.stdout}\n{child.stderr}"

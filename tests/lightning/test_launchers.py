@@ -23,8 +23,8 @@ REPOSITORY = Path(__file__).parents[2]
     [
         # Each launcher under one root; the other pairs only in the slow run: every start of two ranks takes seconds.
         ("lightning.pytorch", "ddp"),
-        ("pytorch_lightning", "ddp_spawn"),
         ("lightning.pytorch", "ddp_fork"),
+        pytest.param("pytorch_lightning", "ddp_spawn", marks=pytest.mark.slow),
         pytest.param("pytorch_lightning", "ddp", marks=pytest.mark.slow),
         pytest.param("lightning.pytorch", "ddp_spawn", marks=pytest.mark.slow),
         pytest.param("pytorch_lightning", "ddp_fork", marks=pytest.mark.slow),

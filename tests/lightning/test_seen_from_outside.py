@@ -191,7 +191,7 @@ def test_a_copys_loops_and_checkpoints_are_its_own(root: str, fit: Callable[...,
 @pytest.mark.parametrize(
     ("root", "method"),
     [
-        pytest.param(root, method, marks=() if (root, method) in {(FIRST, "spawn"), (SECOND, "forkserver")} else SLOW)
+        pytest.param(root, method, marks=() if (root, method) == (SECOND, "forkserver") else SLOW)
         for root in ROOTS
         for method in ("spawn", "forkserver")
     ],

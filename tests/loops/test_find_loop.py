@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +15,10 @@ from lightning_flops import Profile, ProfilerConfig
 from lightning_flops.doors.find_loop import LoopFinder, holders_of
 from lightning_flops.session.outcomes import OUTCOMES, Outcomes
 from tests.fake_clock import FakeNow
+from tests.forks import BEFORE_LIGHTNING, run_fork
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
 from tests.loops.nets import BACKWARD, BATCH, FORWARD, MIDDLE, NARROW, WIDE, Net, SlowSGD, loader, loss_of
-from tests.ranks import REPOSITORY
 
 
 @pytest.fixture(autouse=True)
@@ -275,13 +272,10 @@ PROGRAMS = {
 def test_an_unchanged_program_is_profiled_and_one_line_says_so(kind: str, in_a_folder: Path) -> None:
     program, framework, file = PROGRAMS[kind]
     Path("train.py").write_text(program)
-    ended = subprocess.run(
-        [sys.executable, "-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
+    arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
+    # One of them has to import torch itself.
+    imports = () if kind == "plain" else BEFORE_LIGHTNING
+    ended = run_fork(arguments, folder=in_a_folder, imports=imports, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert ended.returncode == 0, ended.stderr
     profile = Profile.from_json(Path(file).read_text())
     assert (profile.flops.forward, profile.flops.backward, profile.context.framework) == (FORWARD, BACKWARD, framework)

@@ -14,7 +14,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.forks import REPOSITORY, Fork, start_fork
+
+__all__ = [
+    "BOTH",
+    "DEEPSPEED",
+    "DEEPSPEED_ON_CPU",
+    "LIGHTNING",
+    "REPOSITORY",
+    "TORCH",
+    "environment_of_ranks",
+    "run_ranks",
+]
+
+_TORCH = ("torch", "lightning_flops")
+DEEPSPEED = (*_TORCH, "deepspeed", "lightning_flops.deepspeed")
+LIGHTNING = (*_TORCH, "lightning.pytorch", "lightning_flops.lightning")
+BOTH = (*_TORCH, "lightning.pytorch", "pytorch_lightning", "deepspeed", "lightning_flops.lightning")
+"""What ranks may find imported."""
 
 DEEPSPEED_ON_CPU = {
     "DS_ACCELERATOR": "cpu",
@@ -33,6 +50,7 @@ def run_ranks(
     timeout_sec: float,
     environment: Mapping[str, str] | None = None,
     ends_with: Mapping[int, int] | None = None,
+    imports: tuple[str, ...] = (),
 ) -> list[str]:
     """Run ``python ARGUMENTS`` in *folder* as ranks 0 to *ranks* - 1 of one job on this machine.
 
@@ -43,6 +61,8 @@ def run_ranks(
         timeout_sec: how long they may take.
         environment: variables beside those of this process and of a launcher.
         ends_with: exit statuses that are not to be 0, by rank.
+        imports: modules that the ranks find imported, as forks of a process that has imported them; with none each
+            is a Python of its own.
 
     Returns:
         What each rank printed, both streams together.
@@ -53,28 +73,13 @@ def run_ranks(
     statuses_meant = [(ends_with or {}).get(rank, 0) for rank in range(ranks)]
     with contextlib.ExitStack() as undo:
         port = _held_port(undo)
-        processes: list[subprocess.Popen[bytes]] = []
+        everywhere = environment_of_ranks(environment or {})
+        processes: list[subprocess.Popen[bytes] | Fork] = []
         outputs: list[IO[bytes]] = []
         for rank in range(ranks):
             output = undo.enter_context(tempfile.TemporaryFile())
             outputs.append(output)
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *arguments],
-                    cwd=folder,
-                    env={
-                        **os.environ,
-                        "PYTHONPATH": str(REPOSITORY),
-                        "OMP_NUM_THREADS": "1",
-                        **_place(rank, ranks, port),
-                        **(environment or {}),
-                    },
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # so that what it starts itself can be ended with it
-                )
-            )
+            processes.append(_start(arguments, imports, folder, everywhere, _place(rank, ranks, port), output))
             undo.callback(_end, processes[-1])
         deadline = time.monotonic() + timeout_sec
         late = False
@@ -88,11 +93,40 @@ def run_ranks(
         for process in processes:
             _end(process)
         printed = [_text(output) for output in outputs]
-    statuses = [process.returncode for process in processes]
+    statuses = [process.wait() for process in processes]
     whole = "\n".join(f"----- rank {rank}\n{text}" for rank, text in enumerate(printed))
     assert not late or any(status > 0 for status in statuses), f"not done in {timeout_sec:.0f} s\n{whole}"
     assert statuses == statuses_meant, f"exit statuses {statuses}\n{whole}"
     return printed
+
+
+def environment_of_ranks(more: Mapping[str, str]) -> dict[str, str]:
+    """What all ranks have in their environment, and this process or *more* gave them."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **more}
+
+
+def _start(
+    arguments: Sequence[str],
+    imports: tuple[str, ...],
+    folder: Path,
+    environment: Mapping[str, str],
+    place: Mapping[str, str],
+    output: IO[bytes],
+) -> subprocess.Popen[bytes] | Fork:
+    """One rank; it leads a session, so that what it starts itself can be ended with it."""
+    if imports:
+        return start_fork(
+            arguments, imports=imports, folder=folder, environment=environment, place=place, output=output.fileno()
+        )
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**environment, **place},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def _held_port(undo: contextlib.ExitStack) -> int:
@@ -121,7 +155,7 @@ def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes] | Fork) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.schema.profile import Profile
-from tests.ranks import run_ranks
+from tests.forks import once_in_a_run
+from tests.ranks import LIGHTNING, environment_of_ranks, run_ranks
 
 
 class Launched:
@@ -36,7 +37,7 @@ class Launched:
 
 
 @functools.cache
-def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
+def launch(module: str, *, ranks: int, timeout_sec: float = 270.0, imports: tuple[str, ...] = LIGHTNING) -> Launched:
     """Run every scenario of ``tests.ranks.MODULE`` on *ranks* ranks of one process group on the CPU."""
     return launch_worker(
         "tests.ranks.worker",
@@ -44,23 +45,36 @@ def launch(module: str, *, ranks: int, timeout_sec: float = 270.0) -> Launched:
         ranks=ranks,
         timeout_sec=timeout_sec,
         environment={"CUDA_VISIBLE_DEVICES": ""},
+        imports=imports,
     )
 
 
 def launch_worker(
-    worker: str, module: str, *, ranks: int, timeout_sec: float, environment: Mapping[str, str]
+    worker: str,
+    module: str,
+    *,
+    ranks: int,
+    timeout_sec: float,
+    environment: Mapping[str, str],
+    imports: tuple[str, ...],
 ) -> Launched:
     """Run the program *worker* on the scenarios of *module*, and read what they returned."""
-    with tempfile.TemporaryDirectory() as folder:
-        printed = run_ranks(
-            ["-W", "ignore", "-m", worker, module, folder],
-            ranks=ranks,
-            folder=Path(folder),
-            timeout_sec=timeout_sec,
-            environment=environment,
-        )
-        results = [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)]
-    return Launched(results, printed)
+
+    def run() -> tuple[list[dict[str, Any]], list[str]]:
+        with tempfile.TemporaryDirectory() as folder:
+            printed = run_ranks(
+                ["-W", "ignore", "-m", worker, module, folder],
+                ranks=ranks,
+                folder=Path(folder),
+                timeout_sec=timeout_sec,
+                environment=environment,
+                imports=imports,
+            )
+            return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(ranks)], printed
+
+    # Several files of tests ask for the same module, and files are run by several processes.
+    everywhere = environment_of_ranks(environment)
+    return Launched(*once_in_a_run(f"{module} on {ranks}", run, imports=imports, environment=everywhere))
 
 
 def profile_in(returned: Mapping[str, Any]) -> Profile:

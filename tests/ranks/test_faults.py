@@ -17,7 +17,7 @@ import pytest
 
 from lightning_flops.schema.profile import Profile
 from tests.lightning.nets import batch_flops
-from tests.ranks import REPOSITORY, run_ranks
+from tests.ranks import LIGHTNING, REPOSITORY, run_ranks
 from tests.ranks.launching import launch, profile_in
 from tests.ranks.scenarios_faults import BATCHES, SCENARIOS
 
@@ -193,6 +193,7 @@ def test_the_others_end_in_time_with_the_report_of_what_is_left(
         folder=tmp_path,
         timeout_sec=150.0,
         environment={"CUDA_VISIBLE_DEVICES": ""},
+        imports=LIGHTNING,
         ends_with={rank: -9} if how == "kill" else {},
     )
     left = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("rank*.json")}
@@ -222,6 +223,7 @@ def test_the_others_end_in_time_when_the_rank_that_reports_and_keeps_the_store_d
         folder=tmp_path,
         timeout_sec=150.0,
         environment={"CUDA_VISIBLE_DEVICES": ""},
+        imports=LIGHTNING,
         ends_with={0: -9},
     )
     (left,) = (json.loads(path.read_text()) for path in tmp_path.glob("rank*.json"))
@@ -233,7 +235,7 @@ def test_the_others_end_in_time_when_the_rank_that_reports_and_keeps_the_store_d
 def test_the_ranks_of_a_launcher_find_each_other(launcher: str, tmp_path: Path) -> None:
     program = ["-m", "tests.ranks.launch_me", str(tmp_path)]
     if launcher == "slurm":
-        run_ranks([*program, "slurm"], ranks=2, folder=tmp_path, timeout_sec=150.0)
+        run_ranks([*program, "slurm"], ranks=2, folder=tmp_path, timeout_sec=150.0, imports=LIGHTNING)
     else:
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program],

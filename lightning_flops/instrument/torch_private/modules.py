@@ -27,8 +27,11 @@ _PARAMETERS = Attribute(
 
 def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
     """The modules that *module* holds, by name; None under a name that holds none."""
-    children: Mapping[str, nn.Module | None] | None = _CHILDREN.get(module, None)
-    return dict(module.named_children()) if children is None else children
+    try:
+        children: Mapping[str, nn.Module | None] = _CHILDREN.of(module)
+    except AttributeError:
+        return dict(module.named_children())
+    return children
 
 
 def holds(module: nn.Module, child: str) -> bool:
@@ -91,12 +94,18 @@ _WRAPPED = {
 }
 
 
-def look_at_wrapper(module: nn.Module) -> None:
-    """Says what is lost if *module* is a wrapper of torch's that keeps what it wraps under another name."""
+def look_at_wrapper(module: nn.Module) -> bool:
+    """Says what is lost if *module* is a wrapper of torch's that keeps what it wraps under another name.
+
+    Returns:
+        Whether *module*'s class is that of a wrapper, so that others of this class are to be looked at.
+    """
     kind = type(module)
     wrapped = _WRAPPED.get((kind.__module__, kind.__name__))
-    if wrapped is not None:
-        wrapped.get(module, None)
+    if wrapped is None:
+        return False
+    wrapped.get(module, None)
+    return True
 
 
 def _marks_replicas(code: Any) -> None:

@@ -1,0 +1,328 @@
+"""Child Pythons that need not import what others before them have imported: each is a fork of a process that has.
+
+Torch, Lightning and DeepSpeed take a process two to nine seconds to import, and the tests start about a hundred. Here
+``python ARGUMENTS`` is a fork of a process that has imported some modules and has done nothing else. It has its own
+folder, environment, arguments and output, and ends as any program does. This is for programs that only use what they
+import; one that is about importing, or about a launcher, is started as its user starts it.
+
+There is one such process for each tuple of modules, and all processes of one run of the tests share it. It ends when
+the last of them has ended, and whoever asked for a fork that still runs takes it along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import hashlib
+import io
+import json
+import os
+import random
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+UNUSED_SEC = 60.0
+"""So long the process waits for the first who asks for a fork."""
+
+
+# ---- who asks for forks
+
+
+class Fork:
+    """A Python that runs a module, to be watched like a ``Popen``. It leads a session of its own."""
+
+    def __init__(self, server: _Server, pid: int) -> None:
+        self._server = server
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, or minus the number of the signal that ended it; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.ask({"status_of": self.pid})
+        return self.returncode
+
+    def wait(self) -> int:
+        """The same, when it has ended."""
+        while (status := self.poll()) is None:
+            time.sleep(0.02)
+        return status
+
+
+def start_fork(
+    arguments: Sequence[str],
+    *,
+    imports: tuple[str, ...],
+    folder: Path,
+    environment: Mapping[str, str],
+    place: Mapping[str, str],
+    output: int,
+    errors: int | None = None,
+) -> Fork:
+    """Start ``python ARGUMENTS``: a module, a file or a text, with or without ``-W ignore`` before it.
+
+    Args:
+        arguments: of Python.
+        imports: what it finds imported.
+        folder: where it runs.
+        environment: its environment. What is imported was imported in that of the first who asked.
+        place: variables besides, which were not set when anything was imported.
+        output: a file, where both its streams go.
+        errors: another for what goes to stderr.
+    """
+    silent = list(arguments[:2]) == ["-W", "ignore"]
+    server = _server(imports, os.getpid(), tuple(environment.items()))
+    program = {
+        "arguments": list(arguments[2:] if silent else arguments),
+        "silent": silent,
+        "folder": str(folder),
+        "environment": {**environment, **place},
+    }
+    return Fork(server, server.ask(program, output, output if errors is None else errors))
+
+
+BEFORE_LIGHTNING = ("torch", "torchmetrics")
+"""What takes Lightning long to import, without anything of Lightning itself."""
+
+
+def run_fork(
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    imports: tuple[str, ...] = BEFORE_LIGHTNING,
+    timeout_sec: float = 240.0,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGUMENTS`` in *folder* to its end, with our repository on its path."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out, tempfile.TemporaryFile("w+", encoding="utf-8") as err:
+        fork = start_fork(
+            arguments,
+            imports=imports,
+            folder=folder,
+            environment={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+            place=environment or {},
+            output=out.fileno(),
+            errors=err.fileno(),
+        )
+        end = time.monotonic() + timeout_sec
+        while (status := fork.poll()) is None:
+            if time.monotonic() > end:
+                os.killpg(fork.pid, signal.SIGKILL)
+            time.sleep(0.02)
+        for printed in (out, err):
+            printed.seek(0)
+        return subprocess.CompletedProcess(list(arguments), status, out.read(), err.read())
+
+
+def once_in_a_run(name: str, make: Callable[[], T], *, imports: tuple[str, ...], environment: Mapping[str, str]) -> T:
+    """What *make* returned, which JSON can hold, to the first process of this run of the tests that asked for *name*.
+
+    The process of *imports* keeps it; *environment* as in ``start_fork``.
+    """
+    server = _server(imports, os.getpid(), tuple(environment.items()))
+    while (found := server.ask({"claim": name})) == "in the making":
+        time.sleep(0.1)
+    if found is not None:
+        kept: T = found["made"]
+        return kept
+    try:
+        made = make()
+    except BaseException:
+        server.ask({"keep": name, "made": None})
+        raise
+    server.ask({"keep": name, "made": {"made": made}})
+    return made
+
+
+def _server(imports: tuple[str, ...], process: int, environment: tuple[tuple[str, str], ...]) -> _Server:
+    key = (imports, process)  # a fork of this process would mix its questions with ours
+    if key not in _SERVERS:
+        _SERVERS[key] = _Server(imports, dict(environment))
+    return _SERVERS[key]
+
+
+class _Server:
+    """The process that has imported something, as one of those sees it that ask; begun if it is not there."""
+
+    def __init__(self, imports: tuple[str, ...], environment: dict[str, str]) -> None:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+        name = hashlib.sha256(" ".join((run, *imports)).encode()).hexdigest()[:16]
+        address = Path(tempfile.gettempdir(), f"forks-{name}")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with Path(f"{address}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._socket.connect(str(address))
+            except OSError:
+                address.unlink(missing_ok=True)
+                _begin(address, imports, environment)
+                self._socket.connect(str(address))
+        self._answers = self._socket.makefile("r")
+
+    def ask(self, request: dict[str, Any], *files: int) -> Any:
+        """The answer to *request*, which may hand over *files*."""
+        line = f"{json.dumps(request)}\n".encode()
+        if files:
+            socket.send_fds(self._socket, [line], files)
+        else:
+            self._socket.sendall(line)
+        answer = self._answers.readline()
+        assert answer, "the process that forks has ended"
+        return json.loads(answer)
+
+
+_SERVERS: dict[tuple[tuple[str, ...], int], _Server] = {}
+
+
+def _begin(address: Path, imports: tuple[str, ...], environment: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.forks", str(address), *imports],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as said:
+        assert said.readline() == b"listens\n"
+    _BEGUN.append(process)  # so that nobody warns of a process that is let go
+
+
+_BEGUN: list[subprocess.Popen[bytes]] = []
+
+
+# ---- the process that forks
+
+
+def serve(address: str, imports: Sequence[str]) -> list[str] | None:
+    """Answer until nobody is left who asks. In a fork: the arguments of the Python that it is to be."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(64)
+    os.write(1, b"listens\n")
+    os.dup2(2, 1)  # nobody reads the pipe any more
+    for module in imports:
+        with contextlib.suppress(ImportError):  # not every environment has everything
+            import_module(module)
+    gc.collect()
+    gc.freeze()  # no fork copies all this by collecting it
+    forks: dict[socket.socket, set[int]] = {}
+    making: dict[str, socket.socket] = {}
+    made: dict[str, Any] = {}
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        while ready := waiting.select(None if forks else UNUSED_SEC):
+            for key, _ in ready:
+                asking: Any = key.fileobj
+                if asking is listener:
+                    one, _ = listener.accept()
+                    forks[one] = set()
+                    waiting.register(one, selectors.EVENT_READ)
+                    continue
+                line, files, _, _ = socket.recv_fds(asking, 1 << 20, 2)
+                while line and not line.endswith(b"\n"):
+                    line += asking.recv(1 << 20)
+                if not line:
+                    waiting.unregister(asking)
+                    asking.close()
+                    for left in forks.pop(asking):
+                        _end(left)
+                    making = {name: maker for name, maker in making.items() if maker is not asking}
+                    continue
+                request = json.loads(line)
+                answer: Any = None
+                if "status_of" in request:
+                    answer = _status(request["status_of"], forks[asking])
+                elif "claim" in request:
+                    name = request["claim"]
+                    answer = made.get(name) or ("in the making" if name in making else None)
+                    if answer is None:
+                        making[name] = asking
+                elif "keep" in request:
+                    made[request["keep"]] = request["made"]
+                    making.pop(request["keep"], None)
+                else:
+                    answer = os.fork()
+                    if not answer:
+                        for each in (listener, *forks):
+                            each.close()
+                        return _become(request, *files)
+                    forks[asking].add(answer)
+                for file in files:
+                    os.close(file)
+                asking.sendall(f"{json.dumps(answer)}\n".encode())
+            if not forks:
+                break
+    os.unlink(address)
+    os.unlink(f"{address}.lock")
+    return None
+
+
+def _status(pid: int, running: set[int]) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        return None
+    running.discard(pid)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
+    """Make this fork the program that was asked for."""
+    os.setsid()
+    for stream, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
+        os.dup2(file, stream)
+    for text in (sys.stdout, sys.stderr):
+        if isinstance(text, io.TextIOWrapper):
+            text.reconfigure(encoding="utf-8")
+    os.chdir(program["folder"])
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    if program["silent"]:
+        sys.warnoptions[:] = ["ignore"]
+        warnings.simplefilter("ignore")
+    random.seed()
+    ranks: Any = sys.modules.get("lightning_utilities.core.rank_zero")
+    if ranks is not None:  # Lightning notes it when it is imported
+        ranks.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
+    arguments: list[str] = program["arguments"]
+    return arguments
+
+
+if __name__ == "__main__":
+    own_ = serve(sys.argv[1], sys.argv[2:])
+    if own_ is not None:
+        what_, *rest_ = own_
+        if what_ == "-m":
+            sys.argv[:] = rest_
+            sys.path[0] = os.getcwd()
+            runpy.run_module(rest_[0], run_name="__main__", alter_sys=True)
+        elif what_ == "-c":
+            sys.argv[:] = ["-c", *rest_[1:]]
+            sys.path[0] = ""
+            exec(compile(rest_[0], "<string>", "exec", dont_inherit=True))
+        else:
+            sys.argv[:] = own_
+            sys.path[0] = os.path.dirname(os.path.abspath(what_))
+            runpy.run_path(what_, run_name="__main__")
