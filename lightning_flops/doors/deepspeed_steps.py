@@ -72,6 +72,8 @@ class EngineSteps:
         """Wrap what shows steps, evaluation, and whether the engine raises."""
         engine, make, steps = self._engine, self._door.session.taps, self._steps
         taps.replace(engine, "forward", steps.around_forward())
+        # Also around torch's hooks, our own among them: a Ctrl-C may arrive there.
+        taps.replace_calls(engine, steps.around_forward())
         taps.replace(engine, "backward", steps.around_backward())
         taps.replace(
             engine,

@@ -46,6 +46,7 @@ class LoopFinder:
         self._log_dir = log_dir
         self._announce = announce
         self._steps_done = 0
+        self._in_update = False
         self._optimizers: list[Any] = []
         self._round_is_known = False
         self._candidates: list[nn.Module] = []
@@ -80,7 +81,9 @@ class LoopFinder:
     # ---- torch's hooks; nothing of ours may raise in them
 
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
-        if self._loop is not None or self._given_up:
+        # The hooks fire twice if a subclass's step calls its parent's; only the outer begin and the inner end are heard.
+        again, self._in_update = self._in_update, True
+        if again or self._loop is not None or self._given_up:
             return
         try:
             if OUTCOMES.sessions:
@@ -92,7 +95,8 @@ class LoopFinder:
             self._fail(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
-        if self._loop is not None or self._given_up:
+        again, self._in_update = not self._in_update, False
+        if again or self._loop is not None or self._given_up:
             return
         try:
             if not self._round_is_known:

@@ -69,6 +69,9 @@ class LoopSteps:
         self._loss_may_follow = False
         self._batch: Any = None
         self._shapes: Shapes = ()
+        self.batches_a_step = 1
+        """Batches of the last step that has ended."""
+        self._batches = 0
         self._batches_watched = 0
         self._signs: set[str] = set()
         self._usual_signs: set[str] = set()
@@ -211,6 +214,9 @@ class LoopSteps:
         self._signs.clear()
         if self._batch is None and not ends_step:
             return  # no forward and no update: nothing has run
+        self._batches += 1
+        if ends_step:
+            self.batches_a_step, self._batches = self._batches, 0
         session = self._door.session
         window = session.window
         if self.is_whole and not (window.recorder.counting and not window.in_scope):
@@ -247,7 +253,7 @@ class LoopSteps:
         session, loaders = self._door.session, self._door.loaders
         recorder = session.window.recorder
         recorder.cannot_tell_apart(("transfer", "other"))
-        self._batches_watched += session.steps.batches + 1
+        self._batches_watched += self.batches_a_step
         # A loader may be one batch ahead, and have nothing to fetch in the last step of an epoch.
         if loaders.fetches + int(loaders.in_use) < self._batches_watched:
             recorder.cannot_tell_apart(("data_wait", "transfer", "other"))

@@ -76,19 +76,20 @@ class PlainLoop:
         self._announce = announce
         self._log_every = log_every_n_steps
         self._initial_step = initial_step
-        self._steps_before = steps_before
+        self._steps_before = self._steps_done = steps_before
         self._is_told = not optimizers
         """The loop calls ``step``."""
         self._updates = 0
         self._updating = False
         self._update_depth = 0
         self._hooks: list[Any] = []
-        self._batches_a_step = 1
         self._steps = LoopSteps(self, lambda: self._root)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
         )
-        self.loaders = LoaderTaps(self.session, self, batches_a_step=lambda: self._batches_a_step, takes_batches=True)
+        self.loaders = LoaderTaps(
+            self.session, self, batches_a_step=lambda: self._steps.batches_a_step, takes_batches=True
+        )
 
     @property
     def border(self) -> Border:
@@ -256,7 +257,7 @@ class PlainLoop:
 
     def _step_ends(self) -> None:
         self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook
-        self._batches_a_step = self.session.steps.batches + 1
+        self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
         self._steps.micro_step_ends(updates=self._taken_updates(), ends_step=True)
 
     def _taken_updates(self) -> int:
@@ -314,15 +315,15 @@ class PlainLoop:
 
     def context(self) -> RunContext:
         """Where the loop runs."""
-        return run_context(self._frame, self._model, accumulate=self._batches_a_step)
+        return run_context(self._frame, self._model, accumulate=self._steps.batches_a_step)
 
     def x_axis(self) -> int:
         """Steps of the loop that have ended, from the one where it began."""
-        return self._initial_step + self.session.steps.steps_done
+        return self._initial_step + self._steps_done
 
     def reading_is_due(self) -> bool:
         """Every so many steps."""
-        return self.session.steps.steps_done % self._log_every == 0
+        return self._steps_done % self._log_every == 0
 
     def optimizers(self) -> tuple[Any, ...] | None:
         """Those that were given."""
@@ -340,5 +341,5 @@ class PlainLoop:
         """The queue of the loader that the loop used last."""
         return LoaderQueue(
             lambda: backlogs_of(self.loaders.iterators(), note=self.session.notes.add_for_run),
-            batches_a_step=self._batches_a_step,
+            batches_a_step=self._steps.batches_a_step,
         )

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
+from lightning_flops.report.headline import headline
 from tests.transformers.tiny import BATCH, ROWS, Rows, Sentences, gpt2_flops, new_net_trainer, new_trainer
 
 
@@ -103,7 +104,8 @@ def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shown_by", ["print", "bar", "log"])
 def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = new_net_trainer(tmp_path, profiler(), disable_tqdm=shown_by != "bar")
+    callback = profiler()
+    trainer = new_net_trainer(tmp_path, callback, disable_tqdm=shown_by != "bar")
     if shown_by == "log":
         (printer,) = [one for one in trainer.callback_handler.callbacks if type(one).__name__ == "PrinterCallback"]
         trainer.remove_callback(printer)
@@ -119,8 +121,9 @@ def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsy
     finally:
         said.removeHandler(handler)
         said.setLevel(level)
+    assert callback.profile is not None
     line = (
-        f"FLOPs of step 1: the report is in {tmp_path}/lightning_flops_logs/profile.txt, "
+        f"FLOPs of step 1: {headline(callback.profile)} The report is in {tmp_path}/lightning_flops_logs/profile.txt, "
         f"every number is in {tmp_path}/lightning_flops_logs/profile.json"
     )
     printed = capsys.readouterr().out

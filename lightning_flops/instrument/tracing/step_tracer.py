@@ -170,12 +170,13 @@ class StepTracer:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
         self._close_marks()
         profiler, self._profiler = self._profiler, None
-        prepared, recording = self._prepared, self._recording
+        prepared = self._prepared
         self._prepared = self._recording = False
-        if prepared or recording:
+        if prepared and profiler.profiler is not None:
             try:
                 with self._by_us():
-                    if not recording:
+                    # Torch says whether it records: we may have failed right after it began.
+                    if not profiling.profiler_is_recording():
                         profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
                     profiler.stop_trace()
             except Exception:
@@ -203,9 +204,9 @@ class StepTracer:
         elif self._device.type == "xpu":
             activities.append(ProfilerActivity.XPU)
         self._profiler = profiling.new_profiler()(activities=activities, **self._settings)
+        self._prepared = True  # before it is true, so that a failure right after it leaves nothing
         with self._by_us(), _silent_kineto():
             self._profiler.prepare_trace()
-        self._prepared = True
 
     def _mark_step(self, index: int) -> None:
         if index == self._index:

@@ -1,0 +1,129 @@
+"""What ``profile_training`` costs a step of a plain loop outside of a window: host CPU time over the bare loop.
+
+``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.loop_cost`` runs it alone.
+
+The same model trains in blocks of steps, without and with the profiler around a block; the order of the arms is new in
+every round. A block's figure is the median over its steps, after those in which a window is open, and differences are
+taken within a round. Two bare arms tell what a difference of nothing looks like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import logging
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_flops import profile_training
+
+from .machine import restart_in_one_thread_environment
+from .monitor_cost import BARE, BARE_AGAIN, OVER_BARE, over
+from .time_report import RESULT, write_section
+
+logger = logging.getLogger("benchmarks.loop_cost")
+
+MODULE = "benchmarks.loop_cost"
+BLOCK_STEPS = 40
+UNSEEN_STEPS = 12
+"""In these steps of a block a window may be open."""
+
+ARMS: dict[str, dict[str, Any] | None] = {
+    BARE: None,
+    BARE_AGAIN: None,
+    "monitor=True, the window closed": {"profile_step": 0, "timing_steps": 1, "trace": False},
+    "monitor=False, the window closed": {"profile_step": 0, "timing_steps": 1, "trace": False, "monitor": False},
+    "timer_only=True": {"timer_only": True},
+}
+
+
+class Block:
+    """A loop over a small model, in which a microsecond shows."""
+
+    def __init__(self) -> None:
+        """Makes the model, its optimizer and the data."""
+        self.model = nn.Linear(64, 64)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        rows = [torch.randn(2, 64)] * BLOCK_STEPS
+        self.data: DataLoader[torch.Tensor] = DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
+
+    def run(self, settings: dict[str, Any] | None) -> float:
+        """CPU microseconds of a step, with the profiler around the loop if there are *settings*."""
+        taken: list[float] = []
+        profiling = (
+            contextlib.nullcontext()
+            if settings is None
+            else profile_training(self.model, self.optimizer, log_every_n_steps=10**6, **settings)
+        )
+        with profiling:
+            began = time.process_time()
+            for rows in self.data:
+                self.model(rows).square().mean().backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                now = time.process_time()
+                taken.append(now - began)
+                began = time.process_time()
+        return 1e6 * median(taken[UNSEEN_STEPS:])
+
+
+def measure(*, rounds: int) -> dict[str, list[float]]:
+    """CPU microseconds of a step under each arm, one figure for each round."""
+    block, generator = Block(), random.Random(0)
+    for settings in ARMS.values():
+        block.run(settings)
+    samples: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    gc.collect()
+    for _ in range(rounds):
+        for arm in generator.sample(list(ARMS), k=len(ARMS)):
+            samples[arm].append(block.run(ARMS[arm]))
+    return samples
+
+
+def report(samples: dict[str, list[float]]) -> list[str]:
+    """The section of the results."""
+    lines = [
+        "## What profile_training costs a step of a plain loop",
+        "",
+        f"Host CPU µs a step of a small network, outside of a window; blocks of {BLOCK_STEPS} steps in a new order in "
+        f"each of {len(samples[BARE])} rounds; medians of the rounds' differences with 95% bootstrap intervals.",
+        "",
+        "| arm | a step | over the bare loop | target |",
+        "|---|---:|---:|---|",
+    ]
+    for arm, taken in samples.items():
+        bare = over(samples, arm, BARE)
+        ours = ARMS[arm] is not None
+        lines.append(
+            f"| {arm} | {median(taken):.0f} | {'' if arm == BARE else bare.text(1)} | "
+            f"{OVER_BARE.verdict(bare) if ours else ''} |"
+        )
+    return [*lines, ""]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, writes its section of the results, and returns 0."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--output", type=Path, default=RESULT)
+    options = parser.parse_args(arguments)
+    restart_in_one_thread_environment(MODULE)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger("lightning_flops").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    write_section(options.output, "loop_cost", report(measure(rounds=options.rounds)))
+    logger.info("wrote %s", options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
