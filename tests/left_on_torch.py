@@ -26,7 +26,7 @@ def global_hooks() -> dict[str, dict[int, Any]]:
 def compiler_callbacks() -> list[Any]:
     """What torch calls when a compilation begins and when it ends, once the compiler was imported."""
     handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-    return [] if handler is None else [*handler.start_callbacks, None, *handler.end_callbacks]
+    return [None] if handler is None else [*handler.start_callbacks, None, *handler.end_callbacks]
 
 
 def torch_state() -> dict[str, Any]:

@@ -81,7 +81,7 @@ class LoopFinder:
     # ---- torch's hooks; nothing of ours may raise in them
 
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
-        # The hooks fire twice if a subclass's step calls its parent's; only the outer begin and the inner end are heard.
+        # The hooks fire twice if a subclass's step calls its parent's: we hear the outer begin and the inner end.
         again, self._in_update = self._in_update, True
         if again or self._loop is not None or self._given_up:
             return

@@ -36,14 +36,14 @@ def test_each_writer_takes_what_it_can() -> None:
 
 
 def test_tensorboards_writer_gets_scalars_and_texts_and_stays_open(tmp_path: Path) -> None:
-    writer = SummaryWriter(str(tmp_path))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(tmp_path))
     sink = WritersSink([writer])
     sink.write_scalars({"a": 1.5}, step=3)
     assert sink.write_text("report", "words", step=3) is True
     assert sink.folder() == str(tmp_path)
     sink.close()
-    writer.add_scalar("later", 1.0, 4)  # type: ignore[no-untyped-call]
-    writer.close()  # type: ignore[no-untyped-call]
+    writer.add_scalar("later", 1.0, 4)
+    writer.close()
     read = EventAccumulator(str(tmp_path)).Reload()
     assert [(one.step, one.value) for one in read.Scalars("a")] == [(3, 1.5)]
     assert [one.step for one in read.Tensors("report/text_summary")] == [3]
