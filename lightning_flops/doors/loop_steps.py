@@ -7,8 +7,9 @@ it and the next backward (the loss), the backward, and the update. A wait for a 
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -81,9 +82,13 @@ class LoopSteps:
         """A step has begun and has not ended."""
         return not self._at_border
 
+    @functools.cached_property
+    def _session(self) -> Session:
+        return self._door.session
+
     def on_its_thread(self) -> bool:
         """Whether this is the thread that trains, as far as that is known."""
-        return self._thread in (None, threading.get_ident())
+        return self._thread == get_ident() or self._thread is None
 
     def no_loss_follows(self) -> None:
         """What runs next is not the loss."""
@@ -122,18 +127,23 @@ class LoopSteps:
 
     def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """A forward of the model begins; True if it is a part of a step."""
-        session = self._door.session
+        session = self._session
         if self._forward_depth or not self.on_its_thread():
             return False
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         if self._at_border and self._is_evaluation():
             self.evaluation_begins()
             return False
-        self.evaluation_ends()
+        if self.evaluating:
+            self.evaluation_ends()
         if self.micro_step_is_over:
             self.micro_step_ends(updates=0, ends_step=False)
         self._at_border = False
         window = session.window
+        if not window.marking:
+            if not self._batch_is_fetched:
+                self._takes_arguments(args, kwargs)
+            return False
         if not window.in_scope and window.recorder.counting and self.is_whole:
             # A step begins when the one before it ends; the very first step has none before it.
             sentence = (
@@ -144,11 +154,10 @@ class LoopSteps:
             session.warn(sentence)
             self._enter_scope()
         self._takes_arguments(args, kwargs)
-        marked = window.marking and self.is_whole
-        if marked:
+        if self.is_whole:
             self._loss_may_follow = False
             session.enter("forward")
-        return marked
+        return self.is_whole
 
     def _forward_ends(self, marked: bool) -> None:
         self._forward_depth -= 1
@@ -162,16 +171,9 @@ class LoopSteps:
 
     # ---- backward
 
-    def around_backward(self, *, ends: Callable[[], object] | None = None) -> Make:
-        """A wrapper for a function that runs a backward; *ends* is called when one has ended that is part of a step."""
-
-        def over(_: bool) -> None:
-            self._backward_depth -= 1
-            self._door.session.leave()
-            if ends is not None:
-                ends()
-
-        return self._door.session.taps.around(self._backward_begins, over, fails=self._backward_fails)
+    def around_backward(self) -> Make:
+        """A wrapper for a function that runs a backward."""
+        return self._door.session.taps.around(self._backward_begins, self._backward_ends, fails=self._backward_fails)
 
     def _backward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
         """A backward begins; True if it is a part of a step, and not inside another backward."""
@@ -190,6 +192,10 @@ class LoopSteps:
         session.enter("backward")
         self._backward_depth += 1
         return True
+
+    def _backward_ends(self, _: bool) -> None:
+        self._backward_depth -= 1
+        self._door.session.leave()
 
     def gradients_are_there(self) -> None:
         """A backward has ended. The next forward begins another batch, unless batches are known from a loader."""
@@ -210,34 +216,34 @@ class LoopSteps:
             ends_step: a step ends with it.
         """
         self.micro_step_is_over = self.has_gradients = False
-        self._usual_signs |= self._signs
-        self._signs.clear()
-        if self._batch is None and not ends_step:
+        if self._signs:
+            self._usual_signs |= self._signs
+            self._signs.clear()
+        batch, self._batch = self._batch, None
+        self._batch_is_fetched = False
+        if batch is None and not ends_step:
             return  # no forward and no update: nothing has run
         self._batches += 1
         if ends_step:
             self.batches_a_step, self._batches = self._batches, 0
-        session = self._door.session
+        session = self._session
         window = session.window
-        if self.is_whole and not (window.recorder.counting and not window.in_scope):
-            if ends_step and window.recorder.marking:
+        if self.is_whole and (not window.marking or window.in_scope or not window.recorder.counting):
+            if ends_step and window.marking:
                 self._look_at_fetches()
-            batch, shapes = (self._batch, self._shapes) if self._batch is not None else ((), self._unseen_shapes())
-            self._batch = None
-            session.batch(batch, shapes, updates=updates, ends_step=ends_step)
+            shapes = self._unseen_shapes() if batch is None else self._shapes
+            session.batch(() if batch is None else batch, shapes, updates=updates, ends_step=ends_step)
             if window.in_scope:
                 window.leave_scope()
                 session.after_batch()
-        self._batch = None
-        self._batch_is_fetched = False
         if ends_step:
-            self.is_whole = True
-            self._at_border = True
-            if not session.window.marking:
-                self._door.loaders.fetches = self._batches_watched = 0
+            self.is_whole = self._at_border = True
             self._trains_in_eval_mode = not self._module().training
-        if self.is_whole and not session.out and session.window.marking:
-            self._enter_scope()
+        if session.window.marking:
+            if self.is_whole and not session.out:
+                self._enter_scope()
+        elif ends_step:
+            self._door.loaders.fetches = self._batches_watched = 0
 
     def _unseen_shapes(self) -> Shapes:
         """Stands for shapes that nobody saw: those of no other step are the same."""

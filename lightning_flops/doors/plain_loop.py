@@ -127,6 +127,8 @@ class PlainLoop:
         taps.replace_calls(self._model, self._steps.around_forward())
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", self._around_update(optimizer))
+        for module, name in backward_entries():
+            taps.replace(module, name, make.after(self._backward_ends))
         if not self._optimizers:  # torch's own hooks see every optimizer
             self._hooks.append(register_optimizer_step_pre_hook(self._any_update_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._any_update_ends))
@@ -140,20 +142,18 @@ class PlainLoop:
         self.loaders.tap_run()
 
     def _around_update(self, optimizer: Any) -> Make:
-        make = self.session.taps
-        around = make.around(
+        return self.session.taps.around(
             lambda *args, **kwargs: self._update_begins(optimizer), self._update_ends, fails=self._update_fails
         )
-        with_closure = make.instead(self._mark_closure)
-        return lambda step: around(with_closure(step))
 
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the parts of a step."""
         make = self.session.taps
         for module, name in backward_entries():
-            taps.replace(module, name, self._steps.around_backward(ends=self._backward_ends))
+            taps.replace(module, name, self._steps.around_backward())
         belongs = make.part("optimizer", counts=False)
         for optimizer in self._optimizers:
+            taps.replace(optimizer, "step", make.instead(self._mark_closure))
             if callable(getattr(optimizer, "zero_grad", None)):
                 taps.replace(optimizer, "zero_grad", belongs)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -206,7 +206,8 @@ class PlainLoop:
     # ---- backward and update
 
     def _backward_ends(self) -> None:
-        if not self._updating:  # an optimizer's closure may run the same batch several times
+        # An optimizer's closure may run the same batch several times.
+        if not self._updating and self._steps.on_its_thread():
             self._steps.gradients_are_there()
 
     def _update_begins(self, optimizer: Any) -> Any:
@@ -216,12 +217,14 @@ class PlainLoop:
         self._steps.no_loss_follows()
         self._steps.evaluation_ends()
         self._updating = True
-        self.session.enter("optimizer")
+        if self.session.window.marking:
+            self.session.enter("optimizer")
         return optimizer
 
     def _update_ends(self, optimizer: Any) -> None:
         self._updating = False
-        self.session.leave()
+        if self.session.window.marking:
+            self.session.leave()
         self._updates += 1
         if not self._is_told and optimizer is self._optimizers[-1]:
             self._step_ends()

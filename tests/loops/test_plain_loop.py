@@ -91,6 +91,8 @@ def test_accumulated_batches_are_one_step(now: FakeNow, windows: list[Any], told
         optimizer=UPDATE_SEC,
     )
     assert seconds(windows) == [whole, whole]
+    # The first two steps are before the window, the last two after it: each batch counts by itself there, too.
+    assert profiler.throughput is not None and profiler.throughput.batches == 24 - 3
 
 
 def test_without_an_optimizer_a_step_ends_where_the_loop_says(now: FakeNow, windows: list[Any]) -> None:
