@@ -22,6 +22,7 @@ from torch import distributed, nn
 from torch.profiler import ProfilerActivity, record_function
 
 from lightning_flops.analysis.trace_marks import METADATA_KEY, phase_mark
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.module_hooks import module_hooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private import profiling
@@ -168,7 +169,14 @@ class StepTracer:
 
     def give_up(self) -> None:
         """Stop tracing, and remove everything of ours from torch. What was traced before stays."""
-        self._close_marks()
+        ledger = UndoLedger()  # it runs each of these, the last one first, also if another one raises
+        ledger.add(self._undo.close)
+        ledger.add(self._stop_profiler)
+        ledger.add(self._close_marks)
+        self._marks = None
+        ledger.close()
+
+    def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
         prepared = self._prepared
         self._prepared = self._recording = False
@@ -181,8 +189,6 @@ class StepTracer:
                     profiler.stop_trace()
             except Exception:
                 logger.warning("torch.profiler could not be stopped", exc_info=True)
-        self._undo.close()
-        self._marks = None
 
     # ---- inside
 
@@ -214,8 +220,9 @@ class StepTracer:
         if self._step_mark is not None:
             self._step_mark.__exit__(None, None, None)
         self._index = index
-        self._step_mark = record_function(f"ProfilerStep#{index}")
-        self._step_mark.__enter__()
+        mark: Any = record_function(f"ProfilerStep#{index}")
+        mark.__enter__()
+        self._step_mark = mark  # once it was entered: leaving it before raises
 
     def _stand_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
         whole = weakref.ref(self)  # an undone patch may live until the next garbage collection
