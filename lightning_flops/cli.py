@@ -21,6 +21,7 @@ from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
     from lightning_flops.doors.find_loop import LoopFinder
+    from lightning_flops.session.outcomes import Outcomes
 
 PROGRAM = "lightning-flops"
 
@@ -142,14 +143,20 @@ def _settings_in(options: argparse.Namespace) -> dict[str, object]:
     Raises:
         ConfigError: one breaks its rule.
     """
-    from lightning_flops.config import config_from
+    from lightning_flops.config import BLOCK, config_from
 
     given = {
         name.removeprefix(_SETTING): value
         for name, value in vars(options).items()
         if name.startswith(_SETTING) and value is not None
     }
-    config_from(given, owner="run")
+    try:
+        config_from(given, owner="run")
+    except ConfigError as error:
+        words = str(error)
+        for name in given:
+            words = words.replace(f"{BLOCK}.{name} ", f"--{name.replace('_', '-')} ", 1)
+        raise ConfigError(words) from None
     return given
 
 
@@ -246,15 +253,23 @@ class _Doors:
 
         if self._finder is not None:
             self._finder.end(error)
-        if OUTCOMES.profiles or self.silent or self._settings.get("timer_only") or os.environ.get("RANK", "0") != "0":
+        if self.silent or os.environ.get("RANK", "0") != "0":
             return
-        if OUTCOMES.sessions:
-            why = "; ".join(dict.fromkeys(OUTCOMES.reasons)) or "training ended before a step was counted to its end"
-        elif os.environ.get("LIGHTNING_FLOPS") != "1":
-            why = "LIGHTNING_FLOPS=1 is not in the environment"
-        else:
-            why = "the program did not import torch" if self._finder is None else self._finder.reason
-        _say(f"nothing was profiled: {why}")
+        if OUTCOMES.profiles:
+            if not OUTCOMES.told:  # of a profiler that the program has itself
+                _say(f"FLOPs of {OUTCOMES.latest} The report went where the program's own profiler has it.")
+            return
+        _say(f"nothing was profiled: {self._reason(OUTCOMES)}")
+
+    def _reason(self, outcomes: Outcomes) -> str:
+        """Why nothing was profiled; without a full stop."""
+        if outcomes.sessions and self._settings.get("timer_only"):
+            return "timer_only was asked for; throughput is where the run's logs are"
+        if outcomes.sessions:
+            return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
+        if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
+            return f"LIGHTNING_FLOPS is {switch} in the environment"
+        return "the program did not import torch" if self._finder is None else self._finder.reason
 
 
 def _say(sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -306,6 +307,18 @@ class Batches(Generic[T]):
     def __len__(self) -> int:
         """As many as the loader says."""
         return len(self._loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        """As the loader is."""
+        return bool(self._loader)
+
+    def __getitem__(self, place: Any) -> Any:
+        """The loader's item."""
+        return self._loader[place]  # type: ignore[index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle or a copy is the loader's."""
+        return operator.itemgetter(0), ((self._loader,),)
 
     def __getattr__(self, name: str) -> Any:
         """Every other attribute is the loader's."""

@@ -125,7 +125,7 @@ def test_a_program_that_trains_nothing_does_not_end_silently(folder: Path) -> No
 def test_a_wrong_setting_is_named_before_the_program_begins(folder: Path) -> None:
     ended = python(folder, "-m", "lightning_flops", "run", "--timing-steps", "0", "exits.py", "3")
     assert (ended.status, ended.out) == (2, "")
-    assert ended.err == "lightning-flops run: error: flops_profiler.timing_steps must be an integer >= 1, got 0\n"
+    assert ended.err == "lightning-flops run: error: --timing-steps must be an integer >= 1, got 0\n"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class PipelineSteps:
         """Whether this is the thread that trains, as far as that is known."""
         return self._thread in (None, threading.get_ident())
 
-    def fetch_begins(self) -> bool:
+    def fetch_begins(self, iterator: Any) -> bool:
         """A loader is asked for a batch, by the training as far as anybody can tell."""
         return True
 

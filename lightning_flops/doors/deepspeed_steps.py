@@ -50,7 +50,7 @@ class EngineSteps:
         """Whether this is the thread that trains, as far as that is known."""
         return self._steps.on_its_thread()
 
-    def fetch_begins(self) -> bool:
+    def fetch_begins(self, iterator: Any) -> bool:
         """The loop asks a loader for a batch: what runs next is not the loss."""
         self._steps.no_loss_follows()
         return not self._steps.evaluating

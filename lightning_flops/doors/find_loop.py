@@ -160,10 +160,19 @@ class LoopFinder:
             announce=self._announce,
         )
         names = " and ".join(type(one).__name__ for one in self._optimizers)
+        updated = {one for each in self._optimizers for one in _parameters_of(each)}
+        outside = len(updated - {id(one) for one in model.parameters()})
+        if outside:
+            rest = (
+                f"{outside} of the {len(updated)} tensors that are updated belong to other modules: what those compute "
+                "is in the FLOPs, as work outside of the model, and their parameters are not in the report."
+            )
         loop.session.notes.add_for_run(
             f"The program said nothing of its model: {type(unwrapped(model)).__name__} is the module that its loop "
             f"calls, and whose parameters {names} updates."
         )
+        if outside:
+            loop.session.notes.add_for_run(rest)
         loop.session.begin()
 
 

@@ -33,8 +33,11 @@ class Loop(Protocol):
     def on_its_thread(self) -> bool:
         """Whether this is the thread that trains, as far as that is known."""
 
-    def fetch_begins(self) -> bool:
-        """The loop asks a loader for a batch; returns whether the batch is for a step. It may be told twice."""
+    def fetch_begins(self, iterator: Any) -> bool:
+        """The loop asks *iterator* for a batch; returns whether the batch is for a step. It may be told twice.
+
+        None stands for an iterator that is being made.
+        """
 
     def batch_fetched(self, batch: Any) -> None:
         """The loader has delivered *batch*, which is for a step."""
@@ -128,7 +131,7 @@ class LoaderTaps:
 
     def _monitored_fetch_begins(self, iterator: Any) -> bool | None:
         loop = self._loop
-        if self._monitored_fetch or not loop.on_its_thread() or not loop.fetch_begins():
+        if self._monitored_fetch or not loop.on_its_thread() or not loop.fetch_begins(iterator):
             return None
         self._monitored_fetch = True
         if self._session.monitor is not None:
@@ -149,7 +152,7 @@ class LoaderTaps:
     def _fetch_begins(self, iterator: Any) -> bool | None:
         if self._fetching or not self._loop.on_its_thread():
             return None
-        self._loop.fetch_begins()
+        self._loop.fetch_begins(iterator)
         try:
             self._iterator = weakref.ref(iterator, self._iterator_is_gone)
         except TypeError:  # an iterator of C or without a place for references
@@ -171,19 +174,19 @@ class LoaderTaps:
         self.in_use = True
 
     def _fetch_fails(self, _: bool, error: BaseException) -> None:
-        if not isinstance(error, StopIteration):
-            self._loop.interrupted(error)
-            return
         self._fetching = False
         self._session.leave()
-        self._iterator_is_used_up = True
+        if isinstance(error, StopIteration):
+            self._iterator_is_used_up = True
+        else:
+            self._loop.interrupted(error)
 
     def _loader_starts(self, loader: Any) -> bool | None:
         if not self._loop.on_its_thread():
             return None
         if not self._iterator_is_used_up:
             self._loop.looks_left("loader", "a DataLoader was started")
-        self._loop.fetch_begins()  # its first fetch may begin right here
+        self._loop.fetch_begins(None)  # its first fetch may begin right here
         self._session.enter("epoch restart")
         return True
 

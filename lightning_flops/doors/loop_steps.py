@@ -66,16 +66,25 @@ class LoopSteps:
         self._forward_depth = 0
         self._backward_depth = 0
         self._at_border = True
-        self._trains_in_eval_mode = False
+        self._trains_in_eval_mode = not module().training
         self._loss_may_follow = False
         self._batch: Any = None
         self._shapes: Shapes = ()
+        self._is_used = False
+        """A forward or a backward has run for the running batch."""
+        self._ahead: tuple[Any, Shapes] | None = None
+        """A batch that was fetched while the running one was in use: it belongs to what comes next."""
         self.batches_a_step = 1
         """Batches of the last step that has ended."""
         self._batches = 0
         self._batches_watched = 0
         self._signs: set[str] = set()
         self._usual_signs: set[str] = set()
+
+    @property
+    def in_backward(self) -> bool:
+        """A backward is running that is part of a step."""
+        return self._backward_depth > 0
 
     @property
     def half_done(self) -> bool:
@@ -97,14 +106,21 @@ class LoopSteps:
     # ---- batches
 
     def takes(self, batch: Any) -> None:
-        """The loop has a batch, which belongs to the step that runs or begins next."""
-        shapes = tensor_shapes(batch)
-        if self._batch is None or not self._batch_is_fetched:
-            self._batch = batch if self._keeps_batch else ()
-            self._shapes = shapes
+        """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next."""
+        kept, shapes = batch if self._keeps_batch else (), tensor_shapes(batch)
+        if self._is_used:
+            self._ahead = (kept, shapes if self._ahead is None else (*self._ahead[1], *shapes))
+        elif self._batch is None or not self._batch_is_fetched:
+            self._batch, self._shapes, self._batch_is_fetched = kept, shapes, True
         else:  # two loaders side by side
             self._shapes = (*self._shapes, *shapes)
-        self._batch_is_fetched = True
+
+    def _goes_on(self) -> None:
+        """The batch that was fetched ahead, if any, is the running one now."""
+        ahead, self._ahead = self._ahead, None
+        self._is_used = self.has_gradients = self.micro_step_is_over = False
+        self._batch, self._shapes = (None, ()) if ahead is None else ahead
+        self._batch_is_fetched = ahead is not None
 
     def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._batch is None:
@@ -138,7 +154,10 @@ class LoopSteps:
             self.evaluation_ends()
         if self.micro_step_is_over:
             self.micro_step_ends(updates=0, ends_step=False)
+        elif self._ahead is not None:
+            self._turns_to_next_batch()
         self._at_border = False
+        self._is_used = True
         window = session.window
         if not window.marking:
             if not self._batch_is_fetched:
@@ -199,8 +218,22 @@ class LoopSteps:
 
     def gradients_are_there(self) -> None:
         """A backward has ended. The next forward begins another batch, unless batches are known from a loader."""
-        self.has_gradients = True
+        if self._ahead is not None and self.has_gradients:  # of a model that is not called
+            self.micro_step_ends(updates=0, ends_step=False)
+        self.has_gradients = self._is_used = True
         self.micro_step_is_over = not self._batch_is_fetched
+
+    def _turns_to_next_batch(self) -> None:
+        """A forward begins, and a batch was fetched since the last one."""
+        if self.has_gradients:
+            self.micro_step_ends(updates=0, ends_step=False)
+            return
+        self.looks_left("batch", "it went on to the next batch without a backward")
+        if "batch" in self._usual_signs and self._ahead is not None:
+            self._shapes = (*self._shapes, *self._ahead[1])
+            self._ahead = None
+        else:
+            self._goes_on()
 
     def _backward_fails(self, _: bool, error: BaseException) -> None:
         self._backward_depth -= 1
@@ -215,12 +248,11 @@ class LoopSteps:
             updates: optimizer attempts that belong to it.
             ends_step: a step ends with it.
         """
-        self.micro_step_is_over = self.has_gradients = False
         if self._signs:
             self._usual_signs |= self._signs
             self._signs.clear()
-        batch, self._batch = self._batch, None
-        self._batch_is_fetched = False
+        batch, of_batch = self._batch, self._shapes
+        self._goes_on()
         if batch is None and not ends_step:
             return  # no forward and no update: nothing has run
         self._batches += 1
@@ -231,7 +263,7 @@ class LoopSteps:
         if self.is_whole and (not window.marking or window.in_scope or not window.recorder.counting):
             if ends_step and window.marking:
                 self._look_at_fetches()
-            shapes = self._unseen_shapes() if batch is None else self._shapes
+            shapes = self._unseen_shapes() if batch is None else of_batch
             session.batch(() if batch is None else batch, shapes, updates=updates, ends_step=ends_step)
             if window.in_scope:
                 window.leave_scope()
@@ -329,8 +361,8 @@ class LoopSteps:
         """The loop has left the running step unfinished; *ended_by* says so in a sentence."""
         session = self._door.session
         window = session.window
-        if not window.in_scope:  # a step that is only timed shows it by its signature
-            return
+        if not window.in_scope or window.recorder.timer is not None:
+            return  # a step that is only timed shows it by its signature
         window.leave_scope()
         if window.recorder.counting and not window.recorder.has_counted:
             session.postpone_window(ended_by)

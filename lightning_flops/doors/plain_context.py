@@ -161,7 +161,7 @@ class LoopOutput:
         self._own_folder = OWN_FOLDER if or_own else None
         self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
 
-    def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None]) -> LoggedOutput:
+    def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
         """What a session writes to; the arguments are those of ``LoggedOutput``."""
         return LoggedOutput(
             config,

@@ -6,6 +6,7 @@ user passes through ``batches``, tell the batches.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def _nobody() -> None:
+    return None
+
+
 class PlainLoop:
     """The door of one loop, on one rank.
 
@@ -65,7 +70,7 @@ class PlainLoop:
         log_every_n_steps: int = 50,
         initial_step: int = 0,
         steps_before: int = 0,
-        announce: Callable[[str], None] = lambda sentence: None,
+        announce: Callable[[str], None] | None = None,
     ) -> None:
         self.config = config
         self._model = model
@@ -81,8 +86,13 @@ class PlainLoop:
         """The loop calls ``step``."""
         self._updates = 0
         self._updating = False
+        self._in_backward = False
+        self._ends_after_backward = False
         self._update_depth = 0
         self._hooks: list[Any] = []
+        self._fetches_from: Any = None
+        self._training_iterator: Callable[[], Any] = _nobody
+        """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(self, lambda: self._root)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
@@ -128,7 +138,7 @@ class PlainLoop:
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", self._around_update(optimizer))
         for module, name in backward_entries():
-            taps.replace(module, name, make.after(self._backward_ends))
+            taps.replace(module, name, make.around(self._backward_begins, self._backward_ends))
         if not self._optimizers:  # torch's own hooks see every optimizer
             self._hooks.append(register_optimizer_step_pre_hook(self._any_update_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._any_update_ends))
@@ -175,20 +185,28 @@ class PlainLoop:
         """Whether this is the thread that trains, as far as that is known."""
         return self._steps.on_its_thread()
 
-    def fetch_begins(self) -> bool:
-        """The loop asks a loader for a batch; returns whether the batch is for a step."""
+    def fetch_begins(self, iterator: Any) -> bool:
+        """The loop asks *iterator* for a batch; returns whether the batch is for a step.
+
+        One that has fed steps before still does, though the model may be in evaluation mode since the last evaluation.
+        """
         steps = self._steps
-        steps.no_loss_follows()
-        steps.looks_at_mode()
-        if steps.evaluating:
-            return False
-        if steps.has_gradients:
-            steps.micro_step_ends(updates=self._taken_updates(), ends_step=False)
-        return True
+        if iterator is None or iterator is not self._training_iterator():
+            steps.looks_at_mode()
+        else:
+            steps.evaluation_ends()
+        self._fetches_from = iterator
+        return not steps.evaluating
 
     def batch_fetched(self, batch: Any) -> None:
         """The loader has delivered *batch*, which is for a step."""
         self._steps.takes(batch)
+        if self._fetches_from is not self._training_iterator():
+            try:
+                self._training_iterator = weakref.ref(self._fetches_from)
+            except TypeError:  # an iterator of C
+                self._training_iterator = _nobody
+        self._fetches_from = None
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -205,10 +223,19 @@ class PlainLoop:
 
     # ---- backward and update
 
-    def _backward_ends(self) -> None:
-        # An optimizer's closure may run the same batch several times.
-        if not self._updating and self._steps.on_its_thread():
+    def _backward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
+        if self._in_backward or not self._steps.on_its_thread():
+            return None
+        self._in_backward = True
+        return True
+
+    def _backward_ends(self, _: bool) -> None:
+        self._in_backward = False
+        if not self._updating:  # an optimizer's closure may run the same batch several times
             self._steps.gradients_are_there()
+        if self._ends_after_backward:
+            self._ends_after_backward = False
+            self._step_ends()
 
     def _update_begins(self, optimizer: Any) -> Any:
         """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
@@ -227,7 +254,10 @@ class PlainLoop:
             self.session.leave()
         self._updates += 1
         if not self._is_told and optimizer is self._optimizers[-1]:
-            self._step_ends()
+            if self._in_backward:  # hooks update each parameter as soon as it has its gradient
+                self._ends_after_backward = True
+            else:
+                self._step_ends()
 
     def _update_fails(self, _: Any, error: BaseException) -> None:
         self._updating = False
@@ -283,7 +313,6 @@ class PlainLoop:
     @guarded
     def leave_out(self, name: str) -> None:
         """What runs from here on belongs to no step, until ``take_in`` is called with the same *name*."""
-        self._steps.no_loss_follows()
         self.session.training_stops(name)
         self.session.enter(name)
 

@@ -13,6 +13,10 @@ class Outcomes:
     """Runs of training that had a session."""
     profiles: int = 0
     """Reports that were made."""
+    told: bool = False
+    """A line has told the user where a report is."""
+    latest: str = ""
+    """The latest report, in a line."""
     reasons: list[str] = field(default_factory=list)
     """Why runs ended without a report, in sentences without a full stop."""
 

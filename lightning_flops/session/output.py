@@ -13,6 +13,7 @@ from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
 from lightning_flops.text.printable import package_logger
@@ -135,7 +136,7 @@ class LoggedOutput:
         files: RunFiles,
         text_file: bool,
         x_axis: Callable[[int], int],
-        announce: Callable[[str], None] = lambda sentence: None,
+        announce: Callable[[str], None] | None = None,
         nowhere: str = "",
         part: str = "",
     ) -> None:
@@ -169,7 +170,8 @@ class LoggedOutput:
         said = [f"{words} {place}" for words, place in places.items() if place is not None]
         if not said and self._nowhere:
             said, self._nowhere = [self._nowhere], ""
-        if said:
+        if said and self._announce is not None:
+            OUTCOMES.told = True
             context = profile.context
             whose = "" if context.trains else f" of the {context.run_word}"
             what = f"FLOPs of {context.step_word} {profile.profile_step}{whose}"

@@ -477,6 +477,7 @@ class Session:
         profile = replace(profile, report_step=step)
         self._publish(profile)
         OUTCOMES.profiles += 1
+        OUTCOMES.latest = f"{profile.context.step_word} {profile.profile_step}: {headline(profile)}"
         with random_state_kept():
             self._output.write_profile(profile, step=step)
 

@@ -168,9 +168,9 @@ def test_a_loop_that_is_over_keeps_neither_the_model_nor_the_optimizer() -> None
 
 
 def test_ctrl_c_is_the_users_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch_state()
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = torch_state()
     monkeypatch.setattr(
         "lightning_flops.doors.loop_steps.LoopSteps.takes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_flops import Profile, profile_training
 from lightning_flops.pytorch import TrainingProfiler
@@ -25,6 +28,7 @@ from tests.loops.nets import (
     LOSS_SEC,
     UPDATE_SEC,
     Net,
+    Rows,
     SlowSGD,
     loader,
     loss_of,
@@ -415,6 +419,145 @@ def test_a_batch_that_the_loop_gives_up_is_not_counted_but_the_one_after_it(
     profile = profile_of(profiler)
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert "raised RuntimeError" in caplog.text
+
+
+def test_updates_inside_the_backward_end_the_step_when_it_returns(now: FakeNow, windows: list[Any]) -> None:
+    net = Net(now)
+    optimizers = {weight: SlowSGD([weight], now) for weight in net.parameters()}
+
+    def update(weight: Any) -> None:
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+
+    for weight in optimizers:
+        weight.register_post_accumulate_grad_hook(update)
+    with profile_training(net, list(optimizers.values()), **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            loss_of(net(rows), now).backward()
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
+    assert [(step.backward, step.optimizer) for step in seconds(windows)] == [(BACKWARD_SEC, 4 * UPDATE_SEC)] * 2
+
+
+@pytest.mark.parametrize("place", ["before the loss", "before the update", "after the update"])
+def test_a_batch_that_is_fetched_ahead_belongs_to_the_next_step(place: str, now: FakeNow, windows: list[Any]) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        batches = iter(loader(10, now))
+        rows, ahead = next(batches, None), None
+        while rows is not None:
+            output = net(rows)
+            if place == "before the loss":
+                ahead = next(batches, None)
+            loss_of(output, now).backward()
+            if place == "before the update":
+                ahead = next(batches, None)
+            optimizer.step()
+            if place == "after the update":
+                ahead = next(batches, None)
+            rows = ahead
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.samples, profile.micro_steps) == (FORWARD, BATCH, 1)
+    assert seconds(windows) == [STEP, STEP]
+    assert profiler.throughput is not None and profiler.throughput.batches == 10 - 1
+
+
+def test_the_wait_for_a_training_batch_is_seen_though_the_model_is_still_in_evaluation_mode(
+    now: FakeNow, windows: list[Any]
+) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS):
+        for rows in loader(8, now):
+            net.train()
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+            net.eval()
+            with torch.no_grad():
+                net(rows)
+    assert seconds(windows) == [STEP, STEP]
+    assert [step.excluded_sec for step in windows[0].timed_steps] == [{"validation": FORWARD_SEC}] * 2
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_profiled_from_its_first_step(
+    now: FakeNow, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net(now).eval()
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, profile_step=0, timing_steps=2, trace=False) as profiler:
+        for rows in loader(8, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.samples, profile.variable) == (FORWARD, BATCH, False)
+    assert profiler.throughput is not None and profiler.throughput.ips_unit == "samples/s"
+    assert "could not be" not in caplog.text
+
+
+def test_a_loader_that_fails_once_is_seen_again_afterwards(now: FakeNow, windows: list[Any]) -> None:
+    class Failing(Rows):
+        def __getitem__(self, place: int) -> torch.Tensor:
+            if place == 1 * BATCH:
+                raise OSError("no such row")
+            return super().__getitem__(place)
+
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        batches = iter(DataLoader(Failing(10, now), batch_size=BATCH))
+        while True:
+            try:
+                rows = next(batches)
+            except OSError:
+                continue
+            except StopIteration:
+                break
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.samples) == (FORWARD, BATCH)
+    assert "data_wait" not in windows[0].mixed_phases
+
+
+def test_a_batch_that_is_skipped_after_its_forward_is_not_in_the_counted_step(now: FakeNow) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for place, rows in enumerate(loader(12, now)):
+            loss = loss_of(net(rows), now)
+            if place == 1:
+                continue
+            loss.backward()
+            optimizer.step()
+    profile = profile_of(profiler)
+    assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
+    assert profile.variable is False
+
+
+def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_the_others_are_timed(now: FakeNow) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, profile_step=1, timing_steps=4, trace=False) as profiler:
+        for place, rows in enumerate(loader(14, now)):
+            try:
+                wide = torch.cat([rows, rows], dim=1) if place == 5 else rows  # does not fit the first layer
+                loss_of(net(wide), now).backward()
+            except RuntimeError:
+                continue
+            optimizer.step()
+    profile = profile_of(profiler)
+    assert len(profile.timed_steps) == 4
+    assert not any("Training ended" in note for note in profile.notes)
+
+
+def test_batches_are_otherwise_what_they_were() -> None:
+    with profile_training(nn.Linear(2, 2)) as profiler:
+        numbers = profiler.batches([1, 2, 3])
+        assert (bool(numbers), len(numbers), numbers[1], list(numbers)) == (True, 3, 2, [1, 2, 3])
+        assert bool(profiler.batches(iter([])))
+        copied: Any = copy.deepcopy(numbers)
+        assert copied == [1, 2, 3] == pickle.loads(pickle.dumps(numbers))
 
 
 def test_step_0_can_be_counted(now: FakeNow) -> None:
