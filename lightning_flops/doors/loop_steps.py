@@ -44,9 +44,12 @@ class LoopSteps:
         door: the loop's.
         module: returns the model whose forwards belong to the steps; its mode tells training from evaluation.
         is_whole: the step that begins now or next has not begun yet.
+        goes_on: a loop that has left a step goes on with another one; otherwise it may be over, and the window ends.
     """
 
-    def __init__(self, door: LoopDoor, module: Callable[[], nn.Module], *, is_whole: bool = True) -> None:
+    def __init__(
+        self, door: LoopDoor, module: Callable[[], nn.Module], *, is_whole: bool = True, goes_on: bool = False
+    ) -> None:
         self.evaluating = False
         """What runs now belongs to no step."""
         self.is_whole = is_whole
@@ -59,6 +62,7 @@ class LoopSteps:
         """The running batch came from a loader, and not from the arguments of a forward."""
         self._door = door
         self._module = module
+        self._loop_goes_on = goes_on
         config = door.config
         self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
         self._thread: int | None = None
@@ -361,7 +365,7 @@ class LoopSteps:
         """The loop has left the running step unfinished; *ended_by* says so in a sentence."""
         session = self._door.session
         window = session.window
-        if not window.in_scope or window.recorder.timer is not None:
+        if not window.in_scope or (self._loop_goes_on and window.recorder.timer is not None):
             return  # a step that is only timed shows it by its signature
         window.leave_scope()
         if window.recorder.counting and not window.recorder.has_counted:

@@ -93,7 +93,7 @@ class PlainLoop:
         self._fetches_from: Any = None
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
-        self._steps = LoopSteps(self, lambda: self._root)
+        self._steps = LoopSteps(self, lambda: self._root, goes_on=True)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
         )
