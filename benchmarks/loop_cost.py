@@ -27,12 +27,13 @@ from torch.utils.data import DataLoader
 from lightning_flops import profile_training
 
 from .machine import restart_in_one_thread_environment
-from .monitor_cost import BARE, BARE_AGAIN, OVER_BARE, over
+from .monitor_cost import OVER_BARE, over
 from .time_report import RESULT, write_section
 
 logger = logging.getLogger("benchmarks.loop_cost")
 
 MODULE = "benchmarks.loop_cost"
+BARE, BARE_AGAIN = "bare loop", "bare loop again"
 BLOCK_STEPS = 40
 UNSEEN_STEPS = 12
 """In these steps of a block a window may be open."""
