@@ -151,20 +151,18 @@ def profile_training(
     update. Batches are seen if they come from a torch DataLoader; ``profiler.batches(...)`` shows those of any other
     iterable.
 
-    *model*, *optimizer*, *log_dir*, *writer*, *accelerator*, *fabric*, *log_every_n_steps* (50) and *initial_step* (0)
-    are this function's own:
+    The settings are those of ``ProfilerConfig``; one that is None has not been given.
 
-    - *model* is what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled;
-    - *optimizer* is one or several, or None;
-    - *log_dir* is a folder for TensorBoard's files and ``profile.json``;
-    - *writer* is a SummaryWriter, any object with ``add_scalar``, or a function of a dict of scalars and a step, as
-      ``wandb.log`` is;
-    - *accelerator* is the ``accelerate.Accelerator`` of the loop, whose trackers get the reports, too;
-    - *fabric* is its ``lightning.fabric.Fabric``, whose loggers get the reports, too;
-    - *log_every_n_steps* says how often throughput and MFU are written during the run;
-    - *initial_step* is the x-axis of the loop's first step, in a loop that goes on after a checkpoint.
-
-    The other arguments are settings of ``ProfilerConfig``, where each is described. None means that it is not given.
+    Args:
+        model: what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled.
+        optimizer: one or several, or None.
+        log_dir: a folder for TensorBoard's files and ``profile.json``.
+        writer: a SummaryWriter, any object with ``add_scalar``, or a function of a dict of scalars and a step, as
+            ``wandb.log`` is.
+        accelerator: the ``accelerate.Accelerator`` of the loop, whose trackers get the reports, too.
+        fabric: the ``lightning.fabric.Fabric`` of the loop, whose loggers get the reports, too.
+        log_every_n_steps: how often throughput and MFU are written during the run.
+        initial_step: the x-axis of the loop's first step, in a loop that goes on after a checkpoint.
 
     Returns:
         What is put around the loop.

@@ -376,21 +376,25 @@ def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_settings_described(docstring: str | None, names: Iterable[str]) -> str | None:
-    """*docstring* with a section ``Args``, before ``Raises``, that describes the settings in *names*.
+    """*docstring* with the settings in *names* described in its section ``Args``.
 
+    The section is made, before ``Returns`` and ``Raises``, if there is none; otherwise the settings come last in it.
     None stays None: under ``python -OO`` there are no docstrings.
     """
     if docstring is None:
         return None
     defaults = {one.name: one.default for one in fields(ProfilerConfig)}
-    section = ["Args:"]
+    section: list[str] = []
     for name in names:
         default = defaults[name]
         # What None means, and what the default schedule is, stands in the help.
         told = f" Default {default!r}." if isinstance(default, (int, float, str)) else ""
         section += _ARGUMENT.wrap(f"{name}: {SETTINGS[name].help}{told}")
-    before, raises, after = inspect.cleandoc(docstring).partition("Raises:\n")
-    return "\n".join([before.rstrip(), "", *section, "", raises + after]).rstrip()
+    text = inspect.cleandoc(docstring)
+    end = min((place for title in ("Returns:\n", "Raises:\n") if (place := text.find(title)) >= 0), default=len(text))
+    before, after = text[:end].rstrip(), text[end:]
+    head = [before] if "\nArgs:\n" in before else [before, "", "Args:"]
+    return "\n".join([*head, *section, "", after]).rstrip()
 
 
 # jsonargparse joins the lines with spaces, so no line may end inside a word.
