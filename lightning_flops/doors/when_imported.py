@@ -47,7 +47,10 @@ class _ImportWatch(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What the other finders find, with a loader that calls us; None for every other module."""
-        if fullname != self._name:
+        try:
+            if fullname != self._name:
+                return None
+        except Exception:  # the program must get every module, whatever fails on our side
             return None
         # Finding is not importing: transformers, for example, only asks whether deepspeed is installed.
         for finder in sys.meta_path:

@@ -347,8 +347,8 @@ class FlopCounter:
             state.entered.append(name)
             makers, start = state.makers, sequence_number()
             if start > makers.starts[-1]:
-                makers.starts.append(start)
                 makers.names.append(name)
+                makers.starts.append(start)
             else:
                 makers.names[-1] = name
             return
@@ -430,8 +430,8 @@ class FlopCounter:
                 name = state.books = caller.name
                 makers, start = state.makers, sequence_number()
                 if start > makers.starts[-1]:
-                    makers.starts.append(start)
                     makers.names.append(name)
+                    makers.starts.append(start)
                 else:
                     makers.names[-1] = name
                 return

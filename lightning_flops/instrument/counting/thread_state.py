@@ -195,8 +195,8 @@ class NodeMakers:
                 return
             if names[-1] == name:
                 return
-        starts.append(start)
         names.append(name)
+        starts.append(start)
 
     def trim(self) -> None:
         """Drops who made the oldest nodes, if there are very many."""
