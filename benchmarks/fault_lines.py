@@ -165,7 +165,11 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
         "return (self.inner or original)(*args, **kwargs)",
-        "return tap.run(*args, **kwargs)",
+        "return run(*args, **kwargs)",
+        # What binds an attribute of the user's class, as Python does it.
+        'return attribute.__get__(instance, owner) if hasattr(type(attribute), "__get__") else attribute',
+        "return _bound(self._original, instance, owner)",
+        "run = _bound(self._original, instance, type(instance))",
     ),
     "session/taps.py": (
         "return (result := original(*args, **kwargs))",

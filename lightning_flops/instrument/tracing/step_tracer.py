@@ -180,7 +180,7 @@ class StepTracer:
         profiler, self._profiler = self._profiler, None
         prepared = self._prepared
         self._prepared = self._recording = False
-        if prepared and profiler.profiler is not None:
+        if prepared:
             try:
                 with self._by_us():
                     # Torch says whether it records: we may have failed right after it began.
@@ -210,9 +210,9 @@ class StepTracer:
         elif self._device.type == "xpu":
             activities.append(ProfilerActivity.XPU)
         self._profiler = profiling.new_profiler()(activities=activities, **self._settings)
-        self._prepared = True  # before it is true, so that a failure right after it leaves nothing
         with self._by_us(), _silent_kineto():
             self._profiler.prepare_trace()
+        self._prepared = True  # not before: torch crashes if it starts a trace that was not prepared
 
     def _mark_step(self, index: int) -> None:
         if index == self._index:
