@@ -591,12 +591,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", choices=RUNS)
     parser.add_argument("--lines", type=int, help="so many lines, drawn (default: every line)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--below", default="", metavar="PATH", help="only lines of files whose path begins so")
     options = parser.parse_args(arguments)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     import_for(options.run)
     lines, found = Lines(options.run), 0
+    lines.sites = {place: hits for place, hits in lines.sites.items() if place.startswith(options.below)}
     print(f"{len(lines.sites)} lines of ours run; seed {options.seed}", flush=True)
     for fault in lines.sweep(random.Random(options.seed), options.lines):
         found += 1

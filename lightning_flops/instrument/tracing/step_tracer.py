@@ -178,15 +178,17 @@ class StepTracer:
 
     def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
-        prepared = self._prepared
+        prepared, recording = self._prepared, self._recording
         self._prepared = self._recording = False
         if prepared:
             try:
                 with self._by_us():
-                    # Torch says whether it records: we may have failed right after it began.
-                    if not profiling.profiler_is_recording():
+                    # Torch says whether it records: we may have failed right after it began, or after it ended.
+                    records = profiling.profiler_is_recording()
+                    if not recording and not records:
                         profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
-                    profiler.stop_trace()
+                    if not recording or records:
+                        profiler.stop_trace()
             except Exception:
                 logger.warning("torch.profiler could not be stopped", exc_info=True)
 
