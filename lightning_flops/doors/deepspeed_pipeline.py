@@ -152,7 +152,7 @@ class PipelineSteps:
         """A loader is asked for a batch, by the training as far as anybody can tell."""
         return True
 
-    def batch_fetched(self, batch: Any) -> None:
+    def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """Nothing: the micro-batches are known from the engine."""
 
     def looks_left(self, sign: str, in_words: str) -> None:

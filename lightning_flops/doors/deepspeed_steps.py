@@ -55,7 +55,7 @@ class EngineSteps:
         self._steps.no_loss_follows()
         return not self._steps.evaluating
 
-    def batch_fetched(self, batch: Any) -> None:
+    def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """Nothing: the batch is what the engine's forward gets."""
 
     def looks_left(self, sign: str, in_words: str) -> None:

@@ -39,8 +39,8 @@ class Loop(Protocol):
         None stands for an iterator that is being made.
         """
 
-    def batch_fetched(self, batch: Any) -> None:
-        """The loader has delivered *batch*, which is for a step."""
+    def batch_fetched(self, iterator: Any, batch: Any) -> None:
+        """*iterator* has delivered *batch*, which is for a step."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -129,23 +129,24 @@ class LoaderTaps:
 
     # ---- for the monitor: called for every batch of the run, so kept short
 
-    def _monitored_fetch_begins(self, iterator: Any) -> bool | None:
+    def _monitored_fetch_begins(self, iterator: Any) -> Any:
+        """A fetch begins; returns *iterator* if it is for a step."""
         loop = self._loop
         if self._monitored_fetch or not loop.on_its_thread() or not loop.fetch_begins(iterator):
             return None
         self._monitored_fetch = True
         if self._session.monitor is not None:
             self._session.monitor.fetch_begins()
-        return True
+        return iterator
 
-    def _monitored_fetch_ends(self, _: bool) -> None:
+    def _monitored_fetch_ends(self, iterator: Any) -> None:
         self._monitored_fetch = False
         self.in_use = True
         if self._session.monitor is not None:
             self._session.monitor.fetch_ends()
 
-    def _batch_fetched(self, _: bool, batch: Any) -> None:
-        self._loop.batch_fetched(batch)
+    def _batch_fetched(self, iterator: Any, batch: Any) -> None:
+        self._loop.batch_fetched(iterator, batch)
 
     # ---- for the window
 

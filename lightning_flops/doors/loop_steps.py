@@ -56,7 +56,7 @@ class LoopSteps:
         """Everything of the running step was seen."""
         self.micro_step_is_over = False
         """The next forward begins another batch."""
-        self.has_gradients = False
+        self._has_gradients = False
         """A backward has run for the running batch."""
         self._batch_is_fetched = False
         """The running batch came from a loader, and not from the arguments of a forward."""
@@ -84,11 +84,6 @@ class LoopSteps:
         self._batches_watched = 0
         self._signs: set[str] = set()
         self._usual_signs: set[str] = set()
-
-    @property
-    def in_backward(self) -> bool:
-        """A backward is running that is part of a step."""
-        return self._backward_depth > 0
 
     @property
     def half_done(self) -> bool:
@@ -122,7 +117,7 @@ class LoopSteps:
     def _goes_on(self) -> None:
         """The batch that was fetched ahead, if any, is the running one now."""
         ahead, self._ahead = self._ahead, None
-        self._is_used = self.has_gradients = self.micro_step_is_over = False
+        self._is_used = self._has_gradients = self.micro_step_is_over = False
         self._batch, self._shapes = (None, ()) if ahead is None else ahead
         self._batch_is_fetched = ahead is not None
 
@@ -138,7 +133,7 @@ class LoopSteps:
 
     def around_forward(self) -> Make:
         """A wrapper for the function that runs the model's forward."""
-        return self._door.session.taps.around(self._forward_begins, self._forward_ends, fails=self._forward_fails)
+        return self._session.taps.around(self._forward_begins, self._forward_ends, fails=self._forward_fails)
 
     def _forward_begins(self, *args: Any, **kwargs: Any) -> bool:
         marked = self._begin_forward(args, kwargs)
@@ -185,22 +180,24 @@ class LoopSteps:
     def _forward_ends(self, marked: bool) -> None:
         self._forward_depth -= 1
         if marked:
-            self._door.session.leave()
+            self._session.leave()
             self._loss_may_follow = True
 
-    def _forward_fails(self, _: bool, error: BaseException) -> None:
+    def _forward_fails(self, marked: bool, error: BaseException) -> None:
         self._forward_depth -= 1
+        if marked:
+            self._session.leave()
         self._door.interrupted(error)
 
     # ---- backward
 
     def around_backward(self) -> Make:
         """A wrapper for a function that runs a backward."""
-        return self._door.session.taps.around(self._backward_begins, self._backward_ends, fails=self._backward_fails)
+        return self._session.taps.around(self._backward_begins, self._backward_ends, fails=self._backward_fails)
 
     def _backward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
         """A backward begins; True if it is a part of a step, and not inside another backward."""
-        session = self._door.session
+        session = self._session
         if self._backward_depth or not self.is_whole or not self.on_its_thread():
             return None
         if self.evaluating:
@@ -218,18 +215,18 @@ class LoopSteps:
 
     def _backward_ends(self, _: bool) -> None:
         self._backward_depth -= 1
-        self._door.session.leave()
+        self._session.leave()
 
     def gradients_are_there(self) -> None:
         """A backward has ended. The next forward begins another batch, unless batches are known from a loader."""
-        if self._ahead is not None and self.has_gradients:  # of a model that is not called
+        if self._ahead is not None and self._has_gradients:  # of a model that is not called
             self.micro_step_ends(updates=0, ends_step=False)
-        self.has_gradients = self._is_used = True
+        self._has_gradients = self._is_used = True
         self.micro_step_is_over = not self._batch_is_fetched
 
     def _turns_to_next_batch(self) -> None:
         """A forward begins, and a batch was fetched since the last one."""
-        if self.has_gradients:
+        if self._has_gradients:
             self.micro_step_ends(updates=0, ends_step=False)
             return
         self.looks_left("batch", "it went on to the next batch without a backward")
@@ -240,7 +237,7 @@ class LoopSteps:
             self._goes_on()
 
     def _backward_fails(self, _: bool, error: BaseException) -> None:
-        self._backward_depth -= 1
+        self._backward_ends(True)
         self._door.interrupted(error)
 
     # ---- the update
@@ -283,7 +280,7 @@ class LoopSteps:
 
     def _unseen_shapes(self) -> Shapes:
         """Stands for shapes that nobody saw: those of no other step are the same."""
-        session = self._door.session
+        session = self._session
         session.notes.add_for_run(
             "Batches could not be seen, because they came neither from a torch DataLoader, nor through batches(...), "
             "nor as arguments of model(...). So it is not known which steps are like the counted one."
@@ -292,7 +289,7 @@ class LoopSteps:
 
     def _look_at_fetches(self) -> None:
         """Say which parts this step did not show: never a transfer, and no wait for data without a loader."""
-        session, loaders = self._door.session, self._door.loaders
+        session, loaders = self._session, self._door.loaders
         recorder = session.window.recorder
         recorder.cannot_tell_apart(("transfer", "other"))
         self._batches_watched += self.batches_a_step
@@ -305,7 +302,7 @@ class LoopSteps:
             )
 
     def _enter_scope(self) -> None:
-        self._door.session.window.enter_scope()
+        self._session.window.enter_scope()
         self._door.loaders.scope_is_entered()
 
     # ---- evaluation
@@ -336,15 +333,15 @@ class LoopSteps:
         """From here on what runs belongs to no step."""
         if not self.evaluating:
             self.evaluating = True
-            self._door.session.training_stops(_EVALUATION)
-            self._door.session.enter(_EVALUATION)
+            self._session.training_stops(_EVALUATION)
+            self._session.enter(_EVALUATION)
 
     def evaluation_ends(self) -> None:
         """What runs belongs to a step again."""
         if self.evaluating:
             self.evaluating = False
-            self._door.session.leave()
-            self._door.session.training_goes_on(_EVALUATION)
+            self._session.leave()
+            self._session.training_goes_on(_EVALUATION)
 
     # ---- a step that the loop leaves unfinished
 
@@ -361,9 +358,13 @@ class LoopSteps:
         if sign not in self._usual_signs:
             self.was_left(f"The loop left a step between a forward and its update: {in_words} there.")
 
+    def drops_batch(self) -> None:
+        """The loop gives the running batch up: it belongs to no step."""
+        self._goes_on()
+
     def was_left(self, ended_by: str) -> None:
         """The loop has left the running step unfinished; *ended_by* says so in a sentence."""
-        session = self._door.session
+        session = self._session
         window = session.window
         if not window.in_scope or (self._loop_goes_on and window.recorder.timer is not None):
             return  # a step that is only timed shows it by its signature

@@ -90,7 +90,6 @@ class PlainLoop:
         self._ends_after_backward = False
         self._update_depth = 0
         self._hooks: list[Any] = []
-        self._fetches_from: Any = None
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(self, lambda: self._root, goes_on=True)
@@ -111,12 +110,12 @@ class PlainLoop:
     def plan(self) -> RunPlan:
         """How the loop begins."""
         before = self._steps_before
-        self.session.steps.steps_done = before
         # The step that runs now was not seen from its beginning.
         first = self.config.next_profile_step(steps_done=before + 1 if before else 0)
         if first is None and before and not self.config.timer_only:
             first = before + 1
         return RunPlan(
+            steps_before=before,
             profile_step=first,
             settle_steps=steps_to_settle(batches_ahead=0, batches_a_step=1),
             device=device_of(self._model),
@@ -138,7 +137,9 @@ class PlainLoop:
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", self._around_update(optimizer))
         for module, name in backward_entries():
-            taps.replace(module, name, make.around(self._backward_begins, self._backward_ends))
+            taps.replace(
+                module, name, make.around(self._backward_begins, self._backward_ends, fails=self._backward_fails)
+            )
         if not self._optimizers:  # torch's own hooks see every optimizer
             self._hooks.append(register_optimizer_step_pre_hook(self._any_update_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._any_update_ends))
@@ -195,18 +196,16 @@ class PlainLoop:
             steps.looks_at_mode()
         else:
             steps.evaluation_ends()
-        self._fetches_from = iterator
         return not steps.evaluating
 
-    def batch_fetched(self, batch: Any) -> None:
-        """The loader has delivered *batch*, which is for a step."""
+    def batch_fetched(self, iterator: Any, batch: Any) -> None:
+        """*iterator* has delivered *batch*, which is for a step."""
         self._steps.takes(batch)
-        if self._fetches_from is not self._training_iterator():
+        if iterator is not self._training_iterator():
             try:
-                self._training_iterator = weakref.ref(self._fetches_from)
+                self._training_iterator = weakref.ref(iterator)
             except TypeError:  # an iterator of C
                 self._training_iterator = _nobody
-        self._fetches_from = None
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -215,6 +214,7 @@ class PlainLoop:
     def interrupted(self, error: BaseException) -> None:
         """The user's code raised *error* in a step; the loop may catch it and go on."""
         self._steps.was_left(f"The loop left a step: it raised {type(error).__name__} there.")
+        self._steps.drops_batch()
 
     @guarded
     def fetches_of(self, iterator: Iterator[T]) -> Callable[[], T]:
@@ -236,6 +236,9 @@ class PlainLoop:
         if self._ends_after_backward:
             self._ends_after_backward = False
             self._step_ends()
+
+    def _backward_fails(self, _: bool, error: BaseException) -> None:
+        self._in_backward = self._ends_after_backward = False
 
     def _update_begins(self, optimizer: Any) -> Any:
         """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
@@ -261,6 +264,8 @@ class PlainLoop:
 
     def _update_fails(self, _: Any, error: BaseException) -> None:
         self._updating = False
+        if self.session.window.marking:
+            self.session.leave()
         self.interrupted(error)
 
     def _scaled_update_begins(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,8 @@ class RunPlan:
 
     profile_step: int | None
     """The first step to profile, given as the number of steps of the run before it; None: there is none."""
+    steps_before: int = 0
+    """Steps that the run made before it had a session; they count as steps of the run."""
     settle_steps: int
     """Steps to leave alone after a counted one."""
     device: torch.device

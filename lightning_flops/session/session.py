@@ -159,6 +159,7 @@ class Session:
         self._ledger.add(close_room)
         room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
         self._plan = plan = self._door.plan()
+        self.steps.steps_done = plan.steps_before
         self._device = plan.device
         self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
         self._door.tap_run(self.taps.for_run)

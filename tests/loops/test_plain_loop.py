@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -535,20 +536,39 @@ def test_a_batch_that_is_skipped_after_its_forward_is_not_in_the_counted_step(no
     assert profile.variable is False
 
 
-def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_the_others_are_timed(now: FakeNow) -> None:
+@pytest.mark.parametrize("where", ["forward", "backward", "update"])
+def test_a_step_that_raises_while_steps_are_timed_is_left_out_and_changes_no_time_of_the_others(
+    where: str, now: FakeNow, windows: list[Any]
+) -> None:
+    class Failing(SlowSGD):
+        def step(self, closure: Callable[[], Any] | None = None) -> Any:
+            if where == "update" and place == 5:
+                raise RuntimeError("no update")
+            return super().step(closure)
+
+    def fail(_: torch.Tensor) -> None:
+        raise RuntimeError("no gradient")
+
     net = Net(now)
-    optimizer = SlowSGD(net.parameters(), now)
+    optimizer = Failing(net.parameters(), now)
     with profile_training(net, optimizer, profile_step=1, timing_steps=4, trace=False) as profiler:
         for place, rows in enumerate(loader(14, now)):
             try:
-                wide = torch.cat([rows, rows], dim=1) if place == 5 else rows  # does not fit the first layer
-                loss_of(net(wide), now).backward()
+                wrong = where == "forward" and place == 5
+                output = net(torch.cat([rows, rows], dim=1) if wrong else rows)  # does not fit the first layer
+                if where == "backward" and place == 5:
+                    output.register_hook(fail)
+                loss_of(output, now).backward()
+                optimizer.step()
             except RuntimeError:
                 continue
-            optimizer.step()
+            now.sleep(256.0)
     profile = profile_of(profiler)
-    assert len(profile.timed_steps) == 4
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert not any("Training ended" in note for note in profile.notes)
+    # The step that the loop had left goes on to the next update, and is not like the counted one.
+    whole = [step for step in seconds(windows) if step == replace(STEP, other=256.0)]
+    assert len(seconds(windows)) == len(whole) == 4
 
 
 def test_batches_are_otherwise_what_they_were() -> None:
