@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m")
     run.add_argument(
-        "--log-dir", metavar="DIR", help="folder for TensorBoard and files; the loggers of a framework have their own"
+        "--log-dir", metavar="DIR", help="folder for TensorBoard and files, if the loggers of a framework have none"
     )
     _add_settings(run)
     run.add_argument(
@@ -211,7 +211,7 @@ class _Doors:
 
     Args:
         settings: those that the user has given.
-        log_dir: a folder for the reports of a loop that no framework drives.
+        log_dir: a folder for the reports of a training whose framework has none for them.
 
     Raises:
         ConfigError: the environment has settings that break their rules.
@@ -219,11 +219,15 @@ class _Doors:
 
     def __init__(self, settings: Mapping[str, object], *, log_dir: str | None) -> None:
         from lightning_flops import entry_points
+        from lightning_flops.config import OWN_FOLDER
         from lightning_flops.doors.when_imported import when_imported
 
         os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
         if settings:
             os.environ[entry_points.SETTINGS] = json.dumps({**entry_points.settings(), **settings})
+        if log_dir is not None:
+            os.environ[entry_points.LOG_DIR] = log_dir
+        os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
         self.silent = False
         """Say nothing at the end."""
         self._settings = entry_points.settings()

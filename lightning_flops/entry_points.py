@@ -20,6 +20,10 @@ SETTINGS = "LIGHTNING_FLOPS_SETTINGS"
 """Environment variable with the settings of these profilers, as a JSON object; they win over a DeepSpeed block."""
 
 
+LOG_DIR = "LIGHTNING_FLOPS_LOG_DIR"
+"""Environment variable with a folder for the reports of a Trainer none of whose loggers has a folder."""
+
+
 def is_on() -> bool:
     """Whether the user wants every training of this process profiled."""
     value = os.environ.get(SWITCH, "")
@@ -59,7 +63,7 @@ def callbacks_factory() -> list[FlopsProfilerCallback]:
     try:
         from lightning_flops.lightning import FlopsProfilerCallback
 
-        return [FlopsProfilerCallback.for_any_trainer(settings())]
+        return [FlopsProfilerCallback.for_any_trainer(settings(), folder=os.environ.get(LOG_DIR))]
     except Exception:  # otherwise Lightning could not make the Trainer
         logger.warning("the FLOPs profiler could not be loaded; training goes on without it", exc_info=True)
         return []

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
 
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
 from lightning_flops.doors.deepspeed_block import log_choice
-from lightning_flops.doors.lightning_context import IMPORT_ROOTS
+from lightning_flops.doors.lightning_context import IMPORT_ROOTS, folder_of_trainer
 from lightning_flops.doors.lightning_deepspeed import BuiltinProfiler, block_of
 from lightning_flops.doors.lightning_evaluation import Evaluation, LightningEvaluation
 from lightning_flops.doors.lightning_fit import LightningFit
@@ -126,9 +126,10 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         # None means "not given", because a command line passes every default.
         self._set_up(given_settings(arguments))
 
-    def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False) -> None:
+    def _set_up(self, given: Mapping[str, Any], *, for_any_trainer: bool = False, folder: str | None = None) -> None:
         self._given = dict(given)
         self._for_any_trainer = for_any_trainer
+        self._folder = folder
         self._config = ProfilerConfig(**self._given)
         self._origin = origin_of(self)
         self._start_anew()
@@ -156,14 +157,16 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         return callback
 
     @classmethod
-    def for_any_trainer(cls, settings: Mapping[str, Any]) -> FlopsProfilerCallback:
+    def for_any_trainer(cls, settings: Mapping[str, Any], *, folder: str | None = None) -> FlopsProfilerCallback:
         """A callback that the user has not written, with these *settings*: nothing if the Trainer has another one.
+
+        If no logger has a folder, the files go to *folder*; None: then there are none.
 
         If the Trainer's DeepSpeed config has a ``"flops_profiler"`` block, the block decides, also whether anything is
         profiled. A wrong block is a warning, and nothing is profiled.
         """
         callback = cls.__new__(cls)
-        callback._set_up(given_settings(settings), for_any_trainer=True)
+        callback._set_up(given_settings(settings), for_any_trainer=True, folder=folder)
         return callback
 
     def __getstate__(self) -> dict[str, Any]:
@@ -233,10 +236,15 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             config=self._config,
             publish=self._profiles.append,
             hear_starts=self._hear_starts,
-            asked_for=not self._for_any_trainer or block_of(trainer) is not None,
+            own_folder=self._own_folder(trainer),
         )
         self._fit.session.begin()
         self._drop_idle_hooks()
+
+    def _own_folder(self, trainer: Trainer) -> str | None:
+        """Where the files go if no logger has a folder. Who did not ask for a profile gets no new folder."""
+        asked_for = not self._for_any_trainer or block_of(trainer) is not None
+        return folder_of_trainer(trainer) if asked_for else self._folder
 
     @_event
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -291,7 +299,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             function,
             config=self._config,
             publish=self._profiles.append,
-            asked_for=not self._for_any_trainer or block_of(trainer) is not None,
+            own_folder=self._own_folder(trainer),
         )
         self._evaluation.session.begin()
 

@@ -13,12 +13,13 @@ from lightning_flops.config.settings import (
     with_settings_described,
 )
 from lightning_flops.config.unknown_names import refuse_unknown
-from lightning_flops.config.values import BLOCK, DTYPE_NAMES, AdviceThresholds, TraceSchedule
+from lightning_flops.config.values import BLOCK, DTYPE_NAMES, OWN_FOLDER, AdviceThresholds, TraceSchedule
 
 __all__ = [
     "ARGUMENTS",
     "BLOCK",
     "DTYPE_NAMES",
+    "OWN_FOLDER",
     "SETTINGS",
     "AdviceThresholds",
     "ProfilerConfig",

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
-from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.sinks.console import StandardOutputSink
 from lightning_flops.sinks.deepspeed_monitor import DeepSpeedMonitorSink

@@ -15,12 +15,12 @@ import transformers
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
-from lightning_flops.config import BLOCK
+from lightning_flops.config import BLOCK, OWN_FOLDER
 from lightning_flops.instrument.deepspeed_groups import ParallelSizes, parallel_sizes
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import RunContext
-from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink, StandardOutputSink
 from lightning_flops.text.printable import page, printable

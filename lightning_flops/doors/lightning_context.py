@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.doors.device_mesh import mesh_sizes
 from lightning_flops.instrument.patches import untapped
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.records import Loop, RunContext
-from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.session.private_names import PrivateNames
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
@@ -160,13 +161,15 @@ _NOWHERE = (
 )
 
 
-def run_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool, loop: Loop = "training") -> LoggedOutput:
+def run_output(
+    trainer: Trainer, config: ProfilerConfig, *, own_folder: str | None, loop: Loop = "training"
+) -> LoggedOutput:
     """Where rank 0 shows the reports of this run. A development run writes no files unless a setting names one.
 
     Args:
         trainer: drives the run.
         config: the settings.
-        asked_for: the user wrote the profiler into the program or its config; if not, it makes no folder of its own.
+        own_folder: of the files if no logger has a folder; None: then there are no files.
         loop: what the run does. The tags and the files of a loop without training have its name in theirs.
     """
     part = "" if loop == "training" else loop
@@ -177,14 +180,14 @@ def run_output(trainer: Trainer, config: ProfilerConfig, *, asked_for: bool, loo
         console=ConsoleSink(),
         files=RunFiles(
             output_file=config.output_file,
-            folder=lambda: None if development else _log_folder(trainer, or_own=asked_for),
+            folder=lambda: None if development else _log_folder(trainer) or own_folder,
             part=part,
             timer_only=config.timer_only,
         ),
         text_file=True,
         x_axis=lambda step: step,
         announce=functools.partial(_announce, _import_root(trainer)),
-        nowhere="" if development or asked_for else _NOWHERE,
+        nowhere="" if development or own_folder else _NOWHERE,
         part=part,
     )
 
@@ -196,8 +199,8 @@ def _announce(root: str, sentence: str) -> None:
         logging.getLogger(root).info("%s", printable(sentence))
 
 
-def _log_folder(trainer: Trainer, *, or_own: bool) -> str | None:
-    """The folder that a logger has for this run; if none has one and *or_own*, our folder below the Trainer's.
+def _log_folder(trainer: Trainer) -> str | None:
+    """The folder that a logger has for this run; None if none has one.
 
     We do not use ``trainer.log_dir``, because it broadcasts and so needs all ranks. We do not use the ``save_dir`` of a
     logger without a folder for each run: it belongs to the logging service, and may be the working directory. And we
@@ -207,4 +210,9 @@ def _log_folder(trainer: Trainer, *, or_own: bool) -> str | None:
         folder = getattr(run_logger, "log_dir", None)
         if isinstance(folder, (str, os.PathLike)) and (path := os.fsdecode(folder)):
             return path
-    return f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}" if or_own else None
+    return None
+
+
+def folder_of_trainer(trainer: Trainer) -> str:
+    """Our own folder, below the Trainer's."""
+    return f"{str(trainer.default_root_dir).rstrip('/')}/{OWN_FOLDER}"

@@ -55,7 +55,7 @@ class LightningEvaluation:
         function: of the Trainer, which runs the loop.
         config: the settings.
         publish: gets each profile when its window has closed.
-        asked_for: the user wrote the profiler into the program or its config.
+        own_folder: of the reports if no logger has a folder; None: then they have none.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class LightningEvaluation:
         *,
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
-        asked_for: bool = True,
+        own_folder: str | None,
     ) -> None:
         self._trainer = trainer
         self._module = pl_module
         self._function: Evaluation = function
-        self._asked_for = asked_for
+        self._own_folder = own_folder
         loops: dict[Evaluation, Any] = {
             "predict": trainer.predict_loop,
             "test": trainer.test_loop,
@@ -134,7 +134,7 @@ class LightningEvaluation:
             settle_steps=settle,
             device=self._trainer.strategy.root_device,
             dp_size=self._context.dp_size,
-            output=run_output(self._trainer, self._config, asked_for=self._asked_for, loop=self._function),
+            output=run_output(self._trainer, self._config, own_folder=self._own_folder, loop=self._function),
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:

@@ -55,7 +55,7 @@ class LightningFit:
         config: the settings.
         publish: gets each profile when its window has closed.
         hear_starts: is told whether ``batch_starts`` must be called; until it is told, it must be.
-        asked_for: the user wrote the profiler into the program or its config.
+        own_folder: of the reports if no logger has a folder; None: then they have none.
     """
 
     _context: RunContext
@@ -71,7 +71,7 @@ class LightningFit:
         config: ProfilerConfig,
         publish: Callable[[Profile], None],
         hear_starts: Callable[[bool], None],
-        asked_for: bool = True,
+        own_folder: str | None,
     ) -> None:
         self._trainer = trainer
         self._module = pl_module
@@ -82,7 +82,7 @@ class LightningFit:
         self._raw_updates = 0
         self._raw_depth = 0
         self._hear_starts = hear_starts
-        self._asked_for = asked_for
+        self._own_folder = own_folder
         self._hears_starts = True
         self._batches_compared = 0
         self._batches_change = False
@@ -139,7 +139,7 @@ class LightningFit:
             settle_steps=settle_steps(self._trainer.fit_loop, batches_a_step=self._trainer.accumulate_grad_batches),
             device=self._trainer.strategy.root_device,
             dp_size=self._context.dp_size,
-            output=run_output(self._trainer, self._config, asked_for=self._asked_for),
+            output=run_output(self._trainer, self._config, own_folder=self._own_folder),
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from lightning_flops.doors.plain_context import device_of
 from lightning_flops.instrument.batches import UNKNOWN, Shapes, tensor_shapes
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class LoopSteps:
         """Batches of the last step that has ended."""
         self._batches = 0
         self._batches_watched = 0
+        self.autocast = ""
+        """The dtype that autocast computed in when the latest marked forward began; empty if it was off."""
         self._signs: set[str] = set()
         self._usual_signs: set[str] = set()
 
@@ -172,6 +175,7 @@ class LoopSteps:
             session.warn(sentence)
             self._enter_scope()
         self._takes_arguments(args, kwargs)
+        self.autocast = _autocast_dtype(device_of(self._module()).type)
         if self.is_whole:
             self._loss_may_follow = False
             session.enter("forward")
@@ -373,6 +377,12 @@ class LoopSteps:
             session.postpone_window(ended_by)
         else:
             session.end_window(ended_by)
+
+
+def _autocast_dtype(device_type: str) -> str:
+    if not torch.is_autocast_enabled(device_type):
+        return ""
+    return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
 
 
 def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_flops.config import ProfilerConfig
+from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.doors.device_mesh import mesh_sizes
 from lightning_flops.errors import ConfigError
 from lightning_flops.records import RunContext
-from lightning_flops.session.output import OWN_FOLDER, LoggedOutput, RunFiles
+from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
@@ -34,7 +34,8 @@ class Frame:
     version: str
     rank: int
     world_size: int
-    precision: Callable[[], str]
+    precision: Callable[[str], str]
+    """Its words for the precision, given the dtype of an autocast in the loop; empty: there is none."""
     strategy: str
     writers: tuple[Any, ...] = ()
     """As ``WritersSink`` takes them."""
@@ -56,7 +57,9 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
             version=str(getattr(sys.modules.get("accelerate"), "__version__", "unknown")),
             rank=int(accelerator.process_index),
             world_size=int(accelerator.num_processes),
-            precision=lambda: _precision(model, str(accelerator.mixed_precision)),
+            precision=lambda autocast: _precision(
+                model, autocast if accelerator.mixed_precision == "no" else str(accelerator.mixed_precision)
+            ),
             strategy=_strategy(model),
             writers=tuple(accelerator.trackers),
         )
@@ -68,7 +71,7 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
             version=str(getattr(package, "__version__", "unknown")),
             rank=int(fabric.global_rank),
             world_size=int(fabric.world_size),
-            precision=lambda: str(fabric.strategy.precision.precision),
+            precision=lambda _: str(fabric.strategy.precision.precision),
             strategy=type(fabric.strategy).__name__,
             loggers=tuple(fabric.loggers),
         )
@@ -78,7 +81,7 @@ def frame_of(model: nn.Module, *, accelerator: Any, fabric: Any) -> Frame:
         version=torch.__version__,
         rank=torch.distributed.get_rank() if distributed else 0,
         world_size=torch.distributed.get_world_size() if distributed else 1,
-        precision=lambda: _precision(model, "no"),
+        precision=lambda autocast: _precision(model, autocast),
         strategy=_strategy(model),
     )
 
@@ -94,7 +97,7 @@ def _precision(model: nn.Module, mixed: str) -> str:
     """The dtype of the parameters, and the one that autocast computes in, if that is on."""
     parameter = next((one for one in model.parameters() if one.is_floating_point()), None)
     own = "" if parameter is None else str(parameter.dtype).removeprefix("torch.")
-    return own if mixed == "no" else f"{mixed} mixed, {own} parameters"
+    return f"{mixed} mixed, {own} parameters" if mixed else own
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -103,8 +106,8 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def run_context(frame: Frame, model: nn.Module, *, accumulate: int) -> RunContext:
-    """Where the loop runs, as far as a rank knows without asking the others."""
+def run_context(frame: Frame, model: nn.Module, *, accumulate: int, autocast: str) -> RunContext:
+    """Where the loop runs, as far as a rank knows without asking the others; *autocast* as for ``Frame.precision``."""
     device = device_of(model)
     sizes = _mesh_sizes(model)
     ep_size = sizes.pop("ep", 1)  # ranks with different experts see different data
@@ -114,7 +117,7 @@ def run_context(frame: Frame, model: nn.Module, *, accumulate: int) -> RunContex
         torch_version=torch.__version__,
         device_type=device.type,
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        precision=frame.precision(),
+        precision=frame.precision(autocast),
         host=platform.node(),
         rank=frame.rank,
         world_size=frame.world_size,

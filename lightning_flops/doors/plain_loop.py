@@ -352,7 +352,9 @@ class PlainLoop:
 
     def context(self) -> RunContext:
         """Where the loop runs."""
-        return run_context(self._frame, self._model, accumulate=self._steps.batches_a_step)
+        return run_context(
+            self._frame, self._model, accumulate=self._steps.batches_a_step, autocast=self._steps.autocast
+        )
 
     def x_axis(self) -> int:
         """Steps of the loop that have ended, from the one where it began."""

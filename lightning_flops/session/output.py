@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 logger = package_logger(__name__)
 
-OWN_FOLDER = "lightning_flops_logs"
-"""Our folder below the run's own folder, used if no logger or monitor has a folder."""
-
 
 class RunOutput(Protocol):
     """The places where the reports of one run go, from one rank."""

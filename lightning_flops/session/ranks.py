@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.rank_record import RankRecordError, make_rank_record, pack, unpack
 from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.config import OWN_FOLDER
 from lightning_flops.schema.rank_record import RankRecord
 from lightning_flops.schema.ranks import RankAbsence
-from lightning_flops.session.output import OWN_FOLDER
 from lightning_flops.session.rank_exchange import Collection, RankExchange, next_run_number
 from lightning_flops.text.printable import package_logger
 

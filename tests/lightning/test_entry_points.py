@@ -180,6 +180,25 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
     assert Profile.from_json(report.read_text()).flops.forward == batch_flops().forward
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [([], "lightning_flops_logs"), (["--log-dir", "reports"], "reports")],
+)
+def test_a_program_under_run_whose_trainer_has_no_logger_keeps_its_report(
+    options: list[str], expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "from tests.lightning.nets import loader, new_net, new_trainer\n"
+        "new_trainer('lightning.pytorch', 'root').fit(new_net('lightning.pytorch'), loader(30))\n"
+    )
+    arguments = ["-m", "lightning_flops", "run", *options, "train.py"]
+    done = run_fork(arguments, folder=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr
+    (report,) = tmp_path.rglob("profile.json")
+    assert report.parent == tmp_path / expected
+    assert f"{expected}/profile.txt" in done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_processes_that_lightning_starts_are_profiled_too(tmp_path: Path) -> None:
     """Its launcher starts the second rank as ``python train.py``, which the environment reaches."""

@@ -74,6 +74,21 @@ def test_a_loop_is_profiled_without_a_line_inside_it(now: FakeNow, windows: list
     assert profiler.throughput is not None and profiler.throughput.batches == 7
 
 
+def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(now: FakeNow) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                output = net(rows)
+            loss_of(output, now).backward()
+            optimizer.step()
+    profile = profile_of(profiler)
+    assert profile.context.precision == "bfloat16 mixed, float32 parameters"
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    assert {row.dtype for row in profile.dtypes} == {"bfloat16"}
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_accumulated_batches_are_one_step(now: FakeNow, windows: list[Any], told: bool) -> None:
     net = Net(now)
