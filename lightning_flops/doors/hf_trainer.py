@@ -118,7 +118,7 @@ class HfTraining:
             device=self._trainer.args.device,
             dp_size=self._context.dp_size,
             output=training_output(self._trainer, self._config, log=self._log),
-            stays=True,  # scalars wait for the Trainer's own log
+            holds_back=lambda: self._log.holds_back,
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
@@ -150,7 +150,7 @@ class HfTraining:
         taps.replace(trainer, "evaluate", self._around_evaluation())
         if names.has(trainer, "_save_checkpoint"):
             taps.replace(trainer, "_save_checkpoint", make.outside_of_steps(_CHECKPOINT))
-        taps.replace(trainer, "log", make.around(self._log_begins, self._log.log_ends))
+        taps.replace(trainer, "log", make.around(self._log_begins, self._log_ends))
         failing = make.around(_begun, _nothing, fails=self._interrupted)
         if names.has(trainer, "_run_epoch"):
             taps.replace(trainer, "_run_epoch", failing)
@@ -325,6 +325,8 @@ class HfTraining:
     def batch_ends(self, *, ends_step: bool) -> None:
         """The Trainer is through with a batch, and perhaps with a step."""
         session = self.session
+        if session.out:
+            return
         batch = self._batches.next()
         session.batch(batch.inputs, batch.shapes, updates=int(ends_step), ends_step=ends_step)
         if session.window.in_scope:
@@ -366,6 +368,11 @@ class HfTraining:
             self.session.run_logs()
         self._log.log_begins(logs)
         return logs
+
+    def _log_ends(self, logs: dict[str, float]) -> None:
+        self._log.log_ends(logs)
+        if not self._finished:
+            self.session.run_has_logged()
 
     # ---- what the session asks
 

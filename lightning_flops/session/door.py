@@ -33,8 +33,8 @@ class RunPlan:
     """Ranks that see different data."""
     output: LoggedOutput
     """Where rank 0 shows its reports."""
-    stays: bool = False
-    """The session stays until the run ends: what it has reported waits until the run logs its own metrics."""
+    holds_back: Callable[[], bool] = lambda: False
+    """Whether something that was reported waits until the run logs its own metrics: so long the session stays."""
 
 
 class Door(Protocol):

@@ -371,6 +371,10 @@ class Session:
         if self.monitor is not None:
             self._write_reading(self.monitor)
 
+    def run_has_logged(self) -> None:
+        """The run has logged its own metrics: what waited for that is out."""
+        self._take_out_if_done()
+
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
         if reading.steps and self._writes:
@@ -396,7 +400,7 @@ class Session:
 
     def _take_out_if_done(self) -> None:
         waits = self._ranks is not None and self._ranks.pending
-        if self.window.step is None and self.monitor is None and not waits and not self._plan.stays:
+        if self.window.step is None and self.monitor is None and not waits and not self._plan.holds_back():
             self.take_out()
 
     # ---- a step that the loop left unfinished

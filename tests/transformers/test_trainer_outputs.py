@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 
 from lightning_flops import FlopsProfilerTrainerCallback, Profile
 from lightning_flops.report.headline import headline
+from tests.left_on_objects import left_on_classes, left_on_object
 from tests.transformers.tiny import BATCH, ROWS, Rows, Sentences, gpt2_flops, new_net_trainer, new_trainer
 
 
@@ -54,6 +55,20 @@ def test_without_a_log_of_its_own_the_trainer_logs_them_when_it_ends_and_returns
     assert "flops_profiler/fwd_flops" in history[-1]
     assert sorted(metrics) == sorted(plain_metrics)
     assert len(history) == len(plain_history) == 1
+
+
+def test_without_a_monitor_nothing_is_left_once_the_trainer_has_logged_the_figures(tmp_path: Path) -> None:
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen[state.global_step] = bool(left_on_object(trainer) + left_on_classes(trainer))
+
+    seen: dict[int, bool] = {}
+    callback = profiler(monitor=False)
+    trainer = new_trainer(tmp_path, callback, Looks(), logging_steps=3)
+    trainer.train()
+    (logged,) = [log["step"] for log in trainer.state.log_history if ours(log, "flops_profiler/")]
+    assert callback.profile is not None and logged < 8
+    assert seen == {step: step < logged for step in range(8)}
 
 
 def test_a_training_that_ends_in_the_window_logs_what_there_is(tmp_path: Path) -> None:
