@@ -246,22 +246,24 @@ class Recorder:
         with self._undo:
             self._state = Closed(self._window, self._state.measured)
 
-    def close(self, *, context: RunContext) -> WindowRecord | None:
+    def close(self, *, context: RunContext, run_goes_on: bool = False) -> WindowRecord | None:
         """End the window, in any state, and return what it measured.
 
         Args:
             context: where the run takes place.
+            run_goes_on: the run has left a step; who closes the window says so. Otherwise the run has ended.
 
         Returns:
             None if no step was counted to its end.
         """
         if self._state.left_undone is not None:
-            self._window.notes.add(f"{context.activity} {self._state.left_undone}")
+            subject = "The window" if run_goes_on else context.activity
+            self._window.notes.add(f"{subject} {self._state.left_undone}")
         self.abandon()
         measured = self._state.measured
-        return None if measured is None else self._record(measured, context)
+        return None if measured is None else self._record(measured, context, run_goes_on=run_goes_on)
 
-    def _record(self, measured: Measured, context: RunContext) -> WindowRecord:
+    def _record(self, measured: Measured, context: RunContext, *, run_goes_on: bool) -> WindowRecord:
         window, times, mixed = self._window, measured.times, measured.counter.mixed
         timed = () if times is None else times.read()
         for sentence in notes_on_times(
@@ -274,6 +276,7 @@ class Recorder:
             mixed=_in_order(mixed),
             closed_early=not measured.complete,
             activity=context.activity,
+            run_goes_on=run_goes_on,
         ):
             window.notes.add(sentence)
         return WindowRecord(

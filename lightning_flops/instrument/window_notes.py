@@ -18,6 +18,7 @@ def notes_on_times(
     mixed: Sequence[TimePhase],
     closed_early: bool,
     activity: str = "Training",
+    run_goes_on: bool = False,
 ) -> Iterator[str]:
     """Sentences on a window's times, for whoever reads rates made of them.
 
@@ -29,10 +30,11 @@ def notes_on_times(
         clocked: the device can be timed.
         variable: signatures kept changing from step to step.
         mixed: phases whose work ran, in part, while the loop was in another of them.
-        closed_early: the run ended before counts and times were complete.
+        closed_early: the window ended before counts and times were complete.
         activity: what the run does, as the subject of a sentence.
+        run_goes_on: the window ended early for a reason that another sentence gives, and not because the run did.
     """
-    if closed_early:
+    if closed_early and not run_goes_on:
         yield f"{activity} ended before the window closed."
     if mixed:
         names = " and ".join(mixed)
@@ -57,7 +59,7 @@ def notes_on_times(
         )
     if timed < wanted:
         reason = (
-            "the run was too short."
+            f"the {'window' if run_goes_on else 'run'} was too short."
             if closed_early
             else f"only they had the counted step's signature among {watched} watched."
         )

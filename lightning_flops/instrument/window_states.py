@@ -204,7 +204,7 @@ class State:
     measured: Measured | None = None
     """None before the end of the first counted step."""
     left_undone: str | None = None
-    """What the report must say of the run if the window ends now: a sentence without its subject."""
+    """What the report must say of the run, or of the window, if that ends now: a sentence without its subject."""
 
     def __init__(self, window: WindowParts) -> None:
         self._window = window

@@ -408,7 +408,7 @@ class Session:
     def end_window(self, reason: str) -> None:
         """End the window here, in the middle of a step; the report says why."""
         self.notes.add(f"{reason} The window ended with that step.")
-        self._report()
+        self._report(run_goes_on=True)
         self._await_window(self._config.next_profile_step(steps_done=self.steps.steps_done + 1))
         self._begin_again()
 
@@ -431,18 +431,18 @@ class Session:
 
     # ---- the reports
 
-    def _report(self) -> None:
+    def _report(self, *, run_goes_on: bool = False) -> None:
         with random_state_kept():  # the report calls methods of the user's modules, optimizers and loggers
-            self._make_report()
+            self._make_report(run_goes_on=run_goes_on)
 
-    def _make_report(self) -> None:
+    def _make_report(self, *, run_goes_on: bool) -> None:
         window = self.window
         self._name_steps_passed_over(window)
         for sentence in window.processors.sentences():
             self.notes.add(sentence)
         started = time.perf_counter()
         window.step = None
-        record = window.close(context=self.context())
+        record = window.close(context=self.context(), run_goes_on=run_goes_on)
         if record is None:
             ended = f"{self._activity.lower()} ended while the first {self.context().step_word} was being counted"
             self.warn(f"nothing was profiled: {ended}")

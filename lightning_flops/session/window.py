@@ -95,10 +95,10 @@ class Window:
 
     # ---- the end
 
-    def close(self, *, context: RunContext) -> WindowRecord | None:
-        """End the window and return what it measured; None if no step was counted to its end."""
+    def close(self, *, context: RunContext, run_goes_on: bool) -> WindowRecord | None:
+        """End the window and return what it measured, as ``Recorder.close`` does."""
         self.is_open = False
-        record = self.recorder.close(context=context)
+        record = self.recorder.close(context=context, run_goes_on=run_goes_on)
         self._taps.undo()
         return record
 

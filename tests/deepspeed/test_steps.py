@@ -262,6 +262,7 @@ def test_a_traced_step_that_the_loop_left_ends_its_window() -> None:
     profile = profile_in(returned)
     assert (profile.counted_steps, profile.flops.forward, profile.flops.backward) == ((2,), FORWARD, BACKWARD)
     assert any("The window ended with that step." in note for note in profile.notes)
+    assert not any("Training ended" in note for note in profile.notes)
 
 
 def test_a_report_tells_of_a_thread_that_had_to_wait_for_a_processor() -> None:
