@@ -370,12 +370,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     def _end_run(self) -> None:
         self._builtin.put_back()
         session = self._session
+        if session is not None:  # let go of it last, so that a second try finds it
+            session.take_out()
+            self._throughput = session.throughput
         self._fit = self._evaluation = None
         for name in (*_IDLE_HOOKS, "on_train_batch_start"):
             self.__dict__.pop(name, None)
-        if session is not None:
-            self._throughput = session.throughput
-            session.take_out()
 
     def _broke(self, error: BaseException) -> None:
         """A hook of ours raised *error*: the run goes on without us, unless it is the user's Ctrl-C."""

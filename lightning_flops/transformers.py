@@ -191,11 +191,12 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         self._end()
 
     def _end(self) -> None:
-        training, self._training = self._training, None
-        self._has_begun = False
-        if training is not None:
-            self._throughput = training.session.throughput
+        training = self._training
+        if training is not None:  # let go of it last, so that a second try finds it
             training.session.take_out()
+            self._throughput = training.session.throughput
+        self._training = None
+        self._has_begun = False
 
     def _broke(self, error: BaseException) -> None:
         """An event of ours raised *error*: the training goes on without us, unless it is the user's Ctrl-C."""
