@@ -150,7 +150,7 @@ class PipelineSteps:
 
     def fetch_begins(self, iterator: Any) -> bool:
         """A loader is asked for a batch, by the training as far as anybody can tell."""
-        return True
+        return self.on_its_thread()
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """Nothing: the micro-batches are known from the engine."""

@@ -52,6 +52,8 @@ class EngineSteps:
 
     def fetch_begins(self, iterator: Any) -> bool:
         """The loop asks a loader for a batch: what runs next is not the loss."""
+        if not self._steps.on_its_thread():
+            return False
         self._steps.no_loss_follows()
         return not self._steps.evaluating
 

@@ -36,6 +36,7 @@ class Loop(Protocol):
     def fetch_begins(self, iterator: Any) -> bool:
         """The loop asks *iterator* for a batch; returns whether the batch is for a step. It may be told twice.
 
+        It is for none if this is not the thread that trains.
         None stands for an iterator that is being made.
         """
 
@@ -93,7 +94,7 @@ class LoaderTaps:
         return self._session.taps.around_weakly(
             self._monitored_fetch_begins,
             self._monitored_fetch_ends,
-            returns=self._batch_fetched if self._takes_batches else None,
+            returns=self._loop.batch_fetched if self._takes_batches else None,
         )
 
     def _around_fetch_of_window(self) -> Make:
@@ -131,8 +132,7 @@ class LoaderTaps:
 
     def _monitored_fetch_begins(self, iterator: Any) -> Any:
         """A fetch begins; returns *iterator* if it is for a step."""
-        loop = self._loop
-        if self._monitored_fetch or not loop.on_its_thread() or not loop.fetch_begins(iterator):
+        if self._monitored_fetch or not self._loop.fetch_begins(iterator):
             return None
         self._monitored_fetch = True
         if self._session.monitor is not None:
@@ -144,9 +144,6 @@ class LoaderTaps:
         self.in_use = True
         if self._session.monitor is not None:
             self._session.monitor.fetch_ends()
-
-    def _batch_fetched(self, iterator: Any, batch: Any) -> None:
-        self._loop.batch_fetched(iterator, batch)
 
     # ---- for the window
 

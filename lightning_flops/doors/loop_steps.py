@@ -62,7 +62,9 @@ class LoopSteps:
         self._batch_is_fetched = False
         """The running batch came from a loader, and not from the arguments of a forward."""
         self._door = door
-        self._module = module
+        self._find_model = module
+        self._model = module()
+        """As it was when the latest step ended."""
         self._loop_goes_on = goes_on
         config = door.config
         self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
@@ -71,7 +73,7 @@ class LoopSteps:
         self._forward_depth = 0
         self._backward_depth = 0
         self._at_border = True
-        self._trains_in_eval_mode = not module().training
+        self._trains_in_eval_mode = not self._model.training
         self._loss_may_follow = False
         self._batch: Any = None
         self._shapes: Shapes = ()
@@ -104,6 +106,15 @@ class LoopSteps:
     def no_loss_follows(self) -> None:
         """What runs next is not the loss."""
         self._loss_may_follow = False
+
+    def update_begins(self) -> bool:
+        """An optimizer begins its update; returns whether that is a part of the loop."""
+        if self._thread != get_ident() and self._thread is not None:
+            return False
+        self._loss_may_follow = False
+        if self.evaluating:
+            self.evaluation_ends()
+        return True
 
     # ---- batches
 
@@ -138,18 +149,19 @@ class LoopSteps:
         """A wrapper for the function that runs the model's forward."""
         return self._session.taps.around(self._forward_begins, self._forward_ends, fails=self._forward_fails)
 
-    def _forward_begins(self, *args: Any, **kwargs: Any) -> bool:
-        marked = self._begin_forward(args, kwargs)
+    def _forward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
+        """A forward of the model begins; True if it is a part of a step, None if another thread runs it."""
+        thread = get_ident()
+        if self._thread != thread:
+            if self._thread is not None:
+                return None
+            self._thread = thread
+        marked = not self._forward_depth and self._begin_forward(args, kwargs)
         self._forward_depth += 1
         return marked
 
     def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """A forward of the model begins; True if it is a part of a step."""
-        session = self._session
-        if self._forward_depth or not self.on_its_thread():
-            return False
-        self._thread = get_ident()
-        if self._at_border and self._is_evaluation():
+        if self._at_border and not self._model.training and self._is_evaluation():
             self.evaluation_begins()
             return False
         if self.evaluating:
@@ -160,6 +172,7 @@ class LoopSteps:
             self._turns_to_next_batch()
         self._at_border = False
         self._is_used = True
+        session = self._session
         window = session.window
         if not window.marking:
             if not self._batch_is_fetched:
@@ -175,7 +188,7 @@ class LoopSteps:
             session.warn(sentence)
             self._enter_scope()
         self._takes_arguments(args, kwargs)
-        self.autocast = _autocast_dtype(device_of(self._module()).type)
+        self.autocast = _autocast_dtype(device_of(self._model).type)
         if self.is_whole:
             self._loss_may_follow = False
             session.enter("forward")
@@ -275,7 +288,8 @@ class LoopSteps:
                 session.after_batch()
         if ends_step:
             self.is_whole = self._at_border = True
-            self._trains_in_eval_mode = not self._module().training
+            self._model = model = self._find_model()
+            self._trains_in_eval_mode = not model.training
         if session.window.marking:
             if self.is_whole and not session.out:
                 self._enter_scope()
@@ -312,19 +326,18 @@ class LoopSteps:
     # ---- evaluation
 
     def _is_evaluation(self) -> bool:
-        """Whether a forward between two steps belongs to an evaluation, and not to a step.
+        """Whether a forward between two steps, of a model in evaluation mode, belongs to an evaluation.
 
-        It does if the model is in evaluation mode, and either gradients are off or the last step was trained in
-        training mode. Once a training forward has begun a step, everything that runs belongs to the step.
+        It does if either gradients are off or the last step was trained in training mode. Once a training forward has
+        begun a step, everything that runs belongs to the step.
         """
-        if self._module().training:
-            return False
         return not torch.is_grad_enabled() or not self._trains_in_eval_mode
 
     def looks_at_mode(self) -> None:
         """Something of the loop begins that may belong to a step or to an evaluation, as the model's mode tells."""
-        if self._module().training:
-            self.evaluation_ends()
+        if self._model.training:
+            if self.evaluating:
+                self.evaluation_ends()
         else:
             self.evaluation_may_begin()
 

@@ -6,6 +6,7 @@ user passes through ``batches``, tell the batches.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -154,7 +155,7 @@ class PlainLoop:
 
     def _around_update(self, optimizer: Any) -> Make:
         return self.session.taps.around(
-            lambda *args, **kwargs: self._update_begins(optimizer), self._update_ends, fails=self._update_fails
+            functools.partial(self._update_begins, optimizer), self._update_ends, fails=self._update_fails
         )
 
     def tap_parts(self, taps: Patches) -> None:
@@ -192,9 +193,11 @@ class PlainLoop:
         One that has fed steps before still does, though the model may be in evaluation mode since the last evaluation.
         """
         steps = self._steps
+        if not steps.on_its_thread():
+            return False
         if iterator is None or iterator is not self._training_iterator():
             steps.looks_at_mode()
-        else:
+        elif steps.evaluating:
             steps.evaluation_ends()
         return not steps.evaluating
 
@@ -240,12 +243,10 @@ class PlainLoop:
     def _backward_fails(self, _: bool, error: BaseException) -> None:
         self._in_backward = self._ends_after_backward = False
 
-    def _update_begins(self, optimizer: Any) -> Any:
+    def _update_begins(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
-        if self._updating or not self._steps.on_its_thread():
+        if self._updating or not self._steps.update_begins():
             return None
-        self._steps.no_loss_follows()
-        self._steps.evaluation_ends()
         self._updating = True
         if self.session.window.marking:
             self.session.enter("optimizer")
@@ -296,11 +297,8 @@ class PlainLoop:
     def _step_ends(self) -> None:
         self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook
         self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
-        self._steps.micro_step_ends(updates=self._taken_updates(), ends_step=True)
-
-    def _taken_updates(self) -> int:
         updates, self._updates = self._updates, 0
-        return updates
+        self._steps.micro_step_ends(updates=updates, ends_step=True)
 
     # ---- what the user's loop calls
 
