@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 """The bucket a counted operator falls in; ``PhaseAmounts`` has one field for each."""
 
+BucketFlops = Mapping[tuple[str, str], int]
+"""FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``causal_skipped``, which may be below zero."""
+
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 

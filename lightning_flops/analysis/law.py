@@ -1,0 +1,331 @@
+"""The FLOPs of a step as an exact law of its sizes: found from steps that were counted, believed where it was checked.
+
+The sizes that vary are the law's variables. The batch enters to the first power, every other size to the second, and
+so do their products: a matrix product is linear in each of its sizes, and attention is quadratic in the length. Of
+several sets of such terms the smallest that agrees with every counted step is the law.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from operator import mul
+
+from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, common_denominator
+from lightning_flops.records import BucketFlops
+
+Sizes = tuple[int, ...]
+"""Every size of one batch's tensors, in a fixed order."""
+
+Powers = tuple[int, ...]
+"""Of each variable, in one term."""
+
+MOST_TERMS = 32
+"""Laws of more terms are not looked for: they would need more counted steps than a run has to spare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """A size that varies, and stands in several places of a batch, where it is always the same."""
+
+    places: tuple[int, ...]
+    """Indexes into ``Sizes``."""
+    is_batch: bool = False
+    """It counts samples."""
+    degree: int = 2
+    """The highest power that FLOPs may have of it: twice the number of its axes in one tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The sizes that a law is used for.
+
+    They lie between the least and the greatest that were counted, and as many apart: where all that were counted are
+    multiples of 8, nobody knows what a model does to other lengths.
+    """
+
+    counted: tuple[int, ...]
+    """In rising order."""
+    apart: int
+    """What all differences between the counted sizes are multiples of."""
+    between: bool
+    """Enough sizes were counted to use the law between them; otherwise it is used for them alone."""
+
+    def holds(self, size: int) -> bool:
+        """Whether the law is used for *size*."""
+        least, greatest = self.counted[0], self.counted[-1]
+        if not self.between:
+            return size in self.counted
+        return least <= size <= greatest and (size - least) % self.apart == 0
+
+
+class Monomials:
+    """Computes the terms of a law from the values of its variables.
+
+    Args:
+        terms: the powers of each variable in each term.
+    """
+
+    def __init__(self, terms: Sequence[Powers]) -> None:
+        self.terms = tuple(terms)
+        self._factors = [[place for place, power in enumerate(powers) for _ in range(power)] for powers in self.terms]
+
+    def __len__(self) -> int:
+        """How many terms there are."""
+        return len(self.terms)
+
+    def of(self, values: Sequence[int]) -> list[int]:
+        """Each term's value."""
+        found = []
+        for factors in self._factors:
+            product = 1
+            for place in factors:
+                product *= values[place]
+            found.append(product)
+        return found
+
+    def summed(self, batches: Iterable[Sequence[int]]) -> list[int]:
+        """Each term's value, added up over *batches*."""
+        each = [self.of(values) for values in batches]
+        return each[0] if len(each) == 1 else [sum(column) for column in zip(*each, strict=True)]
+
+    def powers_of(self, place: int) -> set[int]:
+        """The powers in which the variable at *place* stands in the terms."""
+        return {powers[place] for powers in self.terms}
+
+
+class Law:
+    """FLOPs of a step by bucket and dtype, as an exact function of the values of the variables in its batches.
+
+    Args:
+        monomials: the terms.
+        believed: the coefficients, and how they were found.
+        ranges: for each variable, the values that the law is used for.
+    """
+
+    def __init__(self, monomials: Monomials, believed: Believed, ranges: Sequence[Range]) -> None:
+        self.monomials = monomials
+        self.ranges = tuple(ranges)
+        self.counted = len(believed.equations)
+        """Steps that it rests on."""
+        self.checks = believed.checks
+        """How many of them were foretold by the others."""
+        self.coefficients: Mapping[tuple[str, str], tuple[Fraction, ...]] = {
+            key: unknowns for key, unknowns in believed.solution.unknowns.items() if any(unknowns)
+        }
+        self._constraints = believed.solution.constraints
+        self._whole = {
+            key: (scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
+            for key, unknowns in self.coefficients.items()
+        }
+
+    def in_range(self, batches: Iterable[Sequence[int]]) -> bool:
+        """Whether every value is one that the law is used for."""
+        return all(one.holds(value) for values in batches for one, value in zip(self.ranges, values, strict=True))
+
+    def flops(self, batches: Sequence[Sequence[int]]) -> dict[tuple[str, str], int] | None:
+        """What a step spends; None where its terms are no sum of those of the counted steps.
+
+        Args:
+            batches: for each batch of the step, the values of the variables.
+        """
+        features = self.monomials.summed(batches)
+        for constraint in self._constraints:
+            if sum(map(mul, constraint, features)):
+                return None
+        flops: dict[tuple[str, str], int] = {}
+        for key, (scale, whole) in self._whole.items():
+            value, rest = divmod(sum(map(mul, whole, features)), scale)
+            if rest:
+                return None
+            if value:
+                flops[key] = value
+        return flops
+
+
+class LawFinder:
+    """Looks for the law of steps that have equally many batches, whose tensors have the same numbers of axes.
+
+    Args:
+        axes: for each place in a batch's ``Sizes``, its tensor and its axis.
+    """
+
+    def __init__(self, axes: Sequence[tuple[int, int]]) -> None:
+        self.law: Law | None = None
+        """What holds for the steps so far; None as long as there is none."""
+        self.refused = False
+        """No law agrees with every counted step, or one that was believed has failed: none is looked for any more."""
+        self.variables: tuple[Variable, ...] = ()
+        """What varied among the counted steps."""
+        self._axes = tuple(axes)
+        self._steps: list[tuple[tuple[Sizes, ...], BucketFlops]] = []
+        self._fixed: Sizes = ()
+        self._families: Iterator[Monomials] = iter(())
+        self._fit: tuple[Monomials, ExactFit] | None = None
+
+    def add(self, batches: tuple[Sizes, ...], flops: BucketFlops) -> bool:
+        """A step with *batches* was counted.
+
+        Returns:
+            False if a law was believed, and said otherwise.
+        """
+        foretold = self.flops(batches)
+        self._steps.append((batches, flops))
+        if self.refused:
+            return True
+        if foretold is not None and foretold != {key: value for key, value in flops.items() if value}:
+            self._refuse()
+            return False
+        if self._fit is None or self._values(batches) is None:
+            self._look_anew()
+        else:
+            self._take(*self._fit, batches, flops)
+        self._choose()
+        return True
+
+    def flops(self, batches: tuple[Sizes, ...]) -> dict[tuple[str, str], int] | None:
+        """What a step with *batches* spends by the law; None where it does not say."""
+        law = self.law
+        if law is None:
+            return None
+        values = self._values(batches)
+        return None if values is None or not law.in_range(values) else law.flops(values)
+
+    def _refuse(self) -> None:
+        self.refused, self.law, self._fit = True, None, None
+
+    def _values(self, batches: Iterable[Sizes]) -> list[list[int]] | None:
+        """The variables' values in each of *batches*; None if a size varies that was a constant, or differs apart."""
+        found = []
+        for sizes in batches:
+            values = [sizes[variable.places[0]] for variable in self.variables]
+            expected = list(self._fixed)
+            for variable, value in zip(self.variables, values, strict=True):
+                for place in variable.places:
+                    expected[place] = value
+            if list(sizes) != expected:
+                return None
+            found.append(values)
+        return found
+
+    def _look_anew(self) -> None:
+        """Something varies that did not vary before: all counted steps are looked at again."""
+        rows = [sizes for batches, _ in self._steps for sizes in batches]
+        self.variables = variables_in(rows, self._axes)
+        self._fixed = rows[0]
+        self._families = iter(families(self.variables))
+        self._next_family()
+
+    def _next_family(self) -> None:
+        """Begin the fit of the next larger set of terms."""
+        monomials = next(self._families, None)
+        self._fit = None if monomials is None else (monomials, ExactFit(len(monomials)))
+        if self._fit is not None:
+            for batches, flops in self._steps:
+                self._take(*self._fit, batches, flops)
+
+    def _take(self, monomials: Monomials, fit: ExactFit, batches: tuple[Sizes, ...], flops: BucketFlops) -> None:
+        values = self._values(batches)
+        if values is None:
+            raise LookupError("a counted step is outside of the variables that were made from it")
+        fit.add(monomials.summed(values), flops)
+
+    def _choose(self) -> None:
+        """Believe the smallest law that agrees with every step, if it was checked."""
+        while self._fit is not None and not self._fit[1].agrees:
+            self._next_family()
+        if self._fit is None:
+            self._refuse()
+            return
+        monomials, fit = self._fit
+        believed = fit.believed()
+        self.law = None if believed is None else Law(monomials, believed, tuple(self._ranges(monomials, believed)))
+
+    def _ranges(self, monomials: Monomials, believed: Believed) -> Iterator[Range]:
+        steps = [self._values(self._steps[number][0]) or [] for number in believed.equations]
+        for place in range(len(self.variables)):
+            counted = tuple(sorted({values[place] for step in steps for values in step}))
+            enough = len(counted) >= len(monomials.powers_of(place)) + NEEDED_CHECKS
+            apart = math.gcd(*(size - counted[0] for size in counted))
+            yield Range(counted=counted, apart=max(1, apart), between=enough)
+
+
+def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tuple[Variable, ...]:
+    """What varies among *rows* of sizes: places that are always equal are one variable.
+
+    Args:
+        rows: the sizes of batches.
+        axes: for each place, its tensor and its axis.
+    """
+    columns: dict[tuple[int, ...], list[int]] = {}
+    for place in range(len(axes)):
+        columns.setdefault(tuple(sizes[place] for sizes in rows), []).append(place)
+    leading = {place for place, (_, axis) in enumerate(axes) if axis == 0}
+    found = []
+    for column, places in columns.items():
+        if len(set(column)) < 2:
+            continue
+        tensors = [axes[place][0] for place in places]
+        found.append(
+            Variable(
+                places=tuple(places),
+                is_batch=leading <= set(places),
+                degree=2 * max(map(tensors.count, tensors)),
+            )
+        )
+    return tuple(found)
+
+
+def families(variables: Sequence[Variable]) -> list[Monomials]:
+    """Sets of terms that a law of *variables* may have, from the smallest to the largest."""
+    others = [place for place, one in enumerate(variables) if not one.is_batch]
+    batch = next((place for place, one in enumerate(variables) if one.is_batch), None)
+    degrees = [variables[place].degree for place in others]
+    inner = [
+        _bounded([2] * len(others), most=2),
+        _bounded(degrees, most=max(degrees, default=0)),
+        _bounded([2] * len(others), most=None),
+        _bounded(degrees, most=None),
+    ]
+    found: list[tuple[Powers, ...]] = []
+    for wanted in _with_batch(batch is not None):
+        found.extend(
+            tuple(
+                dict.fromkeys(
+                    _placed(powers, others, batch, of_batch, len(variables))
+                    for of_batch, whole in wanted
+                    for powers in (terms if whole else terms[:1])
+                )
+            )
+            for terms in inner
+        )
+    return [
+        Monomials(terms)
+        for terms in sorted(dict.fromkeys(found), key=lambda terms: (len(terms), terms))
+        if len(terms) <= MOST_TERMS
+    ]
+
+
+def _with_batch(varies: bool) -> list[tuple[tuple[int, bool], ...]]:
+    """Which powers of the batch stand with all the other terms, and which alone."""
+    if not varies:
+        return [((0, True),)]
+    return [((1, True),), ((0, False), (1, True)), ((0, True), (1, True)), ((0, True), (1, True), (2, True))]
+
+
+def _bounded(degrees: Sequence[int], *, most: int | None) -> list[Powers]:
+    """All powers up to *degrees*, whose sum is at most *most*; the constant is the first."""
+    powers = itertools.product(*(range(degree + 1) for degree in degrees))
+    return sorted((one for one in powers if most is None or sum(one) <= most), key=lambda one: (sum(one), one))
+
+
+def _placed(powers: Powers, others: Sequence[int], batch: int | None, of_batch: int, width: int) -> Powers:
+    placed = [0] * width
+    for place, power in zip(others, powers, strict=True):
+        placed[place] = power
+    if batch is not None:
+        placed[batch] = of_batch
+    return tuple(placed)

@@ -1,0 +1,193 @@
+"""The exact law of a step's FLOPs: what it says is right, and where it cannot know it says nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.law import LawFinder
+from lightning_flops.analysis.law_fit import ExactFit
+
+FORWARD = ("forward", "float32")
+
+TEXT = [(0, 0), (0, 1), (1, 0), (1, 1)]
+"""The axes of two tensors: ids and a mask, both of batch x length."""
+
+
+def text(batch: int, length: int) -> tuple[tuple[int, ...], ...]:
+    return ((batch, length, batch, length),)
+
+
+def a_layer(batch: int, length: int) -> int:
+    """A product with 16 x 16 weights for each token, and two products of attention over 16 channels."""
+    return 2 * batch * length * 16 * 16 + 2 * 2 * batch * length * length * 16
+
+
+def found(flops: Callable[[int, int], int], steps: list[tuple[int, int]]) -> LawFinder:
+    finder = LawFinder(TEXT)
+    for batch, length in steps:
+        finder.add(text(batch, length), {FORWARD: flops(batch, length)})
+    return finder
+
+
+def test_a_law_that_was_checked_twice_gives_every_other_length() -> None:
+    finder = found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13), (2, 20)])
+    assert finder.law is not None
+    assert finder.law.checks == 2
+    # 2·2·10·256 + 4·2·100·16 = 10,240 + 12,800
+    assert finder.flops(text(2, 10)) == {FORWARD: 23_040}
+
+
+def test_a_law_that_was_checked_once_says_nothing() -> None:
+    finder = found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13)])
+    assert finder.law is None
+    assert finder.flops(text(2, 10)) is None
+
+
+def test_a_step_beyond_what_was_counted_is_not_foretold() -> None:
+    finder = found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13), (2, 20)])
+    assert finder.flops(text(2, 21)) is None
+    assert finder.flops(text(2, 2)) is None
+
+
+def test_a_size_that_never_varied_is_a_constant() -> None:
+    finder = found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13), (2, 20)])
+    assert finder.flops(text(3, 10)) is None
+    assert finder.flops(((2, 10, 2, 11),)) is None  # ids and mask were always of one length
+
+
+def test_lengths_that_were_multiples_of_8_tell_nothing_of_others() -> None:
+    finder = found(a_layer, [(2, 8), (2, 16), (2, 32), (2, 48), (2, 64)])
+    assert finder.flops(text(2, 24)) == {FORWARD: a_layer(2, 24)}
+    assert finder.flops(text(2, 25)) is None
+
+
+def test_one_smaller_batch_tells_of_the_others_of_its_size() -> None:
+    finder = found(a_layer, [(8, 3), (8, 5), (8, 8), (8, 13), (8, 20), (5, 7)])
+    assert finder.flops(text(5, 10)) == {FORWARD: a_layer(5, 10)}
+    assert finder.flops(text(6, 10)) is None  # two sizes of the batch are no line that was checked
+
+
+def test_what_no_check_has_met_is_not_believed() -> None:
+    """The part that is spent once a step was seen by one batch of another size alone."""
+
+    def with_bias(batch: int, length: int) -> int:
+        return a_layer(batch, length) + 1000
+
+    steps = [(8, 3), (8, 5), (8, 8), (8, 13), (8, 20)]
+    assert found(with_bias, [*steps, (5, 7)]).flops(text(5, 10)) is None
+    assert found(with_bias, [*steps, (5, 7)]).flops(text(8, 10)) == {FORWARD: with_bias(8, 10)}
+    assert found(with_bias, [*steps, (5, 7), (5, 9)]).flops(text(5, 10)) == {FORWARD: with_bias(5, 10)}
+
+
+def test_checks_at_the_same_lengths_are_no_check_of_another_length() -> None:
+    """Three lengths settle a parabola, however many batches each of them was seen with."""
+    steps = [(batch, length) for batch in (1, 2, 3, 4) for length in (3, 5, 8)]
+    finder = found(lambda batch, length: batch * (length**3 + 1), steps)
+    assert finder.flops(text(2, 6)) is None
+    assert finder.flops(text(2, 4)) is None
+
+
+def test_the_same_step_twice_is_no_check() -> None:
+    assert found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13), (2, 13), (2, 13)]).law is None
+
+
+@pytest.mark.parametrize(
+    "flops",
+    [
+        pytest.param(lambda batch, length: batch * (length // 2) * 64, id="a floor"),
+        pytest.param(lambda batch, length: batch * length**3, id="a cube"),
+        pytest.param(lambda batch, length: batch * max(length, 20), id="a threshold"),
+        pytest.param(lambda batch, length: batch**2 * length**3, id="a square of the batch"),
+    ],
+)
+def test_no_law_is_believed_where_there_is_none(flops: Callable[[int, int], int]) -> None:
+    numbers = random.Random(0)
+    steps = [(numbers.randint(1, 6), numbers.randint(3, 40)) for _ in range(40)]
+    finder = found(flops, steps)
+    assert finder.refused
+    assert finder.flops(text(*steps[0])) is None
+
+
+def test_the_first_flop_of_difference_ends_a_law() -> None:
+    finder = found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13), (2, 20)])
+    assert not finder.add(text(2, 10), {FORWARD: 23_041})
+    assert finder.refused
+    assert finder.flops(text(2, 9)) is None
+    assert finder.add(text(2, 9), {FORWARD: a_layer(2, 9)})
+    assert finder.law is None
+
+
+def test_a_bucket_that_is_missing_spends_nothing() -> None:
+    finder = found(a_layer, [(2, 3), (2, 5), (2, 8), (2, 13), (2, 20)])
+    assert not finder.add(text(2, 10), {FORWARD: 23_040, ("recompute", "float32"): 2})
+
+
+def test_images_whose_sides_change_alike_have_powers_up_to_four() -> None:
+    """Patches of 4 x 4 are (h/4)² tokens, whose attention is (h/4)⁴."""
+
+    def vit(side: int) -> int:
+        tokens = (side // 4) ** 2
+        return 2 * tokens * 100 + 4 * tokens**2 * 16
+
+    finder = LawFinder([(0, 0), (0, 1), (0, 2), (0, 3)])
+    for side in (4, 8, 12, 16, 20, 24, 28, 36):
+        finder.add(((2, 3, side, side),), {FORWARD: vit(side)})
+    assert finder.flops(((2, 3, 32, 32),)) == {FORWARD: vit(32)}
+    assert finder.flops(((2, 3, 30, 30),)) is None
+    assert finder.flops(((2, 3, 32, 28),)) is None
+
+
+def test_sides_that_change_apart_have_products_of_squares() -> None:
+    def vit(height: int, width: int) -> int:
+        tokens = height * width + 1
+        return 2 * tokens * 100 + 4 * tokens**2 * 16
+
+    numbers = random.Random(1)
+    finder = LawFinder([(0, 0), (0, 1), (0, 2)])
+    for height, width in [(numbers.randint(1, 30), numbers.randint(1, 30)) for _ in range(24)]:
+        finder.add(((2, height, width),), {FORWARD: vit(height, width)})
+    assert finder.flops(((2, 11, 17),)) == {FORWARD: vit(11, 17)}
+
+
+def test_batches_of_a_step_add_up() -> None:
+    numbers = random.Random(2)
+    finder = LawFinder(TEXT)
+    for _ in range(8):
+        pair = [(2, numbers.randint(3, 40)) for _ in range(2)]
+        finder.add(tuple(text(*one)[0] for one in pair), {FORWARD: sum(a_layer(*one) for one in pair) + 77})
+    foretold = finder.flops((*text(2, 10), *text(2, 20)))
+    assert foretold == {FORWARD: a_layer(2, 10) + a_layer(2, 20) + 77}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    coefficients=st.lists(st.integers(0, 10**12), min_size=6, max_size=6),
+    steps=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 200)), min_size=1, max_size=30),
+    asked=st.tuples(st.integers(1, 9), st.integers(1, 200)),
+)
+def test_whatever_a_law_says_is_right(
+    coefficients: list[int], steps: list[tuple[int, int]], asked: tuple[int, int]
+) -> None:
+    def flops(batch: int, length: int) -> int:
+        a, b, c, d, e, f = coefficients
+        return a + b * length + c * length**2 + batch * (d + e * length + f * length**2)
+
+    finder = found(flops, steps)
+    assert not finder.refused
+    assert finder.flops(text(*asked)) in (None, {FORWARD: flops(*asked)} if flops(*asked) else {})
+
+
+def test_a_fit_gives_fractions_exactly() -> None:
+    """n(n-1)/2 has halves for coefficients."""
+    fit = ExactFit(3)
+    for number in (3, 4, 7, 9, 12):
+        fit.add([1, number, number**2], {FORWARD: number * (number - 1) // 2})
+    believed = fit.believed()
+    assert believed is not None
+    assert [str(value) for value in believed.solution.unknowns[FORWARD]] == ["0", "-1/2", "1/2"]
+    assert believed.solution.constraints == ()
