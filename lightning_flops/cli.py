@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import itertools
 import json
 import os
 import re
+import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import lightning_flops
 from lightning_flops.errors import ConfigError, LightningFlopsError
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[len(launcher) : len(launcher) + 1] == ["run"]:
         options = _parser().parse_args(arguments[len(launcher) :])
         return _run(options, [*options.program[:1], *launcher, *options.program[1:]])
-    return _print_trace(_parser().parse_args(arguments))
+    options = _parser().parse_args(arguments)
+    return _print(_law if options.command == "law" else _trace, options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
     run = commands.add_parser(
         "run",
         help="run a training program unchanged, profiled",
@@ -84,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PROGRAM",
         help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
     )
+    _add_law(commands)
     trace = commands.add_parser(
         "trace",
         help="say where the time went in trace files of torch.profiler",
@@ -106,6 +110,60 @@ def _parser() -> argparse.ArgumentParser:
         help="a limit from which on advice is given, named as in advice_thresholds: straggler=1.05",
     )
     return parser
+
+
+def _add_law(commands: argparse._SubParsersAction[_Parser]) -> None:
+    law = commands.add_parser(
+        "law",
+        help="say what a model's FLOPs are as a function of its batch's sizes",
+        description=(
+            "Say what one forward and backward of a model costs as an exact function of its batch's sizes, from fake "
+            "tensors: nothing of it runs."
+        ),
+        epilog=f"example:\n  {PROGRAM} law my_models.py:bert --vary input_ids=0,1 --at batch=8,sequence=4096",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    law.add_argument(
+        "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
+    )
+    law.add_argument(
+        "--vary",
+        type=_varying,
+        action="append",
+        required=True,
+        metavar="TENSOR=AXIS,...",
+        help="axes of a tensor of the batch that vary, by its name or position; AXIS:NAME names one",
+    )
+    law.add_argument(
+        "--at", type=_sizes, action="append", default=[], metavar="NAME=SIZE,...", help="print the FLOPs of these sizes"
+    )
+    law.add_argument(
+        "--causal-attention", choices=("full", "half"), default="full", help="of the score matrix (default: full)"
+    )
+    law.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _varying(text: str) -> tuple[str | int, dict[int, str] | list[int]]:
+    """A tensor, and its axes with or without names: ``input_ids=0,1``, ``0=0:batch,2:length``."""
+    tensor, _, axes = text.partition("=")
+    found = [part.partition(":") for part in axes.split(",")]
+    try:
+        key = int(tensor) if tensor.isdecimal() else tensor
+        if any(colon for _, colon, _ in found):
+            return key, {int(axis): name for axis, _, name in found if name}
+        return key, [int(axis) for axis, _, _ in found]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a tensor, = and axes, got {shown(text)}") from None
+
+
+def _sizes(text: str) -> dict[str, int]:
+    try:
+        return {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be names and sizes, as batch=8,sequence=512, got {shown(text)}"
+        ) from None
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -288,11 +346,11 @@ def _install(deepspeed: ModuleType) -> None:
     install()
 
 
-def _print_trace(options: argparse.Namespace) -> int:
+def _print(answer: Callable[[argparse.Namespace], str], options: argparse.Namespace) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
     try:
-        sys.stdout.write(_trace(options))
+        sys.stdout.write(answer(options))
         sys.stdout.flush()
     except LightningFlopsError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
@@ -301,6 +359,41 @@ def _print_trace(options: argparse.Namespace) -> int:
         # The reader has closed the pipe (`| head`). At exit Python would flush into it and report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _law(options: argparse.Namespace) -> str:
+    from lightning_flops.pytorch import flops_law
+    from lightning_flops.report.law_text import render_law
+
+    model, batch = _example(options.example)
+    law = flops_law(model, batch, vary=dict(options.vary), causal_attention=options.causal_attention)
+    for sizes in options.at:
+        try:
+            law(**sizes)
+        except TypeError as error:
+            raise LightningFlopsError(f"--at: {error}") from error
+    return law.to_json() if options.json else render_law(law.report())
+
+
+def _example(where: str) -> tuple[Any, Any]:
+    """The model and the batch that the function named by *where* returns.
+
+    Raises:
+        LightningFlopsError: there is no such function, or it returns something else.
+    """
+    source, _, name = where.rpartition(":")
+    try:
+        if source.endswith(".py"):
+            function = runpy.run_path(source)[name]
+        else:
+            sys.path.insert(0, os.getcwd())
+            function = getattr(importlib.import_module(source), name)
+        answer = function()
+    except (ImportError, OSError, KeyError, AttributeError, ValueError) as error:
+        raise LightningFlopsError(f"{where}: {type(error).__name__}: {error}") from error
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise LightningFlopsError(f"{where} must return a model and a batch, got {shown(answer)}")
+    return answer
 
 
 def _trace(options: argparse.Namespace) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from torch import nn
 
-from lightning_flops.analysis.flop_counts import FlopCounts
+from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
+from lightning_flops.analysis.flops_law import Counted, FlopsLaw
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
 from lightning_flops.doors.plain_context import LoopOutput, frame_of, optimizers_in
 from lightning_flops.doors.plain_loop import PlainLoop
@@ -21,6 +22,7 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
+from lightning_flops.instrument.counting.resized import VariedBatch
 from lightning_flops.instrument.module_scope import describe_modules, require_module
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.sinks.writers import is_writer
@@ -40,10 +42,12 @@ T = TypeVar("T")
 __all__ = [
     "Batches",
     "FlopCounts",
+    "FlopsLaw",
     "FlopsProfiler",
     "TrainingProfiler",
     "count_flops",
     "count_offline",
+    "flops_law",
     "get_model_profile",
     "profile_training",
     "register_flop_formula",
@@ -114,6 +118,47 @@ def count_offline(model: nn.Module, batch: Any, *, causal_attention: Literal["fu
     require_module(model)
     record = count_on_fake_tensors(model, batch, causal_attention=causal_attention)
     return FlopCounts(record, _described_later(model))
+
+
+def flops_law(
+    model: nn.Module,
+    batch: Any,
+    vary: Mapping[str | int, Sequence[int] | Mapping[int, str]],
+    *,
+    causal_attention: Literal["full", "half"] = "full",
+) -> FlopsLaw:
+    """The FLOPs of one eager forward and backward of *model* as an exact function of its batch's sizes.
+
+    Batches like *batch* in other sizes are counted on fake tensors, as ``count_offline`` does, until a polynomial of
+    the sizes agrees with all of them and at least two of them have checked it. Where there is none, as with strided
+    convolutions, the result says so, and counts every size that it is asked for.
+
+    ``flops_law(model, batch, vary={"input_ids": (0, 1)})(batch=8, sequence=4096)`` are the FLOPs for these sizes.
+
+    Args:
+        model: stays as it is.
+        batch: as for ``count_offline``. What it holds is repeated or cut off for other sizes.
+        vary: by argument (its name, or its position in a tuple), the axes that vary. Axis 0 is named ``batch``, axis 1
+            ``sequence``, those of images ``height`` and ``width``; a mapping from axes to names gives others. Other
+            tensors of the batch follow where they have the same size in the same axis.
+        causal_attention: as for ``count_offline``.
+
+    Returns:
+        The law: call it with sizes, print it, or ask for ``to_json()``.
+
+    Raises:
+        TypeError: *model* is no module.
+        ConfigError: *vary* names what is not in the batch.
+        Exception: as ``count_offline`` for *batch* itself. Other sizes that the model refuses are passed over.
+    """
+    require_module(model)
+    varied = VariedBatch(batch, vary)
+
+    def count(sizes: Mapping[str, int]) -> Counted:
+        record = count_on_fake_tensors(model, varied.resized(sizes), causal_attention=causal_attention)
+        return Counted(flops_by_bucket(record.cells), any(one.heavy for one in record.uncounted.values()))
+
+    return FlopsLaw(varied.sizes, varied.places, count)
 
 
 def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]:

@@ -230,6 +230,16 @@ def flops_by_phase(cells: Iterable[OperatorCell]) -> PhaseFlops:
     return PhaseFlops.summed((cell.phase, cell.flops) for cell in cells)
 
 
+def flops_by_bucket(cells: Iterable[OperatorCell]) -> dict[tuple[str, str], int]:
+    """FLOPs of *cells* together, by bucket and dtype; what is zero is left out."""
+    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for cell in cells:
+        if cell.flops or cell.causal_skipped:
+            sums[cell.phase, cell.dtype] += cell.flops
+            sums["causal_skipped", cell.dtype] += cell.causal_skipped
+    return {key: value for key, value in sums.items() if value}
+
+
 def bytes_by_phase(cells: Iterable[OperatorCell]) -> PhaseBytes:
     """Bytes that *cells* read and wrote together."""
     return PhaseBytes.summed((cell.phase, cell.bytes_read + cell.bytes_written) for cell in cells)

@@ -272,7 +272,7 @@ def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tupl
         found.append(
             Variable(
                 places=tuple(places),
-                is_batch=leading <= set(places),
+                is_batch=bool(leading) and leading <= set(places),
                 degree=2 * max(map(tensors.count, tensors)),
             )
         )

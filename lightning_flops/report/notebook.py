@@ -12,10 +12,12 @@ from lightning_flops.records import PhaseFlops
 from lightning_flops.report import html as page
 from lightning_flops.report.counts_text import ABOUT, counts_table
 from lightning_flops.report.headline import figures, headline, throughput_headline
+from lightning_flops.report.law_text import render_law
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.law import LawReport
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming
@@ -40,8 +42,10 @@ def line(report: _Shown) -> str:
     return repr(report)
 
 
-def text(report: _Shown) -> str:
+def text(report: _Shown | LawReport) -> str:
     """*report* as text."""
+    if isinstance(report, LawReport):
+        return render_law(report)
     return render_throughput(report) if isinstance(report, ThroughputSummary) else render_text(report)
 
 

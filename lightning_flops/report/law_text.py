@@ -1,0 +1,107 @@
+"""A law of FLOPs in words: each bucket as a sum of products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+
+from lightning_flops.report.layout import paragraph, rule, table, title
+from lightning_flops.schema.law import LawReport, LawSum, LawTerm, LawVariable
+from lightning_flops.text.printable import page
+from lightning_flops.units import plain, plural
+
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_LETTERS = {"batch": "B", "sequence": "S", "height": "H", "width": "W"}
+
+
+def render_law(report: LawReport) -> str:
+    """*report* as text, ending in a line break."""
+    lines = [title("FLOPs by size")]
+    if report.holds:
+        names = [one.name for one in report.variables]
+        lines += law_lines(report.sums, names)
+        meanings = [f"{letter} is {name}" for name, letter in letters_of(names).items() if letter != name]
+        lines += paragraph(
+            f"{_sentence(meanings)}A multiply-add is two FLOPs. Counted on fake tensors for {plain(report.counted)} "
+            f"{plural('batch', report.counted)} of different sizes, {plain(report.checks)} of which the others "
+            f"foretold to the last FLOP; used for {' and '.join(map(_range, report.variables))}. "
+            "What lies outside is counted for its own size."
+        )
+    else:
+        lines += paragraph(f"No law: {report.reason}.")
+    if report.lower_bound:
+        lines += paragraph("An operator that may spend FLOPs could not be counted: every figure is a lower bound.")
+    if report.asked:
+        names = list(report.asked[0].sizes)
+        lines += table(
+            [*names, "forward", "backward", "recompute", "model FLOPs", "hardware FLOPs", "from"],
+            [
+                [
+                    *(plain(one.sizes[name]) for name in names),
+                    *map(plain, (one.forward, one.backward, one.recompute, one.model_flops, one.hardware_flops)),
+                    one.source,
+                ]
+                for one in report.asked
+            ],
+            left=(),
+        )
+    return page([*lines, rule()])
+
+
+def law_lines(sums: Sequence[LawSum], names: Sequence[str]) -> list[str]:
+    """One line or more for each of *sums*: ``forward = B·(1,024·S + 64·S²)``."""
+    letters = letters_of(names)
+    several = len({one.dtype for one in sums}) > 1
+    lines = []
+    for one in sums:
+        label = f"{one.bucket.replace('_', ' ')} ({one.dtype})" if several else one.bucket.replace("_", " ")
+        lines += paragraph(f"{label} = {_sum(one.terms, letters)}", rest="    ")
+    return lines
+
+
+def letters_of(names: Iterable[str]) -> dict[str, str]:
+    """What stands for each name in a formula."""
+    return {name: _LETTERS.get(name, name) for name in names}
+
+
+def _sum(terms: Sequence[LawTerm], letters: Mapping[str, str]) -> str:
+    """The terms with the batch before a bracket, and those without it."""
+    batch = next((name for name, letter in letters.items() if letter == "B"), None)
+    groups: dict[int, list[LawTerm]] = {}
+    for term in terms:
+        groups.setdefault(term.powers.get(batch, 0) if batch is not None else 0, []).append(term)
+    parts = []
+    for power, group in sorted(groups.items(), reverse=True):
+        others = {name: letter for name, letter in letters.items() if name != batch}
+        inside = " + ".join(_product(term, others) for term in group).replace("+ -", "- ")
+        if power == 0:
+            parts.append(inside)
+        elif len(group) == 1:
+            parts.append(f"{_power('B', power)}·{inside}")
+        else:
+            parts.append(f"{_power('B', power)}·({inside})")
+    return " + ".join(parts).replace("+ -", "- ")
+
+
+def _product(term: LawTerm, letters: Mapping[str, str]) -> str:
+    factors = [_power(letter, term.powers[name]) for name, letter in letters.items() if term.powers.get(name)]
+    return "·".join([_number(Fraction(term.numerator, term.denominator)), *factors])
+
+
+def _number(value: Fraction) -> str:
+    return plain(value.numerator) if value.denominator == 1 else f"{value.numerator:,}/{value.denominator:,}"
+
+
+def _power(letter: str, power: int) -> str:
+    return letter if power == 1 else f"{letter}{str(power).translate(_RAISED)}"
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts)}. " if parts else ""
+
+
+def _range(variable: LawVariable) -> str:
+    sizes = f"{variable.name} from {plain(variable.least)} to {plain(variable.greatest)}"
+    if not variable.between:
+        return f"{sizes}, only those counted"
+    return sizes if variable.apart == 1 else f"{sizes} in steps of {plain(variable.apart)}"

@@ -1,0 +1,117 @@
+"""The FLOPs of a model as a function of its batch's sizes, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.schema import dataclass_json
+
+SCHEMA_VERSION = 1
+"""Version of the JSON that ``LawReport.to_json`` writes; it goes up whenever a field changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawVariable:
+    """A size that the law is a function of."""
+
+    name: str
+    """Such as ``batch`` or ``sequence``."""
+    least: int
+    """The least that was counted."""
+    greatest: int
+    """The greatest that was counted."""
+    apart: int
+    """What all differences between the counted sizes are multiples of."""
+    between: bool
+    """Whether the law is used between the counted sizes, and not only for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawTerm:
+    """One product of a sum: numerator / denominator x each variable to its power."""
+
+    numerator: int
+    """Of the exact coefficient."""
+    denominator: int
+    """Mostly 1."""
+    powers: Mapping[str, int]
+    """By variable; one that is not in the term is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawSum:
+    """FLOPs of one bucket in one dtype."""
+
+    bucket: str
+    """``forward``, ``backward``, ``recompute``, ``optimizer``, or ``causal_skipped``: what fused causal attention does
+    not execute of the others."""
+    dtype: str
+    """Of the arithmetic."""
+    terms: tuple[LawTerm, ...]
+    """Their sum is the bucket's FLOPs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedFlops:
+    """FLOPs of one forward and backward on a batch of these sizes, exact; a multiply-add is two."""
+
+    sizes: Mapping[str, int]
+    """By variable."""
+    forward: int
+    backward: int
+    recompute: int
+    """Spent a second time: activation checkpointing, and what fused attention's backward repeats."""
+    optimizer: int
+    causal_skipped: int
+    """Of the others, what fused causal attention does not execute."""
+    source: Literal["law", "counted"]
+    """Whether the law gave them, or they were counted for these very sizes."""
+
+    @property
+    def model_flops(self) -> int:
+        """Forward plus backward: the numerator of MFU."""
+        return self.forward + self.backward
+
+    @property
+    def hardware_flops(self) -> int:
+        """What the kernels execute: the numerator of HFU."""
+        return self.forward + self.backward + self.recompute + self.optimizer - self.causal_skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawReport:
+    """A law, and what it was asked."""
+
+    schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
+    holds: bool
+    """Whether there is a law."""
+    reason: str | None
+    """Why there is none."""
+    variables: tuple[LawVariable, ...]
+    """What the sums are functions of; empty without a law."""
+    sums: tuple[LawSum, ...]
+    """The law; empty without one."""
+    counted: int
+    """Batches of different sizes that were counted."""
+    checks: int
+    """How many of them the others foretold, to the last FLOP."""
+    lower_bound: bool
+    """An operator that may spend FLOPs could not be counted."""
+    asked: tuple[SizedFlops, ...]
+    """FLOPs for sizes that somebody wanted to know."""
+
+    def to_json(self) -> str:
+        """The report as indented JSON."""
+        return dataclass_json.dump(self)
+
+    @staticmethod
+    def from_json(text: str) -> LawReport:
+        """The report that ``to_json`` wrote as *text*.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+        """
+        return dataclass_json.load(LawReport, text, version_field="schema_version", version=SCHEMA_VERSION)
