@@ -122,10 +122,10 @@ def test_qwen2_shares_heads_of_keys() -> None:
         "Qwen2ForCausalLM", "Qwen2Config", vocab_size=31, hidden_size=12, intermediate_size=20, num_hidden_layers=1,
         num_attention_heads=6, num_key_value_heads=2, head_dim=4, attn_implementation="eager",
     )  # fmt: skip
-    head_dim = model.config.hidden_size // model.config.num_attention_heads
     law = flops_law(model, {**ids(), "use_cache": False}, vary={"input_ids": (0, 1)})
     assert law.holds
-    size = getattr(model.model.layers[0].self_attn, "head_dim", head_dim)
+    attention_module: Any = model.get_submodule("model.layers.0.self_attn")
+    size = int(attention_module.head_dim)
     for batch, sequence in SIZES:
         rows = batch * sequence
         attention = (

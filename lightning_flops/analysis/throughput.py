@@ -5,16 +5,27 @@ from __future__ import annotations
 from typing import Literal
 
 from lightning_flops.analysis.rates import per_second, ratio
+from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunTotals
 from lightning_flops.records import BatchTotals, Extremes
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
 
-def build_throughput(totals: BatchTotals, *, dp_size: int) -> ThroughputSummary | None:
+def build_throughput(
+    totals: BatchTotals,
+    *,
+    dp_size: int,
+    flops: RunTotals = NOTHING_BOOKED,
+    model_flops_peak_sec: float | None = None,
+    lower_bound: bool = False,
+) -> ThroughputSummary | None:
     """Averages and extremes of *totals*.
 
     Args:
         totals: what the batches of this rank took.
         dp_size: ranks that see different data, whose items count together.
+        flops: what the steps of this rank spent.
+        model_flops_peak_sec: seconds that those of the undisturbed ones take at the device's peaks; None if not known.
+        lower_bound: an operator that may have spent FLOPs could not be counted.
 
     Returns:
         None without batches.
@@ -40,6 +51,16 @@ def build_throughput(totals: BatchTotals, *, dp_size: int) -> ThroughputSummary 
         batch_cost_sec=_mean(seconds),
         ips=ips,
         ips_unit=unit,
+        model_flops=flops.model_flops,
+        hardware_flops=flops.hardware_flops,
+        lower_bound=lower_bound,
+        steps_counted=flops.steps_counted,
+        steps_predicted=flops.steps_predicted,
+        steps_unknown=flops.steps_unknown,
+        model_flops_per_sec=per_second(
+            amount=None if flops.undisturbed is None else flops.undisturbed.model, seconds=seconds.total
+        ),
+        mfu=per_second(amount=model_flops_peak_sec, seconds=seconds.total),
     )
 
 

@@ -67,6 +67,11 @@ class FetchedBatches:
             tokens = telling.get(id(batch)) or _telling(batch)
             self._waiting.append(Fetched(batch, tensor_shapes(batch), tokens))
 
+    @property
+    def shapes(self) -> tuple[Shapes, ...]:
+        """Of the batches that the Trainer has not trained on yet."""
+        return tuple(batch.shapes for batch in self._waiting)
+
     def next(self) -> Fetched:
         """The Trainer is through with the next batch."""
         self.current = self._waiting.popleft() if self._waiting else NOTHING

@@ -288,6 +288,8 @@ class HfTraining:
             self._epoch_begins()
         self._fetched = id(batches)
         self._batches.fetched(batches, counts=self.session.window.is_open and self._config.tokens_per_sample is None)
+        if self.session.wants_shapes:
+            self.session.step_begins(self._batches.shapes)
 
     def _fetch_fails(self, _: object, error: BaseException) -> None:
         self._in_loop = False

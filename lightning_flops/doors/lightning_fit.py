@@ -283,6 +283,8 @@ class LightningFit:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._batch = batch
         self._shapes = tensor_shapes(batch)
+        if self.session.wants_shapes:
+            self.session.step_begins((self._shapes,))
 
     def batch_ends(self, batch: Any) -> None:
         """A batch is done, and perhaps a step with it."""
@@ -292,6 +294,8 @@ class LightningFit:
         self._raw_updates = self._raw_depth = 0  # a step that raised, and was caught, did not fire its post hook
         if self._hears_starts:
             self._consider_starts(batch)
+        elif self.session.wants_shapes:
+            self.window_opens()
         started, self._batch = self._batch, None
         if batch is not started:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
@@ -306,7 +310,8 @@ class LightningFit:
             self._batches_change = True
         self._batches_compared += 1
         compared = self._batches_compared >= _BATCHES_COMPARED
-        if compared and not self.session.window.is_open and not self._batches_change:
+        wanted = self.session.window.is_open or self.session.wants_shapes
+        if compared and not wanted and not self._batches_change:
             self._hears_starts = False
             self._hear_starts(False)
 

@@ -170,13 +170,17 @@ class LoopSteps:
             self.micro_step_ends(updates=0, ends_step=False)
         elif self._ahead is not None:
             self._turns_to_next_batch()
-        self._at_border = False
+        begins, self._at_border = self._at_border, False
         self._is_used = True
         session = self._session
         window = session.window
         if not window.marking:
             if not self._batch_is_fetched:
                 self._takes_arguments(args, kwargs)
+            if begins and session.wants_shapes and self.is_whole:
+                session.step_begins((self._shapes,))
+                if window.in_scope:
+                    self._door.loaders.scope_is_entered()
             return False
         if not window.in_scope and window.recorder.counting and self.is_whole:
             # A step begins when the one before it ends; the very first step has none before it.
@@ -279,7 +283,7 @@ class LoopSteps:
         session = self._session
         window = session.window
         if self.is_whole and (not window.marking or window.in_scope or not window.recorder.counting):
-            if ends_step and window.marking:
+            if ends_step and window.marking and window.is_open:
                 self._look_at_fetches()
             shapes = self._unseen_shapes() if batch is None else of_batch
             session.batch(() if batch is None else batch, shapes, updates=updates, ends_step=ends_step)

@@ -26,7 +26,15 @@ from lightning_flops.instrument.timing.phase_timer import PhaseTimer
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
 from lightning_flops.instrument.window_notes import notes_on_times
-from lightning_flops.instrument.window_states import Closed, Measured, State, Waiting, WindowParts
+from lightning_flops.instrument.window_states import (
+    Closed,
+    CountedStep,
+    Measured,
+    RunningStep,
+    State,
+    Waiting,
+    WindowParts,
+)
 from lightning_flops.records import RunContext, TimePhase, WindowRecord
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
@@ -50,6 +58,7 @@ class Recorder:
             known.
         tracing: traces steps after the timed ones; None: none is traced.
         whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
+        counted: is told of every step that was counted to its end.
     """
 
     def __init__(
@@ -65,6 +74,7 @@ class Recorder:
         feed: Feed | None = None,
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module] | None = None,
+        counted: Callable[[CountedStep], None] = lambda step: None,
     ) -> None:
         self._undo = ExitStack()
         self._scope = ExitStack()  # of the batch that runs
@@ -79,6 +89,7 @@ class Recorder:
             tracing=TraceCycles((), TraceSchedule()) if tracing is None else tracing,
             notes=notes,
             undo=self._undo,
+            counted=counted,
         )
         # abandon() runs these, the last one first. They remove things directly, with no line of ours that could fail
         # before.
@@ -154,6 +165,31 @@ class Recorder:
         self._window.steps_done = steps_done
         self._go_on(self._state.open())
 
+    def sample(self, *, steps_done: int) -> None:
+        """The running step, of which no batch has run, is counted beside every window.
+
+        It must be told of the batches like a window's, inside ``batch_scope``; *steps_done* as for ``open``.
+        """
+        self._window.steps_done = steps_done
+        self._window.step = RunningStep()
+        self._go_on(self._state.sample())
+
+    def drop_sample(self) -> None:
+        """The step that is counted beside every window will not end; its scope has been left."""
+        self._window.step = RunningStep()
+        self._go_on(self._state.dropped())
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the running step is counted beside every window."""
+        return self._state.counting and self._state.waiting
+
+    @property
+    def shapes_deceive(self) -> bool:
+        """Whether steps with the counted one's shapes had other numbers of forwards, backwards or updates."""
+        measured = self._state.measured
+        return measured is not None and measured.times is not None and measured.times.shapes_deceive
+
     # ---- the parts of a step
 
     @contextmanager
@@ -165,7 +201,7 @@ class Recorder:
         does so if they were called inside a backward.
         """
         state = self._state
-        self._reached |= state.counting
+        self._reached |= state.counting and not state.waiting
         with self._scope:
             state.batch_begins(self._scope)
             yield

@@ -23,7 +23,7 @@ from lightning_flops.instrument.timing.phase_timer import Mark, PhaseTimer, Step
 from lightning_flops.instrument.timing.settling import Settling
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles
-from lightning_flops.records import ModuleRecord, StepRecord, StepSignature, TimePhase
+from lightning_flops.records import BucketFlops, ModuleRecord, StepRecord, StepSignature, TimePhase
 
 _SEEN_BY_PROFILER = (
     "Another profiler recorded the counted step: its trace has the counter's own work in that step, which takes longer "
@@ -84,6 +84,17 @@ class RunningStep:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedStep:
+    """What one step has spent."""
+
+    flops: BucketFlops
+    sampled: bool
+    """It was counted from the moment on at which its shapes were known, and not as a step of a window."""
+    lower_bound: bool
+    """An operator that may spend FLOPs was not counted."""
+
+
 @dataclass(slots=True, kw_only=True)
 class WindowParts:
     """What the states of one window share: what it was made with, and how far the run is."""
@@ -100,6 +111,8 @@ class WindowParts:
     notes: Notes
     undo: ExitStack
     """Takes off torch whatever this window has put there."""
+    counted: Callable[[CountedStep], None] = lambda step: None
+    """Is told of every step that was counted to its end."""
     steps_done: int = 0
     step: RunningStep = field(default_factory=RunningStep)
 
@@ -218,6 +231,14 @@ class State:
         """The step that begins now is the one to count, if none was yet."""
         return self
 
+    def sample(self) -> State:
+        """The running step is counted, if this is a state in which steps pass by."""
+        return self
+
+    def dropped(self) -> State:
+        """The step that was counted beside every window will not end."""
+        return self
+
     def batch_begins(self, scope: ExitStack) -> None:
         """A batch begins; leaving *scope* removes what is put on torch for it."""
 
@@ -255,12 +276,24 @@ class Waiting(State):
 
     waiting = True
 
+    def __init__(self, window: WindowParts) -> None:
+        super().__init__(window)
+        self._sampler: PartCounter | None = None
+
     def open(self) -> State:
         """The step that begins now is the one to count."""
         window = self._window
         counter = PartCounter(window.new_counter(window.root))
         window.undo.callback(counter.give_up)
         return Counting(window, counter)
+
+    def sample(self) -> State:
+        """The running step is counted, beside every window; afterwards the step to count is still to come."""
+        window = self._window
+        if self._sampler is None:
+            self._sampler = PartCounter(window.new_counter(window.root))
+            window.undo.callback(self._sampler.give_up)
+        return Sampling(window, self._sampler, self)
 
     def step_ends(self) -> State:
         """A step ended that is not profiled; the next one may be the one to count."""
@@ -292,13 +325,16 @@ class _CountingSteps(State, ABC):
     def batch_ends(self) -> State:
         """If the step is over, too, take what was counted."""
         window = self._window
-        if self._seen_by_profiler or profiler_is_recording():
+        if not self.waiting and (self._seen_by_profiler or profiler_is_recording()):
             window.notes.add(_SEEN_BY_PROFILER)
         step, self._ended = self._ended, None
         if step is None:
             return self
         record = replace(step.record(window.steps_done), flops=self._counter.step_ends())
         window.steps_done += 1
+        counter = self._counter
+        lower_bound = any(one.heavy for one in counter.flops.uncounted.values())
+        window.counted(CountedStep(flops=counter.step_buckets, sampled=self.waiting, lower_bound=lower_bound))
         return self._counted(record, tuple(step.batches))
 
     def batch_was_abandoned(self) -> None:
@@ -330,6 +366,31 @@ class _CountingSteps(State, ABC):
     @abstractmethod
     def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
         """*step*, with batches of these shapes, was counted to its end; returns the next state."""
+
+
+class Sampling(_CountingSteps):
+    """One step is counted beside every window, for the law of the run's FLOPs.
+
+    Args:
+        window: what the states share.
+        counter: counts.
+        back: the state that follows.
+    """
+
+    waiting = True
+
+    def __init__(self, window: WindowParts, counter: PartCounter, back: State) -> None:
+        super().__init__(window, counter)
+        self._back = back
+
+    def dropped(self) -> State:
+        """The step will not end as one of the run: what was counted is of no use."""
+        self._counter.give_up()
+        self._counter.step_ends()
+        return self._back
+
+    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+        return self._back
 
 
 class Counting(_CountingSteps):

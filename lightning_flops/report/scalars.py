@@ -66,9 +66,9 @@ def monitor_scalars(
     seconds: float,
     data_wait_sec: float | None,
     batches: int,
-    steps: int,
     samples: int | None,
     dp_size: int,
+    model_flops: int | None,
     model_flops_peak_sec: float | None,
     prefix: str = MONITOR_PREFIX,
 ) -> dict[str, float]:
@@ -78,20 +78,20 @@ def monitor_scalars(
         seconds: wall time that went by, on this rank.
         data_wait_sec: of it, inside the data loader; None if that was not seen.
         batches: batches of this rank.
-        steps: global steps.
         samples: samples of this rank; None if not known.
         dp_size: ranks that see different data, whose samples count together.
-        model_flops_peak_sec: ``Profile.model_flops_peak_sec``; None if the steps were not like the counted one.
+        model_flops: what all steps of this rank spent, forward and backward; None if it is not known of one of them.
+        model_flops_peak_sec: seconds these FLOPs take at the device's peaks; None if one is not known.
         prefix: what the tags begin with.
     """
-    busy_sec = None if model_flops_peak_sec is None else model_flops_peak_sec * steps
     return _known(
         prefix,
         {
             "samples_per_sec": per_second(amount=over_ranks(amount=samples, ranks=dp_size), seconds=seconds),
             "batches_per_sec": per_second(amount=batches, seconds=seconds),
             "data_wait_ratio": ratio(part=data_wait_sec, whole=seconds),
-            "mfu": per_second(amount=busy_sec, seconds=seconds),
+            "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
+            "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
         },
     )
 

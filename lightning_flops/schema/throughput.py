@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning_flops.schema import dataclass_json, shown
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -45,6 +45,23 @@ class ThroughputSummary:
     """Items per second, all ranks that see different data together; None if no batch took any time."""
     ips_unit: Literal["samples/s", "batches/s"]
     """Batches where the number of samples was not known."""
+    model_flops: int | None = None
+    """Forward and backward of this rank, of all steps of the run; None if those of one step are not known."""
+    hardware_flops: int | None = None
+    """What this rank's kernels executed in all steps of the run; None if it is not known of one step."""
+    lower_bound: bool = False
+    """An operator that may have spent FLOPs could not be counted: FLOPs and MFU are lower bounds."""
+    steps_counted: int = 0
+    """Steps that were counted themselves."""
+    steps_predicted: int = 0
+    """Steps that were not counted, and whose FLOPs follow exactly from those that were: they had the same shapes, or a
+    law of the shapes holds that was checked."""
+    steps_unknown: int = 0
+    """Steps whose FLOPs nobody knows."""
+    model_flops_per_sec: float | None = None
+    """Model FLOPs over the batches' time, both of this rank, without the steps that were counted or traced."""
+    mfu: float | None = None
+    """The same over the device's peak, each dtype by its own."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

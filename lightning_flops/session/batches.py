@@ -1,7 +1,8 @@
-"""Which batches make a step, and whether a step is like the counted one."""
+"""Which batches make a step, and what the step is known by."""
 
 from __future__ import annotations
 
+from lightning_flops.analysis.step_laws import StepKey
 from lightning_flops.instrument.batches import Shapes
 
 
@@ -11,20 +12,17 @@ class StepBook:
     def __init__(self) -> None:
         self.steps_done = 0
         """Steps of the run that have ended."""
+        self.last: StepKey | None = None
+        """Of the step that ended last."""
         self._shapes: list[Shapes] = []
         self._updates = 0
-        self._counted: tuple[tuple[Shapes, ...] | None, int | None] = (None, None)
 
     @property
     def batches(self) -> int:
         """Batches of the running step that have ended."""
         return len(self._shapes)
 
-    def counted(self, shapes: tuple[Shapes, ...] | None, updates: int | None) -> None:
-        """Note the *shapes* and the number of *updates* of a counted step; None: they do not determine its FLOPs."""
-        self._counted = (shapes, updates)
-
-    def book(self, shapes: Shapes, updates: int, ends_step: bool) -> bool:
+    def book(self, shapes: Shapes, updates: int, ends_step: bool) -> StepKey | None:
         """Book a batch to the running step.
 
         Args:
@@ -33,14 +31,14 @@ class StepBook:
             ends_step: a global step ends with it.
 
         Returns:
-            Whether the step, if it ends here, was like the counted one.
+            What the step is known by, if it ends here.
         """
         self._shapes.append(shapes)
         self._updates += updates
         if not ends_step:
-            return True
-        alike = (tuple(self._shapes), self._updates) == self._counted
+            return None
+        self.last = key = (tuple(self._shapes), self._updates)
         self.steps_done += 1
         self._shapes.clear()
         self._updates = 0
-        return alike
+        return key

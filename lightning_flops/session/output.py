@@ -35,9 +35,15 @@ class RunOutput(Protocol):
         """Give the report to everything that shows it."""
 
     def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+        self,
+        reading: MonitorReading,
+        *,
+        dp_size: int,
+        model_flops: int | None,
+        model_flops_peak_sec: float | None,
+        step: int,
     ) -> None:
-        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
+        """Give the monitor's *reading* to the loggers, with what its steps spent; None where that is not known."""
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
         """Give the summary of the whole run's batches, when the run ends."""
@@ -180,16 +186,22 @@ class LoggedOutput:
         return f"{prefix}/{self.part}" if self.part else prefix
 
     def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+        self,
+        reading: MonitorReading,
+        *,
+        dp_size: int,
+        model_flops: int | None,
+        model_flops_peak_sec: float | None,
+        step: int,
     ) -> None:
-        """Give the monitor's *reading* to the loggers; *model_flops_peak_sec* is None where the steps differ."""
+        """Give the monitor's *reading* to the loggers, with what its steps spent; None where that is not known."""
         scalars = monitor_scalars(
             seconds=reading.seconds,
             data_wait_sec=reading.data_wait_sec,
             batches=reading.batches,
-            steps=reading.steps,
             samples=reading.samples,
             dp_size=dp_size,
+            model_flops=model_flops,
             model_flops_peak_sec=model_flops_peak_sec,
             prefix=self._tags(MONITOR_PREFIX),
         )
@@ -214,7 +226,13 @@ class RankOutput:
         self._files.write_profile(profile, render_text(profile), keep_text=False)
 
     def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+        self,
+        reading: MonitorReading,
+        *,
+        dp_size: int,
+        model_flops: int | None,
+        model_flops_peak_sec: float | None,
+        step: int,
     ) -> None:
         """Nothing: the run's loggers are rank 0's."""
 
@@ -230,7 +248,13 @@ class _NoOutput:
         """Nothing: rank 0's report has what this rank measured."""
 
     def write_reading(
-        self, reading: MonitorReading, *, dp_size: int, model_flops_peak_sec: float | None, step: int
+        self,
+        reading: MonitorReading,
+        *,
+        dp_size: int,
+        model_flops: int | None,
+        model_flops_peak_sec: float | None,
+        step: int,
     ) -> None:
         """Nothing: the run's loggers are rank 0's."""
 

@@ -11,11 +11,14 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.rates import peak_seconds
+from lightning_flops.analysis.step_laws import FlopSums, RunFlops, StepKey, StepLaws
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes
@@ -31,6 +34,7 @@ from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
+from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
 from lightning_flops.records import activity_of
@@ -42,6 +46,7 @@ from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
 from lightning_flops.session.results import Optimizers, profile_of_window
+from lightning_flops.session.samples import SHARE, Samples
 from lightning_flops.session.taps import Taps
 from lightning_flops.session.window import Window
 from lightning_flops.text.printable import package_logger
@@ -51,6 +56,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.window_states import CountedStep
     from lightning_flops.records import Loop, RunContext, RunFacts
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
@@ -121,6 +127,15 @@ class Session:
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._spare_batches = 0
+        self.laws = StepLaws(self._note_of_laws)
+        """What steps spend, as far as it is known."""
+        self.run_flops = RunFlops(self.laws)
+        self.wants_shapes = False
+        """Whether the door must tell of the batches of a step before it runs (``step_begins``)."""
+        self._lower_bound = False
+        self._first_counted: StepKey | None = None
+        self._samples = Samples(share=SHARE / world_size if config.all_ranks else SHARE)
+        self._begins_step = True
         self._ledger = UndoLedger()
         # Join now, so that a rank whose profiler fails later can say so, and so that all ranks number their runs alike.
         self._ranks = self._join_ranks(world_size) if world_size > 1 else None
@@ -160,6 +175,7 @@ class Session:
         room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
         self._plan = plan = self._door.plan()
         self.steps.steps_done = plan.steps_before
+        self.run_flops.unseen(plan.steps_before)
         self._device = plan.device
         self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
         self._door.tap_run(self.taps.for_run)
@@ -197,6 +213,7 @@ class Session:
             notes=self.notes,
             tracing=self._tracing() if self._config.trace and profile_step is not None else None,
             whole=self._door.whole_model,
+            counted=self._step_was_counted,
         )
 
     def _tracing(self) -> TraceCycles:
@@ -221,6 +238,7 @@ class Session:
 
     def _open_window(self) -> None:
         """The step that begins now is counted."""
+        self._first_counted = None
         self.window.open(steps_done=self.steps.steps_done)
         self._door.window_opens()
 
@@ -299,13 +317,23 @@ class Session:
             return
         window = self.window
         samples = self._meter.samples(batch, shapes)
-        slowed = window.is_open and self._tell_recorder(batch, shapes, samples=samples, ends_step=ends_step)
-        alike = self.steps.book(shapes, updates, ends_step)
+        sampling = window.recorder.sampling
+        slowed = (window.is_open or sampling) and self._tell_recorder(
+            batch, shapes, samples=samples, ends_step=ends_step
+        )
+        key = self.steps.book(shapes, updates, ends_step)
+        if key is not None and monitor is not None:
+            self.run_flops.book(key, slowed=slowed)
+        if sampling:
+            self._sampled_batch_ends(window, ends_step=ends_step)
         if monitor is not None:
-            if slowed:
+            if sampling:
+                monitor.leave_out()
+            elif slowed:
                 monitor.restart()  # counting and tracing cost time, so the time until here gives no throughput
             else:
-                self._watch(monitor, samples=samples, ends_step=ends_step, alike=alike)
+                self._watch(monitor, samples=samples, ends_step=ends_step, key=key)
+        self._begins_step = ends_step
         if ends_step:
             if self._ranks is not None and self._ranks.pending and not window.is_open:
                 self._show_ready_reports(self._ranks)
@@ -323,6 +351,7 @@ class Session:
         The batch is only described when the monitor is read, or when something else may need the description.
         """
         waiting = monitor.passed(shapes, updates, ends_step)
+        self._begins_step = ends_step
         if ends_step and self._door.reading_is_due():
             self._write_reading(monitor)
         elif waiting < self._spare_batches:
@@ -332,7 +361,10 @@ class Session:
 
     def _batches_to_spare(self) -> int:
         """How many of the next batches only the monitor needs, and needs only the shapes of."""
-        if self.monitor is None or self.border.closed or self.window.is_open or self._whole_steps:
+        window = self.window
+        if self.monitor is None or self.border.closed or window.is_open or self._whole_steps:
+            return 0
+        if window.recorder.sampling:
             return 0
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
@@ -340,8 +372,11 @@ class Session:
             return LONGEST_LOG
         return max(0, min(LONGEST_LOG, self.window.step - self.steps.steps_done - 1))
 
-    def _describe_passed(self, shapes: Shapes, updates: int, ends_step: bool) -> tuple[int | None, bool]:
-        return self._meter.samples(None, shapes), self.steps.book(shapes, updates, ends_step)
+    def _describe_passed(self, shapes: Shapes, updates: int, ends_step: bool) -> tuple[int | None, StepKey | None]:
+        key = self.steps.book(shapes, updates, ends_step)
+        if key is not None:
+            self.run_flops.book(key, slowed=False)
+        return self._meter.samples(None, shapes), key
 
     def _tell_recorder(self, batch: Any, shapes: Shapes, *, samples: int | None, ends_step: bool) -> bool:
         """Tell the open window of *batch*; return whether the profiler slowed the batch down."""
@@ -354,7 +389,65 @@ class Session:
             self.micro_batch_size = samples
         return counted or traced
 
-    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, alike: bool) -> None:
+    # ---- what steps spend
+
+    def step_begins(self, batches: tuple[Shapes, ...]) -> None:
+        """A step begins whose first *batches* have these shapes; a door calls this if ``wants_shapes``.
+
+        The step is counted if nobody knows what it spends, and the run can afford it.
+        """
+        window = self.window
+        if self.border.closed or not self._begins_step or window.is_open or window.recorder.sampling:
+            return
+        self._begins_step = False
+        last = self.steps.last
+        if last is None or len(batches) > len(last[0]):
+            return
+        samples, done = self._samples, self.steps.steps_done
+        # What the step is known by, if its further batches and its updates are like those of the step before.
+        key = ((*batches, *last[0][len(batches) :]), last[1])
+        known = self.laws.foretell(key) is not None
+        # The first sample must be one that is foretold: it shows whether samples are counted whole.
+        wanted = known and (not self.laws.believes_samples or samples.check_is_due(steps_done=done))
+        if not (wanted or (not known and self.laws.believes_samples)):
+            return
+        if self.laws.believes_samples is False or samples.exhausted:
+            self.wants_shapes = False
+        elif samples.affords(steps_done=done) and not profiler_is_recording():
+            if self.monitor is not None:
+                self.monitor.add_up()
+            self._spare_batches = 0
+            samples.begins(steps_done=self.steps.steps_done)
+            window.begin_sample(steps_done=self.steps.steps_done)
+
+    def _sampled_batch_ends(self, window: Window, *, ends_step: bool) -> None:
+        window.end_sample()
+        if ends_step:
+            self._samples.ends()
+
+    def _step_was_counted(self, step: CountedStep) -> None:
+        key = self.steps.last
+        if key is None:
+            return
+        self._lower_bound = self._lower_bound or step.lower_bound
+        (self.laws.sampled if step.sampled else self.laws.counted)(key, step.flops)
+        if not step.sampled and self._first_counted is None:
+            self._first_counted = key
+        if not step.sampled or self.laws.believes_samples:
+            self.run_flops.counted(key, step.flops)
+
+    def _note_of_laws(self, sentence: str) -> None:
+        self.notes.add_for_run(sentence)
+
+    def _consider_samples(self, keys: Mapping[StepKey, int]) -> None:
+        """Have steps counted outside of windows from now on, if some of those that passed spent nobody knows what."""
+        monitored = self._writes or self._config.all_ranks
+        if self.profile is None or not monitored or self._whole_steps or self._samples.exhausted:
+            return
+        if any(self.laws.foretell(key) is None for key in keys):
+            self.wants_shapes = True
+
+    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, key: StepKey | None) -> None:
         """Tell *monitor* of a batch, or of a whole step; read it if the run logs its own metrics now."""
         if self._whole_steps:
             known = self._samples_of_step is not None and samples is not None
@@ -362,7 +455,7 @@ class Session:
             if not ends_step:
                 return
             samples, self._samples_of_step = self._samples_of_step, 0
-        monitor.batch(samples=samples, ends_step=ends_step, counted_signature=alike)
+        monitor.batch(samples=samples, ends_step=ends_step, key=key)
         if ends_step and self._door.reading_is_due():
             self._write_reading(monitor)
 
@@ -377,14 +470,30 @@ class Session:
 
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
+        flops = self.run_flops.sums(reading.keys) if reading.steps else None
         if reading.steps and self._writes:
-            profile = self.profile if reading.counted_signature else None
             self._output.write_reading(
                 reading,
                 dp_size=self._plan.dp_size,
-                model_flops_peak_sec=None if profile is None else profile.model_flops_peak_sec,
+                model_flops=None if flops is None else flops.model,
+                model_flops_peak_sec=None if flops is None else self._peak_sec(flops),
                 step=self._door.x_axis(),
             )
+        if flops is None and not self.wants_shapes:
+            self._consider_samples(reading.keys)
+
+    def _peak_sec(self, flops: FlopSums) -> float | None:
+        """Seconds that the model FLOPs take at the peaks of this device."""
+        if self.profile is None:
+            return None
+        device = self.profile.context.device_name
+        return peak_seconds(
+            flops=flops.model_by_dtype,
+            peaks_flops_per_sec={
+                dtype: peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
+                for dtype in flops.model_by_dtype
+            },
+        )
 
     def after_batch(self) -> None:
         """Do what the window's state asks for: put wrappers on or take them off, report, or end our work."""
@@ -414,6 +523,9 @@ class Session:
 
     def postpone_window(self, reason: str) -> None:
         """The step that was being counted did not finish: open the window with the next step instead."""
+        if self.window.recorder.sampling:
+            self._drop_sample()
+            return
         step = self.window.step
         self.window.abandon()
         if self._ranks is not None and step is not None:
@@ -423,6 +535,12 @@ class Session:
         self.notes.add(sentence)
         self.warn(sentence)
         self._begin_again()
+
+    def _drop_sample(self) -> None:
+        """The step that was counted beside every window was left unfinished."""
+        self.window.drop_sample()
+        self._samples.ends()
+        self._begins_step = True
 
     def _begin_again(self) -> None:
         self.window.follow()
@@ -457,7 +575,11 @@ class Session:
             warns=self._writes,
         )
         self.profile = profile
-        self.steps.counted(window.recorder.counted_shapes, window.recorder.counted_updates)
+        if window.recorder.shapes_deceive and (first := self._first_counted) is not None:
+            self.laws.doubt(first)
+        self.wants_shapes = self.wants_shapes or (
+            record.variable and self.monitor is not None and (self._writes or self._config.all_ranks)
+        )
         if self._writes:
             taken_sec = time.perf_counter() - started
             logger.info(
@@ -547,7 +669,15 @@ class Session:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
     def _report_throughput(self, monitor: Monitor) -> None:
-        self.throughput = build_throughput(monitor.totals(), dp_size=self._plan.dp_size)
+        flops = self.run_flops.totals()
+        peak_sec = None if flops.undisturbed is None else self._peak_sec(flops.undisturbed)
+        self.throughput = build_throughput(
+            monitor.totals(),
+            dp_size=self._plan.dp_size,
+            flops=flops,
+            model_flops_peak_sec=peak_sec,
+            lower_bound=self._lower_bound,
+        )
         if self.throughput is not None:
             with random_state_kept():
                 self._output.write_throughput(self.throughput, step=self._door.x_axis())

@@ -56,6 +56,23 @@ class Window:
         self.recorder.open(steps_done=steps_done)
         self.is_open = True
 
+    def begin_sample(self, *, steps_done: int) -> None:
+        """The step whose first batch begins is counted, though the window is not open."""
+        self.recorder.sample(steps_done=steps_done)
+        self.follow()
+        self.enter_scope()
+
+    def end_sample(self) -> None:
+        """The batch of a sampled step, or all of the step, is over."""
+        self.leave_scope()
+        self.follow()
+
+    def drop_sample(self) -> None:
+        """The sampled step will not end."""
+        self.leave_scope()
+        self.recorder.drop_sample()
+        self.follow()
+
     def follow(self) -> None:
         """Have the wrappers around the parts of a step in place while the recorder needs them, and only then."""
         self.processors.follow(timed=self.recorder.timer is not None)
@@ -82,7 +99,7 @@ class Window:
     def enter(self, part: str, *, counts: bool) -> None:
         """*part* of a step begins, inside whatever part is running."""
         if self.marking:
-            if self.recorder.counting:
+            if self.is_open and self.recorder.counting:
                 self.memory.enter(part)
             self.recorder.enter(part, counts=counts)
 
@@ -90,7 +107,7 @@ class Window:
         """The part entered last ends."""
         if self.marking:
             self.recorder.leave()  # first, so that the rest is not in the part's time
-            if self.recorder.counting:
+            if self.is_open and self.recorder.counting:
                 self.memory.leave()
 
     # ---- the end

@@ -23,7 +23,7 @@ def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
         now.sleep(wait)
         monitor.fetch_ends()
         now.sleep(work)
-        monitor.batch(samples=samples, ends_step=True, counted_signature=True)
+        monitor.batch(samples=samples, ends_step=True, key=None)
     return build_throughput(monitor.totals(), dp_size=ranks)
 
 

@@ -119,15 +119,16 @@ def test_monitor_divides_what_went_by_by_its_time() -> None:
         seconds=4.0,
         data_wait_sec=1.0,
         batches=20,
-        steps=10,
         samples=80,
         dp_size=3,
-        model_flops_peak_sec=0.1,
+        model_flops=600,
+        model_flops_peak_sec=0.5,
     ) == {
         "flops_monitor/samples_per_sec": 3 * 80 / 4.0,
         "flops_monitor/batches_per_sec": 20 / 4.0,
         "flops_monitor/data_wait_ratio": 1.0 / 4.0,
-        "flops_monitor/mfu": 10 * 0.1 / 4.0,
+        "flops_monitor/mfu": 0.5 / 4.0,
+        "flops_monitor/model_flops_per_sec": 600 / 4.0,
     }
 
 
@@ -136,9 +137,9 @@ def test_monitor_leaves_out_what_it_does_not_know() -> None:
         seconds=4.0,
         data_wait_sec=1.0,
         batches=20,
-        steps=10,
         samples=None,
         dp_size=3,
+        model_flops=None,
         model_flops_peak_sec=None,
     )
     assert scalars.keys() == {"flops_monitor/batches_per_sec", "flops_monitor/data_wait_ratio"}
@@ -147,15 +148,15 @@ def test_monitor_leaves_out_what_it_does_not_know() -> None:
 @settings(deadline=None)  # a busy machine is no failure
 @given(st.floats(), st.floats(), st.integers(), st.integers(), st.none() | st.integers(), st.none() | st.floats())
 def test_monitor_writes_no_number_that_is_not_finite(
-    seconds: float, data_wait_sec: float, batches: int, steps: int, samples: int | None, peak_sec: float | None
+    seconds: float, data_wait_sec: float, batches: int, flops: int, samples: int | None, peak_sec: float | None
 ) -> None:
     scalars = monitor_scalars(
         seconds=seconds,
         data_wait_sec=data_wait_sec,
         batches=batches,
-        steps=steps,
         samples=samples,
         dp_size=2,
+        model_flops=flops,
         model_flops_peak_sec=peak_sec,
     )
     assert all(math.isfinite(value) and value >= 0 for value in scalars.values())

@@ -120,7 +120,7 @@ def test_loggers_get_everything_at_the_x_axis_of_the_run(tmp_path: Path) -> None
     reading: Any = SimpleNamespace(seconds=2.0, data_wait_sec=1.0, batches=4, steps=4, samples=8)
     shown = output(tmp_path, loggers=loggers)
     shown.write_profile(PROFILE, step=7)
-    shown.write_reading(reading, dp_size=1, model_flops_peak_sec=None, step=9)
+    shown.write_reading(reading, dp_size=1, model_flops=None, model_flops_peak_sec=None, step=9)
     assert loggers.steps == [700, 900]
 
 

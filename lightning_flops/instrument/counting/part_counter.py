@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol, get_args
 
-from lightning_flops.records import FlopRecord, PhaseFlops, TimePhase
+from lightning_flops.analysis.flop_counts import flops_by_bucket
+from lightning_flops.records import BucketFlops, FlopRecord, PhaseFlops, TimePhase
 
 _TIME_PHASES: tuple[TimePhase, ...] = get_args(TimePhase)
 
@@ -49,8 +50,11 @@ class PartCounter:
         self._open: list[tuple[str, ExitStack]] = []
         self._seen = PhaseFlops()
         self._before_step = PhaseFlops()
+        self._buckets: BucketFlops = {}
         self.flops = FlopRecord()
         """What was counted until the last step ended."""
+        self.step_buckets: BucketFlops = {}
+        """What the last step has spent, by bucket and dtype."""
         self.mixed: set[TimePhase] = set()
         """Phases whose work ran, in part, while the loop was in another of them."""
 
@@ -92,6 +96,11 @@ class PartCounter:
         self._look()
         before, self._before_step = self._before_step, self._counter.total()
         self.flops = self._counter.record()
+        buckets = flops_by_bucket(self.flops.cells)
+        self.step_buckets = {
+            key: spent for key, total in buckets.items() if (spent := total - self._buckets.get(key, 0))
+        }
+        self._buckets = buckets
         return self._before_step - before
 
     def give_up(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+from lightning_flops.analysis.step_laws import StepKey
 from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import BatchTotals, Extremes
 
@@ -24,13 +25,13 @@ class MonitorReading:
     steps: int
     samples: int | None
     """None if the size of a batch was not known."""
-    counted_signature: bool
-    """Whether every step had the batch shapes of the step whose FLOPs are known."""
+    keys: Mapping[StepKey, int]
+    """How many of the steps had which batch shapes and updates."""
 
 
-Describe = Callable[[Shapes, int, bool], tuple[int | None, bool]]
-"""Gets a batch's shapes, its optimizer attempts and whether it ended a step. Returns its samples, and whether the step
-that it ended was like the counted one."""
+Describe = Callable[[Shapes, int, bool], tuple[int | None, StepKey | None]]
+"""Gets a batch's shapes, its optimizer attempts and whether it ended a step. Returns its samples, and of a step that it
+ended the shapes and updates."""
 
 
 class _Clocks(NamedTuple):
@@ -46,7 +47,7 @@ class _Event(Enum):
     """The kind of an entry in the log. The comment says what the entry contains."""
 
     FETCH = "fetch"  # when it began and ended
-    BATCH = "batch"  # when it ended, its samples, whether it ended a step, and whether that was like the counted one
+    BATCH = "batch"  # when it ended, its samples, whether it ended a step, and the key of that step
     PASSED = "passed"  # when it ended, its shapes, its optimizer attempts, and whether it ended a step
     EXCLUDE = "exclude"  # when, the reason
     INCLUDE = "include"  # when, the reason
@@ -86,7 +87,7 @@ class Monitor:
         self._batches = 0
         self._steps = 0
         self._samples: int | None = 0
-        self._counted_signature = True
+        self._keys: dict[StepKey, int] = {}
         self._before = self._read_from = self._clocks(now())
 
     # ---- events
@@ -97,6 +98,16 @@ class Monitor:
         now = self._now()
         self._cut_exclusion(now)
         self._begin_reading(now)
+        self._before = self._clocks(now)
+
+    def leave_out(self) -> None:
+        """The batch that ends here is in no figure, and nor is its time; the reading goes on."""
+        self.add_up()
+        now = self._now()
+        self._cut_exclusion(now)
+        before = self._before
+        self._excluded_sec += now - before.at - (self._excluded_sec - before.excluded_sec)
+        self._wait_sec, self._fetches = before.wait_sec, before.fetches
         self._before = self._clocks(now)
 
     def fetch_begins(self) -> None:
@@ -118,9 +129,9 @@ class Monitor:
         """*reason* is over; the run trains again unless there is another one."""
         self._log.append((_INCLUDE, self._now(), reason))
 
-    def batch(self, *, samples: int | None, ends_step: bool, counted_signature: bool) -> None:
+    def batch(self, *, samples: int | None, ends_step: bool, key: StepKey | None) -> None:
         """A batch went through the loop."""
-        self._log.append((_BATCH, self._now(), samples, ends_step, counted_signature))
+        self._log.append((_BATCH, self._now(), samples, ends_step, key))
         if len(self._log) > LONGEST_LOG:
             self.add_up()
 
@@ -152,7 +163,7 @@ class Monitor:
             batches=self._batches,
             steps=self._steps,
             samples=self._samples,
-            counted_signature=self._counted_signature,
+            keys=self._keys,
         )
         self._begin_reading(now)
         return reading
@@ -180,14 +191,14 @@ class Monitor:
             elif event is _PASSED:
                 assert self._describe is not None
                 shapes, updates, ends_step = rest
-                samples, counted_signature = self._describe(shapes, updates, ends_step)
-                self._add_batch(at, samples, ends_step, counted_signature)
+                samples, key = self._describe(shapes, updates, ends_step)
+                self._add_batch(at, samples, ends_step, key)
             elif event is _BATCH:
                 self._add_batch(at, *rest)
             else:
                 self._exclude_or_include(event, at, *rest)
 
-    def _add_batch(self, at: float, samples: int | None, ends_step: bool, counted_signature: bool) -> None:
+    def _add_batch(self, at: float, samples: int | None, ends_step: bool, key: StepKey | None) -> None:
         self._cut_exclusion(at)
         before, now = self._before, self._clocks(at)
         seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
@@ -200,7 +211,8 @@ class Monitor:
         self._samples = _sum(self._samples, samples)
         self._batches += 1
         self._steps += ends_step
-        self._counted_signature &= counted_signature
+        if key is not None:
+            self._keys[key] = self._keys.get(key, 0) + 1
         self._before = now
 
     def _exclude_or_include(self, event: _Event, at: float, reason: str) -> None:
@@ -218,7 +230,7 @@ class Monitor:
         self._batches = 0
         self._steps = 0
         self._samples = 0
-        self._counted_signature = True
+        self._keys = {}
 
     def _clocks(self, now: float) -> _Clocks:
         return _Clocks(now, self._excluded_sec, self._wait_sec, self._fetches)

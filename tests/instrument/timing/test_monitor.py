@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from lightning_flops.analysis.step_laws import StepKey
 from lightning_flops.instrument.timing.monitor import Monitor, MonitorReading
 from tests.fake_clock import FakeNow
+
+KEY: StepKey = ((((8, 4),),), 1)
+OTHER: StepKey = ((((4, 4),),), 1)
 
 
 def one_batch(monitor: Monitor, now: FakeNow, *, wait: float, work: float, ends_step: bool = True) -> None:
@@ -9,7 +13,7 @@ def one_batch(monitor: Monitor, now: FakeNow, *, wait: float, work: float, ends_
     now.sleep(wait)
     monitor.fetch_ends()
     now.sleep(work)
-    monitor.batch(samples=8, ends_step=ends_step, counted_signature=True)
+    monitor.batch(samples=8, ends_step=ends_step, key=KEY if ends_step else None)
 
 
 def test_a_reading_is_what_went_by_since_the_last() -> None:
@@ -18,12 +22,12 @@ def test_a_reading_is_what_went_by_since_the_last() -> None:
     for _ in range(3):
         one_batch(monitor, now, wait=0.25, work=0.75)
     assert monitor.read() == MonitorReading(
-        seconds=3.0, data_wait_sec=0.75, batches=3, steps=3, samples=24, counted_signature=True
+        seconds=3.0, data_wait_sec=0.75, batches=3, steps=3, samples=24, keys={KEY: 3}
     )
     one_batch(monitor, now, wait=0.5, work=1.5, ends_step=False)
     one_batch(monitor, now, wait=0.5, work=1.5)
     assert monitor.read() == MonitorReading(
-        seconds=4.0, data_wait_sec=1.0, batches=2, steps=1, samples=16, counted_signature=True
+        seconds=4.0, data_wait_sec=1.0, batches=2, steps=1, samples=16, keys={KEY: 1}
     )
 
 
@@ -83,28 +87,28 @@ def test_one_batch_of_unknown_size_makes_the_samples_unknown() -> None:
     now = FakeNow()
     monitor = Monitor(now)
     one_batch(monitor, now, wait=0.0, work=1.0)
-    monitor.batch(samples=None, ends_step=True, counted_signature=True)
+    monitor.batch(samples=None, ends_step=True, key=None)
     assert monitor.read().samples is None
     one_batch(monitor, now, wait=0.0, work=1.0)
     assert monitor.read().samples == 8
 
 
-def test_one_step_of_other_shapes_spoils_the_signature_of_its_reading_only() -> None:
+def test_a_reading_tells_which_steps_it_is_of() -> None:
     now = FakeNow()
     monitor = Monitor(now)
     one_batch(monitor, now, wait=0.0, work=1.0)
-    monitor.batch(samples=4, ends_step=True, counted_signature=False)
-    assert not monitor.read().counted_signature
+    monitor.batch(samples=4, ends_step=True, key=OTHER)
+    assert monitor.read().keys == {KEY: 1, OTHER: 1}
     one_batch(monitor, now, wait=0.0, work=1.0)
-    assert monitor.read().counted_signature
+    assert monitor.read().keys == {KEY: 1}
 
 
 def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
     asked: list[object] = []
 
-    def describe(shapes: object, updates: int, ends_step: bool) -> tuple[int | None, bool]:
+    def describe(shapes: object, updates: int, ends_step: bool) -> tuple[int | None, StepKey | None]:
         asked.append(shapes)
-        return {((8, 4),): 8, ((2, 4),): 2}.get(shapes), updates == 1  # type: ignore[call-overload]
+        return {((8, 4),): 8, ((2, 4),): 2}.get(shapes), KEY if updates else None  # type: ignore[call-overload]
 
     now = FakeNow()
     monitor = Monitor(now, describe=describe)
@@ -120,8 +124,28 @@ def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
     assert monitor.passed(((2, 4),), 1, True) == 5
     assert asked == []
     assert monitor.read() == MonitorReading(
-        seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, counted_signature=False
+        seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, keys={KEY: 1}
     )
     assert asked == [((8, 4),), ((2, 4),)]
     monitor.add_up()
     assert len(asked) == 2
+
+
+def test_a_batch_that_is_left_out_is_in_no_figure_and_the_reading_goes_on() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    one_batch(monitor, now, wait=0.5, work=1.5)
+    monitor.fetch_begins()
+    now.sleep(4.0)
+    monitor.fetch_ends()
+    monitor.exclude("checkpoint")
+    now.sleep(8.0)
+    monitor.include("checkpoint")
+    now.sleep(16.0)
+    monitor.leave_out()
+    one_batch(monitor, now, wait=0.25, work=0.75)
+    reading = monitor.read()
+    assert (reading.seconds, reading.data_wait_sec, reading.steps) == (3.0, 0.75, 2)
+    totals = monitor.totals()
+    assert totals.seconds is not None
+    assert (totals.batches, totals.seconds.total, totals.seconds.greatest) == (2, 3.0, 2.0)

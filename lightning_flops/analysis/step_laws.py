@@ -1,0 +1,276 @@
+"""What each step of a run spends: counted, or foretold from steps that were counted, or not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from lightning_flops.analysis.law import LawFinder, Sizes
+from lightning_flops.records import BucketFlops
+
+StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
+"""The shapes of the tensors of each batch of a step, and the step's optimizer attempts."""
+
+_Kind = tuple[tuple[tuple[int | tuple[int, ...], ...], ...], int]
+
+_REMEMBERED = 10_000
+"""Most steps whose FLOPs are kept ready."""
+
+DEPENDS = (
+    "Steps with the same batch shapes spent different FLOPs, so shapes do not tell what a step spends: the run's FLOPs "
+    "and MFU are known for counted steps only."
+)
+GIVEN_UP = (
+    "The law of the FLOPs was given up: a step was counted that spends something else than the steps before it "
+    "foretold. Steps that were not counted have no FLOPs and no MFU any more."
+)
+
+
+class StepLaws:
+    """Foretells the FLOPs of steps: of those whose shapes were counted, and of others by a law that was checked.
+
+    Args:
+        note: gets a sentence if what was foretold turns out to be wrong.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._exact: dict[StepKey, BucketFlops] = {}
+        self._finders: dict[_Kind, LawFinder] = {}
+        self._unreliable: set[_Kind] = set()
+        self._samples: list[tuple[StepKey, BucketFlops]] = []
+        self._samples_are_whole: bool | None = None
+        self._ready: dict[StepKey, BucketFlops | None] = {}
+
+    @property
+    def believes_samples(self) -> bool | None:
+        """Whether steps that are counted outside of a window are known to be counted whole; None: not yet known."""
+        return self._samples_are_whole
+
+    def finders(self) -> Iterable[LawFinder]:
+        """The laws, one for each kind of step."""
+        return self._finders.values()
+
+    def foretell(self, key: StepKey) -> BucketFlops | None:
+        """What a step spends; None where nobody knows."""
+        ready = self._ready
+        if key in ready:
+            return ready[key]
+        if len(ready) >= _REMEMBERED:
+            ready.clear()
+        flops = ready[key] = self._foretell(key)
+        return flops
+
+    def _foretell(self, key: StepKey) -> BucketFlops | None:
+        kind = _kind_of(key)
+        if kind in self._unreliable:
+            return None
+        flops = self._exact.get(key)
+        if flops is None and (finder := self._finders.get(kind)) is not None:
+            return finder.flops(_sizes_of(key))
+        return flops
+
+    def counted(self, key: StepKey, flops: BucketFlops) -> None:
+        """A step of a window was counted, from its first moment to its last."""
+        self._ready.clear()
+        kind = _kind_of(key)
+        known = self._exact.setdefault(key, flops)
+        if known != flops:
+            self._doubt(kind)
+        elif (sizes := _sizes_of(key)) and all(size >= 0 for batch in sizes for size in batch):
+            finder = self._finders.get(kind)
+            if finder is None:
+                finder = self._finders[kind] = LawFinder(_axes_of(key))
+            if not finder.add(sizes, flops):
+                self._note(GIVEN_UP)
+
+    def sampled(self, key: StepKey, flops: BucketFlops) -> None:
+        """A step was counted from the moment on at which its shapes were known.
+
+        What it may have computed before is missing. So samples are believed only when one of them has shown what the
+        windows foretold.
+        """
+        if self._samples_are_whole:
+            self.counted(key, flops)
+            return
+        if self._samples_are_whole is False:
+            return
+        foretold = self.foretell(key)
+        if foretold is None:
+            self._samples.append((key, flops))
+        elif foretold == flops:
+            self._samples_are_whole = True
+            for sample in self._samples:
+                self.counted(*sample)
+        else:
+            self._samples_are_whole = False
+            self._doubt(_kind_of(key))
+
+    def doubt(self, key: StepKey) -> None:
+        """Steps like this one are known to spend different FLOPs with the same shapes."""
+        self._doubt(_kind_of(key))
+
+    def _doubt(self, kind: _Kind) -> None:
+        self._ready.clear()
+        self._unreliable.add(kind)
+        self._note(DEPENDS)
+
+
+@dataclass(slots=True, kw_only=True)
+class FlopSums:
+    """FLOPs of several steps."""
+
+    steps: int = 0
+    model: int = 0
+    """Forward and backward."""
+    hardware: int = 0
+    """All that kernels execute."""
+    model_by_dtype: dict[str, int] = field(default_factory=dict)
+
+    def add(self, flops: BucketFlops, *, steps: int = 1) -> None:
+        """So many *steps* have spent *flops* each."""
+        self.steps += steps
+        for (bucket, dtype), amount in flops.items():
+            amount *= steps
+            if bucket == "causal_skipped":
+                self.hardware -= amount
+                continue
+            self.hardware += amount
+            if bucket in ("forward", "backward"):
+                self.model += amount
+                self.model_by_dtype[dtype] = self.model_by_dtype.get(dtype, 0) + amount
+
+
+_MOST_KEYS = 20_000
+"""Most different steps that a run's books hold; what is known of older ones is added up."""
+
+
+class RunFlops:
+    """The books of a run: every step stands in them once.
+
+    Args:
+        laws: foretell what was not counted.
+    """
+
+    def __init__(self, laws: StepLaws) -> None:
+        self.laws = laws
+        self._counted = FlopSums()
+        self._open: dict[bool, dict[StepKey, int]] = {False: {}, True: {}}
+        """Steps that were not counted, apart by whether we slowed them down."""
+        self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
+        self._unknown = 0
+
+    def unseen(self, steps: int) -> None:
+        """So many steps ran before anybody looked."""
+        self._unknown += steps
+
+    def book(self, key: StepKey, *, slowed: bool) -> None:
+        """A step has ended; *slowed* if it was counted or traced, so that its time is not used."""
+        books = self._open[slowed]
+        books[key] = books.get(key, 0) + 1
+        if len(books) > _MOST_KEYS:
+            self._fold(slowed)
+
+    def counted(self, key: StepKey, flops: BucketFlops) -> None:
+        """A step that was booked as slowed has been counted."""
+        books = self._open[True]
+        left = books.get(key, 0) - 1
+        if left > 0:
+            books[key] = left
+        else:
+            books.pop(key, None)
+        self._counted.add(flops)
+
+    def _fold(self, slowed: bool) -> None:
+        books, self._open[slowed] = self._open[slowed], {}
+        for key, steps in books.items():
+            flops = self.laws.foretell(key)
+            if flops is None:
+                self._unknown += steps
+            else:
+                self._folded[slowed].add(flops, steps=steps)
+
+    def sums(self, keys: Mapping[StepKey, int]) -> FlopSums | None:
+        """FLOPs of so many steps of each key; None if those of one are not known."""
+        sums = FlopSums()
+        for key, steps in keys.items():
+            flops = self.laws.foretell(key)
+            if flops is None:
+                return None
+            sums.add(flops, steps=steps)
+        return sums
+
+    def totals(self) -> RunTotals:
+        """The whole run so far."""
+        sums: dict[bool, FlopSums] = {}
+        unknown = {False: 0, True: 0}
+        for slowed, books in self._open.items():
+            folded = self._folded[slowed]
+            known = sums[slowed] = FlopSums(
+                steps=folded.steps,
+                model=folded.model,
+                hardware=folded.hardware,
+                model_by_dtype=dict(folded.model_by_dtype),
+            )
+            for key, steps in books.items():
+                flops = self.laws.foretell(key)
+                if flops is None:
+                    unknown[slowed] += steps
+                else:
+                    known.add(flops, steps=steps)
+        nobody_knows = self._unknown + unknown[False] + unknown[True]
+        whole = not nobody_knows
+        return RunTotals(
+            model_flops=self._counted.model + sums[False].model + sums[True].model if whole else None,
+            hardware_flops=self._counted.hardware + sums[False].hardware + sums[True].hardware if whole else None,
+            steps_counted=self._counted.steps,
+            steps_predicted=sums[False].steps + sums[True].steps,
+            steps_unknown=nobody_knows,
+            undisturbed=None if unknown[False] or self._unknown else sums[False],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """FLOPs of all steps of a run, and how they are known."""
+
+    model_flops: int | None
+    """None if one step is not known."""
+    hardware_flops: int | None
+    steps_counted: int
+    """Steps that were counted themselves."""
+    steps_predicted: int
+    """Steps whose FLOPs follow from those that were counted."""
+    steps_unknown: int
+    undisturbed: FlopSums | None
+    """Of the steps that neither counting nor tracing slowed down; None if one of them is not known."""
+
+
+NOTHING_BOOKED = RunTotals(
+    model_flops=None, hardware_flops=None, steps_counted=0, steps_predicted=0, steps_unknown=0, undisturbed=None
+)
+"""Of a run whose steps nobody booked."""
+
+
+def _kind_of(key: StepKey) -> _Kind:
+    """What steps must have in common to have one law: numbers of batches, tensors, axes and updates."""
+    batches, updates = key
+    return tuple(tuple(_kind_of_shape(shape) for shape in shapes) for shapes in batches), updates
+
+
+def _kind_of_shape(shape: tuple[int, ...]) -> int | tuple[int, ...]:
+    return shape if shape and shape[0] < 0 else len(shape)  # the number of a loader, or a shape that is not known
+
+
+def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
+    return tuple(tuple(size for shape in shapes if not _is_mark(shape) for size in shape) for shapes in key[0])
+
+
+def _axes_of(key: StepKey) -> list[tuple[int, int]]:
+    return [
+        (number, axis) for number, shape in enumerate(key[0][0]) if not _is_mark(shape) for axis in range(len(shape))
+    ]
+
+
+def _is_mark(shape: tuple[int, ...]) -> bool:
+    return bool(shape) and shape[0] == -2
