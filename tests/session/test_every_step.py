@@ -100,9 +100,9 @@ def test_steps_that_accumulate_batches(monkeypatch: pytest.MonkeyPatch, generous
             if index % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-    keys = Counter(
-        (((tuple(one.shape),), (tuple(other.shape),)), 1) for one, other in zip(data[::2], data[1::2], strict=True)
-    )
+    keys: Counter[StepKey] = Counter()
+    for one, other in zip(data[::2], data[1::2], strict=True):
+        keys[((tuple(one.shape),), (tuple(other.shape),)), 1] += 1
     truth = truth_of(model, keys)
     summary = profiler.throughput
     assert summary is not None
