@@ -19,6 +19,9 @@ FlopPhase = Literal["forward", "backward", "recompute", "optimizer"]
 BucketFlops = Mapping[tuple[str, str], int]
 """FLOPs of a step by bucket and dtype. A bucket is a ``FlopPhase``, or ``causal_skipped``, which may be below zero."""
 
+UNKNOWN_SHAPE = (-1,)
+"""Stands for the shape of a tensor that has none."""
+
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 

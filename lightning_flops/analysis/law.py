@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from operator import mul
+from operator import itemgetter, mul
+from typing import Any
 
 from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, common_denominator
 from lightning_flops.records import BucketFlops
@@ -54,13 +55,6 @@ class Range:
     between: bool
     """Enough sizes were counted to use the law between them; otherwise it is used for them alone."""
 
-    def holds(self, size: int) -> bool:
-        """Whether the law is used for *size*."""
-        least, greatest = self.counted[0], self.counted[-1]
-        if not self.between:
-            return size in self.counted
-        return least <= size <= greatest and (size - least) % self.apart == 0
-
 
 class Monomials:
     """Computes the terms of a law from the values of its variables.
@@ -71,7 +65,10 @@ class Monomials:
 
     def __init__(self, terms: Sequence[Powers]) -> None:
         self.terms = tuple(terms)
-        self._factors = [[place for place, power in enumerate(powers) for _ in range(power)] for powers in self.terms]
+        factors = [[place for place, power in enumerate(powers) for _ in range(power)] for powers in self.terms]
+        # Each term is one before it times one variable, if there is such a one: this is asked at every step.
+        found = {tuple(one): number for number, one in enumerate(factors)}
+        self._made = [(found.get(tuple(one[:-1]), -1) if one else -1, one[-1:], one[:-1]) for one in factors]
 
     def __len__(self) -> int:
         """How many terms there are."""
@@ -79,12 +76,12 @@ class Monomials:
 
     def of(self, values: Sequence[int]) -> list[int]:
         """Each term's value."""
-        found = []
-        for factors in self._factors:
-            product = 1
-            for place in factors:
-                product *= values[place]
-            found.append(product)
+        found: list[int] = []
+        for before, last, others in self._made:
+            if before >= 0:
+                found.append(found[before] * values[last[0]])
+            else:
+                found.append(math.prod([values[place] for place in (*others, *last)]))
         return found
 
     def summed(self, batches: Iterable[Sequence[int]]) -> list[int]:
@@ -116,15 +113,27 @@ class Law:
         self.coefficients: Mapping[tuple[str, str], tuple[Fraction, ...]] = {
             key: unknowns for key, unknowns in believed.solution.unknowns.items() if any(unknowns)
         }
+        self._limits = [
+            (one.counted[0], one.counted[-1], one.apart, None if one.between else frozenset(one.counted))
+            for one in self.ranges
+        ]
         self._constraints = believed.solution.constraints
-        self._whole = {
-            key: (scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
+        self._whole = [
+            (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
             for key, unknowns in self.coefficients.items()
-        }
+        ]
 
     def in_range(self, batches: Iterable[Sequence[int]]) -> bool:
         """Whether every value is one that the law is used for."""
-        return all(one.holds(value) for values in batches for one, value in zip(self.ranges, values, strict=True))
+        for values in batches:
+            for one, value in zip(self._limits, values, strict=True):
+                least, greatest, apart, only = one
+                if only is not None:
+                    if value not in only:
+                        return False
+                elif not least <= value <= greatest or (value - least) % apart:
+                    return False
+        return True
 
     def flops(self, batches: Sequence[Sequence[int]]) -> dict[tuple[str, str], int] | None:
         """What a step spends; None where its terms are no sum of those of the counted steps.
@@ -132,15 +141,18 @@ class Law:
         Args:
             batches: for each batch of the step, the values of the variables.
         """
-        features = self.monomials.summed(batches)
+        monomials = self.monomials
+        features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
         for constraint in self._constraints:
             if sum(map(mul, constraint, features)):
                 return None
         flops: dict[tuple[str, str], int] = {}
-        for key, (scale, whole) in self._whole.items():
-            value, rest = divmod(sum(map(mul, whole, features)), scale)
-            if rest:
-                return None
+        for key, scale, whole in self._whole:
+            value = sum(map(mul, whole, features))
+            if scale != 1:
+                value, rest = divmod(value, scale)
+                if rest:
+                    return None
             if value:
                 flops[key] = value
         return flops
@@ -162,7 +174,9 @@ class LawFinder:
         """What varied among the counted steps."""
         self._axes = tuple(axes)
         self._steps: list[tuple[tuple[Sizes, ...], BucketFlops]] = []
-        self._fixed: Sizes = ()
+        self._fixed: Callable[[Sizes], Any] = len
+        self._expected: Any = 0
+        self._first_and_others: list[tuple[int, tuple[int, ...]]] = []
         self._families: Iterator[Monomials] = iter(())
         self._fit: tuple[Monomials, ExactFit] | None = None
 
@@ -201,13 +215,15 @@ class LawFinder:
         """The variables' values in each of *batches*; None if a size varies that was a constant, or differs apart."""
         found = []
         for sizes in batches:
-            values = [sizes[variable.places[0]] for variable in self.variables]
-            expected = list(self._fixed)
-            for variable, value in zip(self.variables, values, strict=True):
-                for place in variable.places:
-                    expected[place] = value
-            if list(sizes) != expected:
+            if self._fixed(sizes) != self._expected:
                 return None
+            values = []
+            for first, others in self._first_and_others:
+                value = sizes[first]
+                for place in others:
+                    if sizes[place] != value:
+                        return None
+                values.append(value)
             found.append(values)
         return found
 
@@ -215,7 +231,11 @@ class LawFinder:
         """Something varies that did not vary before: all counted steps are looked at again."""
         rows = [sizes for batches, _ in self._steps for sizes in batches]
         self.variables = variables_in(rows, self._axes)
-        self._fixed = rows[0]
+        self._first_and_others = [(one.places[0], one.places[1:]) for one in self.variables]
+        varying = {place for one in self.variables for place in one.places}
+        fixed = [place for place in range(len(self._axes)) if place not in varying]
+        self._fixed = itemgetter(*fixed) if fixed else len
+        self._expected = self._fixed(rows[0])
         self._families = iter(families(self.variables))
         self._next_family()
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from lightning_flops.analysis.law import LawFinder, Sizes
-from lightning_flops.records import BucketFlops
+from lightning_flops.records import UNKNOWN_SHAPE, BucketFlops
 
 StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
 """The shapes of the tensors of each batch of a step, and the step's optimizer attempts."""
 
-_Kind = tuple[tuple[tuple[int | tuple[int, ...], ...], ...], int]
+_Kind = tuple[tuple[tuple[int, ...], ...], int]
 
 _REMEMBERED = 10_000
 """Most steps whose FLOPs are kept ready."""
@@ -77,7 +78,8 @@ class StepLaws:
         known = self._exact.setdefault(key, flops)
         if known != flops:
             self._doubt(kind)
-        elif (sizes := _sizes_of(key)) and all(size >= 0 for batch in sizes for size in batch):
+        elif not any(shape == UNKNOWN_SHAPE for shapes in key[0] for shape in shapes):
+            sizes = _sizes_of(key)
             finder = self._finders.get(kind)
             if finder is None:
                 finder = self._finders[kind] = LawFinder(_axes_of(key))
@@ -254,23 +256,17 @@ NOTHING_BOOKED = RunTotals(
 
 def _kind_of(key: StepKey) -> _Kind:
     """What steps must have in common to have one law: numbers of batches, tensors, axes and updates."""
-    batches, updates = key
-    return tuple(tuple(_kind_of_shape(shape) for shape in shapes) for shapes in batches), updates
-
-
-def _kind_of_shape(shape: tuple[int, ...]) -> int | tuple[int, ...]:
-    return shape if shape and shape[0] < 0 else len(shape)  # the number of a loader, or a shape that is not known
+    return tuple([tuple(map(len, shapes)) for shapes in key[0]]), key[1]
 
 
 def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
-    return tuple(tuple(size for shape in shapes if not _is_mark(shape) for size in shape) for shapes in key[0])
+    return tuple([tuple(chain.from_iterable(shapes)) for shapes in key[0]])
 
 
 def _axes_of(key: StepKey) -> list[tuple[int, int]]:
+    """The tensor and the axis of each size. What tells the loader of a batch is no tensor, and counts no samples."""
     return [
-        (number, axis) for number, shape in enumerate(key[0][0]) if not _is_mark(shape) for axis in range(len(shape))
+        (number, axis if shape[0] >= 0 else axis + 1)
+        for number, shape in enumerate(key[0][0])
+        for axis in range(len(shape))
     ]
-
-
-def _is_mark(shape: tuple[int, ...]) -> bool:
-    return bool(shape) and shape[0] == -2

@@ -11,12 +11,12 @@ import torch
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
+from lightning_flops.records import UNKNOWN_SHAPE
 from lightning_flops.text.json_text import is_too_long, shown
 
 Shapes = tuple[tuple[int, ...], ...]
 
-UNKNOWN = (-1,)
-"""Stands for the shape of a tensor that has none."""
+UNKNOWN = UNKNOWN_SHAPE
 
 _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
