@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -310,6 +310,8 @@ class RunFacts:
     optimizers: tuple[OptimizerFacts, ...] | None = None
     loader_workers: int | None = None
     """Fewest worker processes of the training DataLoaders."""
+    padding_ratio: float | None = None
+    """Share of padding in the tokens of the run's batches so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -455,6 +457,38 @@ class Extremes:
     greatest: float
 
 
+class BatchTokens(NamedTuple):
+    """Tokens of a batch, or of several; None where they are not known of one."""
+
+    processed: int | None
+    """By shape, padding included."""
+    real: int | None
+    """Without padding."""
+    trained: int | None
+    """With a label that the loss counts."""
+    sequences: int | None
+    """Sequences that are not empty; packed ones are several."""
+    squares: int | None
+    """The squares of their lengths, added up: what attention between their tokens goes by."""
+
+    def plus(self, other: BatchTokens | None) -> BatchTokens:
+        """Both together."""
+        if other is None:
+            return UNKNOWN_TOKENS
+        return BatchTokens(*map(_sum, self, other))
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+NO_TOKENS = BatchTokens(0, 0, 0, 0, 0)
+"""Of no batch."""
+
+UNKNOWN_TOKENS = BatchTokens(None, None, None, None, None)
+"""Of a batch that does not tell."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTotals:
     """What the batches of a whole run took on one rank; those that were slowed down by counting are left out."""
@@ -468,3 +502,5 @@ class BatchTotals:
     """None if the size of a batch was not known."""
     samples_per_sec: Extremes | None
     """Samples of each batch / its seconds; None if they are not known."""
+    tokens: BatchTokens = UNKNOWN_TOKENS
+    """Of all batches."""

@@ -51,6 +51,23 @@ def _data_wait(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | Non
     )
 
 
+def _padding(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.padding_share
+    if share is None or share <= thresholds.padding:
+        return None
+    return Advice(
+        rule="padding",
+        evidence=f"Padding is {percent(share)} of the tokens that are processed.",
+        threshold=f"more than {percent(thresholds.padding)}",
+        action=(
+            "Put samples of similar lengths into a batch (group_by_length), pad to the longest of the batch alone, or "
+            "pack several samples into one sequence."
+        ),
+        source=_OWN,
+        stake=None,
+    )
+
+
 def _exposed_communication(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     share, stake = evidence.exposed_communication_share, _exposed_transfer(evidence)
     if share is None or stake is None or stake <= thresholds.exposed_communication:
@@ -390,4 +407,5 @@ _RULES: tuple[_Check, ...] = (
     _data_parallel,
     _backend,
     _pageable_copies,
+    _padding,
 )

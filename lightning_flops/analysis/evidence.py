@@ -80,6 +80,8 @@ class Evidence:
     exposed_copy_share: float | None = None
     """Copies of any kind beside which neither kernels nor communication run."""
     loader_workers: int | None = None
+    padding_share: float | None = None
+    """Of the tokens of the run's batches so far."""
 
 
 def gather_evidence(
@@ -137,6 +139,7 @@ def gather_evidence(
             single_tensor_optimizers=_single_tensor(facts.optimizers),
             optimizer_arguments=_arguments(facts.optimizers),
             data_parallel_devices=facts.data_parallel_devices,
+            padding_share=facts.padding_ratio,
             backend=facts.process_group_backend
             if context.device_type == "cuda" and context.world_size > 1 and facts.nccl is not False
             else None,

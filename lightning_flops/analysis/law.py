@@ -16,7 +16,7 @@ from operator import itemgetter, mul
 from typing import Any
 
 from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, common_denominator
-from lightning_flops.records import BucketFlops
+from lightning_flops.records import BatchTokens, BucketFlops
 
 Sizes = tuple[int, ...]
 """Every size of one batch's tensors, in a fixed order."""
@@ -117,7 +117,8 @@ class Law:
             (one.counted[0], one.counted[-1], one.apart, None if one.between else frozenset(one.counted))
             for one in self.ranges
         ]
-        self._constraints = believed.solution.constraints
+        self.constraints = believed.solution.constraints
+        """What the terms of all counted steps fulfil; empty where they have settled every coefficient."""
         self._whole = [
             (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
             for key, unknowns in self.coefficients.items()
@@ -143,7 +144,7 @@ class Law:
         """
         monomials = self.monomials
         features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
-        for constraint in self._constraints:
+        for constraint in self.constraints:
             if sum(map(mul, constraint, features)):
                 return None
         flops: dict[tuple[str, str], int] = {}
@@ -156,6 +157,33 @@ class Law:
             if value:
                 flops[key] = value
         return flops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerSequence:
+    """What one sequence spends, forward and backward, as a function of its length."""
+
+    batch: int | None
+    """The variable that counts samples; None if every batch is one."""
+    length: int
+    """The variable that is the length."""
+    coefficients: Mapping[str, tuple[Fraction, ...]]
+    """By dtype, of the length's powers 0, 1 and 2."""
+
+    def flops(self, tokens: BatchTokens) -> dict[str, int] | None:
+        """By dtype, what the sequences of *tokens* spend, each by its own length; None if they are not known."""
+        amounts = (tokens.sequences, tokens.real, tokens.squares)
+        found: dict[str, int] = {}
+        for dtype, its in self.coefficients.items():
+            total = Fraction(0)
+            for coefficient, amount in zip(its, amounts, strict=True):
+                if amount is None:
+                    return None
+                total += coefficient * amount
+            if total.denominator != 1 or total < 0:
+                return None
+            found[dtype] = int(total)
+        return found
 
 
 class LawFinder:
@@ -177,6 +205,7 @@ class LawFinder:
         self._fixed: Callable[[Sizes], Any] = len
         self._expected: Any = 0
         self._first_and_others: list[tuple[int, tuple[int, ...]]] = []
+        self._leading: list[int] = []
         self._families: Iterator[Monomials] = iter(())
         self._fit: tuple[Monomials, ExactFit] | None = None
 
@@ -208,6 +237,45 @@ class LawFinder:
         values = self._values(batches)
         return None if values is None or not law.in_range(values) else law.flops(values)
 
+    def per_sequence(self) -> PerSequence | None:
+        """What one sequence spends, by its length; None where that does not follow from the law.
+
+        It follows where a step's FLOPs are those of its samples added up: where they are proportional to the batch, or
+        where every batch was one sample; and where they depend on one other size alone, to the second power at most.
+        """
+        law = self.law
+        if law is None or law.constraints:
+            return None
+        batch = next((place for place, one in enumerate(self.variables) if one.is_batch), None)
+        if batch is None and any(size != 1 for size in self._leading):
+            return None
+        lengths: set[int] = set()
+        sums: dict[str, list[Fraction]] = {}
+        for (bucket, dtype), coefficients in law.coefficients.items():
+            if bucket not in ("forward", "backward"):
+                continue
+            of_dtype = sums.setdefault(dtype, [Fraction(0)] * 3)
+            for powers, value in zip(law.monomials.terms, coefficients, strict=True):
+                others = {place: power for place, power in enumerate(powers) if power and place != batch}
+                # A part that a step spends once, whatever its samples, is no sample's.
+                proportional = bool(others) if batch is None else powers[batch] == 1
+                if not value:
+                    continue
+                if not proportional or len(others) > 1 or any(power > 2 for power in others.values()):
+                    return None
+                lengths |= others.keys()
+                of_dtype[sum(others.values())] += value
+        if len(lengths) != 1:
+            return None
+        return PerSequence(batch=batch, length=lengths.pop(), coefficients={one: (*its,) for one, its in sums.items()})
+
+    def tokens_by_shape(self, batches: tuple[Sizes, ...], one: PerSequence) -> int | None:
+        """Samples times length of *batches*; None where they are none of this law's."""
+        values = self._values(batches)
+        if values is None:
+            return None
+        return sum((1 if one.batch is None else its[one.batch]) * its[one.length] for its in values)
+
     def _refuse(self) -> None:
         self.refused, self.law, self._fit = True, None, None
 
@@ -236,6 +304,7 @@ class LawFinder:
         fixed = [place for place in range(len(self._axes)) if place not in varying]
         self._fixed = itemgetter(*fixed) if fixed else len
         self._expected = self._fixed(rows[0])
+        self._leading = [rows[0][place] for place in fixed if self._axes[place][1] == 0]
         self._families = iter(families(self.variables))
         self._next_family()
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from lightning_flops.records import BatchTokens
+
 _Number = TypeVar("_Number", int, float)
 
 
@@ -50,6 +52,14 @@ def peak_seconds(*, flops: Mapping[str, float], peaks_flops_per_sec: Mapping[str
             return None
         total += seconds
     return total if math.isfinite(total) else None
+
+
+def padding_ratio(tokens: BatchTokens) -> float | None:
+    """Share of *tokens* that are padding; None if the processed or the real ones are not known, or there are none."""
+    processed, real = tokens.processed, tokens.real
+    if processed is None or real is None or not 0 < real <= processed:
+        return None
+    return (processed - real) / processed
 
 
 def over_ranks(*, amount: float | None, ranks: int) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from lightning_flops.analysis.law import LawFinder, Sizes
-from lightning_flops.records import UNKNOWN_SHAPE, BucketFlops
+from lightning_flops.records import UNKNOWN_SHAPE, BatchTokens, BucketFlops
 
 StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
 """The shapes of the tensors of each batch of a step, and the step's optimizer attempts."""
@@ -70,6 +70,32 @@ class StepLaws:
         if flops is None and (finder := self._finders.get(kind)) is not None:
             return finder.flops(_sizes_of(key))
         return flops
+
+    def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | None:
+        """By dtype, the model FLOPs that these steps would have spent on their tokens alone, without padding.
+
+        The sum over their sequences of the law for one sample of its length. None where there is no such law, or where
+        its length is not that of the tokens.
+
+        Args:
+            keys: so many steps of each key.
+            tokens: of all of them.
+        """
+        kinds = {_kind_of(key) for key in keys}
+        if len(kinds) != 1 or tokens.processed is None:
+            return None
+        kind = kinds.pop()
+        finder = self._finders.get(kind)
+        one = None if finder is None or kind in self._unreliable else finder.per_sequence()
+        if finder is None or one is None:
+            return None
+        processed = 0
+        for key, steps in keys.items():
+            by_shape = finder.tokens_by_shape(_sizes_of(key), one)
+            if by_shape is None:
+                return None
+            processed += steps * by_shape
+        return one.flops(tokens) if processed == tokens.processed else None
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step of a window was counted, from its first moment to its last."""
@@ -229,6 +255,7 @@ class RunFlops:
             steps_predicted=sums[False].steps + sums[True].steps,
             steps_unknown=nobody_knows,
             undisturbed=None if unknown[False] or self._unknown else sums[False],
+            keys=self._open[False] if not self._folded[False].steps else {},
         )
 
 
@@ -246,6 +273,8 @@ class RunTotals:
     steps_unknown: int
     undisturbed: FlopSums | None
     """Of the steps that neither counting nor tracing slowed down; None if one of them is not known."""
+    keys: Mapping[StepKey, int] = field(default_factory=dict)
+    """So many of those steps of each key; empty where the books were too long to keep."""
 
 
 NOTHING_BOOKED = RunTotals(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lightning_flops.analysis.rates import per_second, ratio
+from lightning_flops.analysis.rates import over_ranks, padding_ratio, per_second, ratio
 from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunTotals
-from lightning_flops.records import BatchTotals, Extremes
+from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
 
@@ -16,7 +16,9 @@ def build_throughput(
     dp_size: int,
     flops: RunTotals = NOTHING_BOOKED,
     model_flops_peak_sec: float | None = None,
+    useful_flops_peak_sec: float | None = None,
     lower_bound: bool = False,
+    tokens: BatchTokens = UNKNOWN_TOKENS,
 ) -> ThroughputSummary | None:
     """Averages and extremes of *totals*.
 
@@ -25,7 +27,9 @@ def build_throughput(
         dp_size: ranks that see different data, whose items count together.
         flops: what the steps of this rank spent.
         model_flops_peak_sec: seconds that those of the undisturbed ones take at the device's peaks; None if not known.
+        useful_flops_peak_sec: the same of what they would have spent without padding.
         lower_bound: an operator that may have spent FLOPs could not be counted.
+        tokens: those of all batches of this rank, counted and traced ones as well.
 
     Returns:
         None without batches.
@@ -60,7 +64,13 @@ def build_throughput(
         model_flops_per_sec=per_second(
             amount=None if flops.undisturbed is None else flops.undisturbed.model, seconds=seconds.total
         ),
+        tokens=tokens.processed,
+        real_tokens=tokens.real,
+        trained_tokens=tokens.trained,
+        padding_ratio=padding_ratio(tokens),
+        tokens_per_sec=per_second(amount=over_ranks(amount=totals.tokens.real, ranks=dp_size), seconds=seconds.total),
         mfu=per_second(amount=model_flops_peak_sec, seconds=seconds.total),
+        useful_mfu=per_second(amount=useful_flops_peak_sec, seconds=seconds.total),
     )
 
 

@@ -64,6 +64,8 @@ class AdviceThresholds:
     """Waiting for other ranks above this share, though none of them is a straggler."""
     mfu: float = 0.30
     """MFU below this."""
+    padding: float = 0.20
+    """Padding above this share of the tokens."""
     pageable_copies: float = 0.05
     """Copies from pageable host memory above this share."""
 

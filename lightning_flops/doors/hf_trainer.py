@@ -330,7 +330,8 @@ class HfTraining:
         if session.out:
             return
         batch = self._batches.next()
-        session.batch(batch.inputs, batch.shapes, updates=int(ends_step), ends_step=ends_step)
+        tokens = session.tokens_of(batch.inputs) if session.reads_tokens else None
+        session.batch(batch.inputs, batch.shapes, updates=int(ends_step), ends_step=ends_step, tokens=tokens)
         if session.window.in_scope:
             session.window.leave_scope()
             session.after_batch()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Make, Patches
     from lightning_flops.instrument.timing.loader_queue import Feed
-    from lightning_flops.records import RunContext
+    from lightning_flops.records import BatchTokens, RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
 
@@ -88,6 +88,7 @@ class LightningFit:
         self._batches_change = False
         self._batch: Any = None
         self._shapes: Shapes = ()
+        self._tokens: BatchTokens | None = None
         self._optimizer_steps = self._step_counter()
         self._last_global_step = self._optimizer_steps()
         self._names = private_names(trainer, lambda sentence: self.session.notes.add_for_run(sentence))
@@ -161,10 +162,17 @@ class LightningFit:
         taps.replace(epoch_loop, "on_run_start", make.after(session.epoch_begins))
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
         taps.replace(self._trainer, "save_checkpoint", make.outside_of_steps("checkpoint"))
+        if session.reads_tokens and self._trainer.strategy.root_device.type != "cpu":
+            taps.replace(self._trainer.strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
             self._hooks.append(register_optimizer_step_pre_hook(self._raw_step_begins))
             self._hooks.append(register_optimizer_step_post_hook(self._raw_step_ends))
+
+    def _batch_is_on_host(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """A batch is going to be moved: what its tokens are can still be read without waiting for the device."""
+        if self.session.reads_tokens and self._trainer.training:
+            self._tokens = self.session.tokens_of(batch)
 
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the parts of a training step."""
@@ -302,7 +310,10 @@ class LightningFit:
         if batch is None:
             return  # the loader yielded None: no batch, no start, nothing ran
         ends_step = updates > 0 or self._steps_without_optimizer()
-        self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step)
+        tokens, self._tokens = self._tokens, None
+        if tokens is None and self.session.reads_tokens:
+            tokens = self.session.tokens_of(batch)
+        self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, tokens=tokens)
 
     def _consider_starts(self, batch: Any) -> None:
         """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""

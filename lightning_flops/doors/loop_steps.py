@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.doors.loader_taps import LoaderTaps
     from lightning_flops.instrument.patches import Make
+    from lightning_flops.records import BatchTokens
     from lightning_flops.session.session import Session
 
 _EVALUATION = "validation"
@@ -79,7 +80,8 @@ class LoopSteps:
         self._shapes: Shapes = ()
         self._is_used = False
         """A forward or a backward has run for the running batch."""
-        self._ahead: tuple[Any, Shapes] | None = None
+        self._tokens: BatchTokens | None = None
+        self._ahead: tuple[Any, Shapes, BatchTokens | None] | None = None
         """A batch that was fetched while the running one was in use: it belongs to what comes next."""
         self.batches_a_step = 1
         """Batches of the last step that has ended."""
@@ -121,18 +123,22 @@ class LoopSteps:
     def takes(self, batch: Any) -> None:
         """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next."""
         kept, shapes = batch if self._keeps_batch else (), tensor_shapes(batch)
+        session = self._session
+        tokens = session.tokens_of(batch) if session.reads_tokens else None
         if self._is_used:
-            self._ahead = (kept, shapes if self._ahead is None else (*self._ahead[1], *shapes))
+            if self._ahead is not None:
+                shapes, tokens = (*self._ahead[1], *shapes), self._ahead[2] or tokens
+            self._ahead = (kept, shapes, tokens)
         elif self._batch is None or not self._batch_is_fetched:
-            self._batch, self._shapes, self._batch_is_fetched = kept, shapes, True
+            self._batch, self._shapes, self._tokens, self._batch_is_fetched = kept, shapes, tokens, True
         else:  # two loaders side by side
-            self._shapes = (*self._shapes, *shapes)
+            self._shapes, self._tokens = (*self._shapes, *shapes), self._tokens or tokens
 
     def _goes_on(self) -> None:
         """The batch that was fetched ahead, if any, is the running one now."""
         ahead, self._ahead = self._ahead, None
         self._is_used = self._has_gradients = self.micro_step_is_over = False
-        self._batch, self._shapes = (None, ()) if ahead is None else ahead
+        self._batch, self._shapes, self._tokens = (None, (), None) if ahead is None else ahead
         self._batch_is_fetched = ahead is not None
 
     def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -140,6 +146,7 @@ class LoopSteps:
             batch = batch_of(args, kwargs)
             self._batch = batch if self._keeps_batch else ()
             self._shapes = tensor_shapes(batch)
+            self._tokens = self._session.tokens_of(batch) if self._session.reads_tokens else None
         elif not self._batch_is_fetched:
             self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
 
@@ -252,7 +259,7 @@ class LoopSteps:
             return
         self.looks_left("batch", "it went on to the next batch without a backward")
         if "batch" in self._usual_signs and self._ahead is not None:
-            self._shapes = (*self._shapes, *self._ahead[1])
+            self._shapes, self._tokens = (*self._shapes, *self._ahead[1]), self._tokens or self._ahead[2]
             self._ahead = None
         else:
             self._goes_on()
@@ -273,7 +280,7 @@ class LoopSteps:
         if self._signs:
             self._usual_signs |= self._signs
             self._signs.clear()
-        batch, of_batch = self._batch, self._shapes
+        batch, of_batch, tokens = self._batch, self._shapes, self._tokens
         self._goes_on()
         if batch is None and not ends_step:
             return  # no forward and no update: nothing has run
@@ -286,7 +293,7 @@ class LoopSteps:
             if ends_step and window.marking and window.is_open:
                 self._look_at_fetches()
             shapes = self._unseen_shapes() if batch is None else of_batch
-            session.batch(() if batch is None else batch, shapes, updates=updates, ends_step=ends_step)
+            session.batch(() if batch is None else batch, shapes, updates=updates, ends_step=ends_step, tokens=tokens)
             if window.in_scope:
                 window.leave_scope()
                 session.after_batch()

@@ -68,8 +68,11 @@ def monitor_scalars(
     batches: int,
     samples: int | None,
     dp_size: int,
+    tokens: int | None,
+    padding_ratio: float | None,
     model_flops: int | None,
     model_flops_peak_sec: float | None,
+    useful_flops_peak_sec: float | None = None,
     prefix: str = MONITOR_PREFIX,
 ) -> dict[str, float]:
     """What went by since the last reading; what is n/a is left out.
@@ -80,7 +83,10 @@ def monitor_scalars(
         batches: batches of this rank.
         samples: samples of this rank; None if not known.
         dp_size: ranks that see different data, whose samples count together.
+        tokens: tokens of this rank, padding left out; None if not known.
+        padding_ratio: share of padding in the tokens that were processed; None if not known.
         model_flops: what all steps of this rank spent, forward and backward; None if it is not known of one of them.
+        useful_flops_peak_sec: seconds that the model FLOPs take there that the steps would have spent without padding.
         model_flops_peak_sec: seconds these FLOPs take at the device's peaks; None if one is not known.
         prefix: what the tags begin with.
     """
@@ -90,7 +96,10 @@ def monitor_scalars(
             "samples_per_sec": per_second(amount=over_ranks(amount=samples, ranks=dp_size), seconds=seconds),
             "batches_per_sec": per_second(amount=batches, seconds=seconds),
             "data_wait_ratio": ratio(part=data_wait_sec, whole=seconds),
+            "tokens_per_sec": per_second(amount=over_ranks(amount=tokens, ranks=dp_size), seconds=seconds),
+            "padding_ratio": padding_ratio,
             "mfu": per_second(amount=model_flops_peak_sec, seconds=seconds),
+            "useful_mfu": per_second(amount=useful_flops_peak_sec, seconds=seconds),
             "model_flops_per_sec": per_second(amount=model_flops, seconds=seconds),
         },
     )

@@ -62,6 +62,19 @@ class ThroughputSummary:
     """Model FLOPs over the batches' time, both of this rank, without the steps that were counted or traced."""
     mfu: float | None = None
     """The same over the device's peak, each dtype by its own."""
+    useful_mfu: float | None = None
+    """The same of the model FLOPs that these steps would have spent without padding: the sum over sequences of the
+    law for one sample of its length. For packed sequences each attends to itself alone."""
+    tokens: int | None = None
+    """Tokens that this rank processed in all steps of the run, by the shapes of the batches: padding included."""
+    real_tokens: int | None = None
+    """Those of them that are no padding, as attention masks, borders of packed sequences or PackedSequences tell."""
+    trained_tokens: int | None = None
+    """Those of them whose label the loss counts."""
+    padding_ratio: float | None = None
+    """(tokens - real_tokens) / tokens"""
+    tokens_per_sec: float | None = None
+    """Real tokens per second, all ranks that see different data together, without counted and traced steps."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

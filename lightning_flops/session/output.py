@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
 from lightning_flops.report.markdown import fenced
@@ -39,8 +40,10 @@ class RunOutput(Protocol):
         reading: MonitorReading,
         *,
         dp_size: int,
+        tokens: int | None,
         model_flops: int | None,
         model_flops_peak_sec: float | None,
+        useful_flops_peak_sec: float | None,
         step: int,
     ) -> None:
         """Give the monitor's *reading* to the loggers, with what its steps spent; None where that is not known."""
@@ -190,8 +193,10 @@ class LoggedOutput:
         reading: MonitorReading,
         *,
         dp_size: int,
+        tokens: int | None,
         model_flops: int | None,
         model_flops_peak_sec: float | None,
+        useful_flops_peak_sec: float | None,
         step: int,
     ) -> None:
         """Give the monitor's *reading* to the loggers, with what its steps spent; None where that is not known."""
@@ -201,8 +206,11 @@ class LoggedOutput:
             batches=reading.batches,
             samples=reading.samples,
             dp_size=dp_size,
+            tokens=tokens,
+            padding_ratio=padding_ratio(reading.tokens),
             model_flops=model_flops,
             model_flops_peak_sec=model_flops_peak_sec,
+            useful_flops_peak_sec=useful_flops_peak_sec,
             prefix=self._tags(MONITOR_PREFIX),
         )
         self._loggers.write_scalars(scalars, step=self._x_axis(step))
@@ -230,8 +238,10 @@ class RankOutput:
         reading: MonitorReading,
         *,
         dp_size: int,
+        tokens: int | None,
         model_flops: int | None,
         model_flops_peak_sec: float | None,
+        useful_flops_peak_sec: float | None,
         step: int,
     ) -> None:
         """Nothing: the run's loggers are rank 0's."""
@@ -252,8 +262,10 @@ class _NoOutput:
         reading: MonitorReading,
         *,
         dp_size: int,
+        tokens: int | None,
         model_flops: int | None,
         model_flops_peak_sec: float | None,
+        useful_flops_peak_sec: float | None,
         step: int,
     ) -> None:
         """Nothing: the run's loggers are rank 0's."""

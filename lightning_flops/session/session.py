@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import peak_seconds
-from lightning_flops.analysis.step_laws import FlopSums, RunFlops, StepKey, StepLaws
+from lightning_flops.analysis.rates import padding_ratio, peak_seconds
+from lightning_flops.analysis.step_laws import RunFlops, StepKey, StepLaws
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes
@@ -32,12 +32,13 @@ from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
-from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
+from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor, MonitorReading
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
+from lightning_flops.instrument.tokens import ON_DEVICE, OnDeviceError, tokens_in
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
-from lightning_flops.records import activity_of
+from lightning_flops.records import NO_TOKENS, activity_of
 from lightning_flops.report.headline import headline
 from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
@@ -57,13 +58,16 @@ if TYPE_CHECKING:
 
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.window_states import CountedStep
-    from lightning_flops.records import Loop, RunContext, RunFacts
+    from lightning_flops.records import BatchTokens, Loop, RunContext, RunFacts
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.session.door import Door, RunPlan
     from lightning_flops.session.output import RunOutput
 
 logger = package_logger(__name__)
+
+_BATCHES_WITHOUT_TOKENS = 10
+"""After so many batches that tell of no tokens, no more are asked."""
 
 _FRAMES_OF_TAPS = 16
 """At most this many of our frames are on the stack below a model's first one: wrappers may be nested."""
@@ -132,6 +136,10 @@ class Session:
         self.run_flops = RunFlops(self.laws)
         self.wants_shapes = False
         """Whether the door must tell of the batches of a step before it runs (``step_begins``)."""
+        self.reads_tokens = config.monitor and config.tokens_per_sample is None
+        """Whether the door must give the tokens of its batches."""
+        self._batches_without_tokens = 0
+        self._slowed_tokens = NO_TOKENS
         self._lower_bound = False
         self._first_counted: StepKey | None = None
         self._samples = Samples(share=SHARE / world_size if config.all_ranks else SHARE)
@@ -300,7 +308,9 @@ class Session:
 
     # ---- between batches: called for every batch of the run, so kept short; the caller catches their errors
 
-    def batch(self, batch: Any, shapes: Shapes, *, updates: int, ends_step: bool) -> None:
+    def batch(
+        self, batch: Any, shapes: Shapes, *, updates: int, ends_step: bool, tokens: BatchTokens | None = None
+    ) -> None:
         """A batch went through the loop. Every door calls this once for each batch.
 
         Args:
@@ -308,18 +318,19 @@ class Session:
             shapes: shapes of its tensors before the step, because the step may have changed it.
             updates: optimizer attempts that belong to it.
             ends_step: a global step ends with it.
+            tokens: what ``tokens_of`` has found in it.
         """
         if self.border.closed:
             return
         monitor = self.monitor
         if self._spare_batches and monitor is not None:
-            self._batch_passes(monitor, shapes, updates, ends_step)
+            self._batch_passes(monitor, shapes, updates, ends_step, tokens)
             return
         window = self.window
         samples = self._meter.samples(batch, shapes)
         sampling = window.recorder.sampling
         slowed = (window.is_open or sampling) and self._tell_recorder(
-            batch, shapes, samples=samples, ends_step=ends_step
+            batch, shapes, samples=samples, tokens=tokens, ends_step=ends_step
         )
         key = self.steps.book(shapes, updates, ends_step)
         if key is not None and monitor is not None:
@@ -327,12 +338,14 @@ class Session:
         if sampling:
             self._sampled_batch_ends(window, ends_step=ends_step)
         if monitor is not None:
+            if slowed:
+                self._slowed_tokens = self._slowed_tokens.plus(tokens)
             if sampling:
                 monitor.leave_out()
             elif slowed:
                 monitor.restart()  # counting and tracing cost time, so the time until here gives no throughput
             else:
-                self._watch(monitor, samples=samples, ends_step=ends_step, key=key)
+                self._watch(monitor, samples=samples, tokens=tokens, ends_step=ends_step, key=key)
         self._begins_step = ends_step
         if ends_step:
             if self._ranks is not None and self._ranks.pending and not window.is_open:
@@ -345,12 +358,14 @@ class Session:
         if ends_step and (timer := self.window.recorder.timer) is not None:
             timer.go_on()
 
-    def _batch_passes(self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool) -> None:
+    def _batch_passes(
+        self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
+    ) -> None:
         """All that ``batch`` does while only the monitor is active: most of the run, so as short as possible.
 
         The batch is only described when the monitor is read, or when something else may need the description.
         """
-        waiting = monitor.passed(shapes, updates, ends_step)
+        waiting = monitor.passed(shapes, updates, ends_step, tokens)
         self._begins_step = ends_step
         if ends_step and self._door.reading_is_due():
             self._write_reading(monitor)
@@ -378,16 +393,37 @@ class Session:
             self.run_flops.book(key, slowed=False)
         return self._meter.samples(None, shapes), key
 
-    def _tell_recorder(self, batch: Any, shapes: Shapes, *, samples: int | None, ends_step: bool) -> bool:
+    def _tell_recorder(
+        self, batch: Any, shapes: Shapes, *, samples: int | None, tokens: BatchTokens | None, ends_step: bool
+    ) -> bool:
         """Tell the open window of *batch*; return whether the profiler slowed the batch down."""
         recorder = self.window.recorder
         counted, traced = recorder.counting, recorder.tracing
         if not recorder.closed:
-            tokens = self._meter.tokens(batch, samples)
-            recorder.end_batch(shapes=shapes, samples=samples, tokens=tokens, ends_step=ends_step)
+            told = self._meter.tokens(batch, samples)
+            if told is None and tokens is not None:
+                told = tokens.real
+            recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
         if counted and self.micro_batch_size is None:
             self.micro_batch_size = samples
         return counted or traced
+
+    def tokens_of(self, batch: Any) -> BatchTokens | None:
+        """The tokens of *batch*, which a door gives before it is on a device; to be asked while ``reads_tokens``."""
+        try:
+            tokens = tokens_in(batch)
+        except OnDeviceError:
+            self.reads_tokens = False
+            self.notes.add_for_run(ON_DEVICE)
+            return None
+        except Exception as error:  # of the user's batch
+            self.reads_tokens = False
+            self.notes.add_for_run(f"Tokens without padding are n/a: {type(error).__name__}: {error}.")
+            return None
+        if tokens is None:
+            self._batches_without_tokens += 1
+            self.reads_tokens = self._batches_without_tokens < _BATCHES_WITHOUT_TOKENS
+        return tokens
 
     # ---- what steps spend
 
@@ -447,7 +483,15 @@ class Session:
         if any(self.laws.foretell(key) is None for key in keys):
             self.wants_shapes = True
 
-    def _watch(self, monitor: Monitor, *, samples: int | None, ends_step: bool, key: StepKey | None) -> None:
+    def _watch(
+        self,
+        monitor: Monitor,
+        *,
+        samples: int | None,
+        tokens: BatchTokens | None,
+        ends_step: bool,
+        key: StepKey | None,
+    ) -> None:
         """Tell *monitor* of a batch, or of a whole step; read it if the run logs its own metrics now."""
         if self._whole_steps:
             known = self._samples_of_step is not None and samples is not None
@@ -455,7 +499,7 @@ class Session:
             if not ends_step:
                 return
             samples, self._samples_of_step = self._samples_of_step, 0
-        monitor.batch(samples=samples, ends_step=ends_step, key=key)
+        monitor.batch(samples=samples, ends_step=ends_step, key=key, tokens=tokens)
         if ends_step and self._door.reading_is_due():
             self._write_reading(monitor)
 
@@ -475,23 +519,40 @@ class Session:
             self._output.write_reading(
                 reading,
                 dp_size=self._plan.dp_size,
+                tokens=self._tokens_in(reading),
                 model_flops=None if flops is None else flops.model,
-                model_flops_peak_sec=None if flops is None else self._peak_sec(flops),
+                model_flops_peak_sec=None if flops is None else self._peak_sec(flops.model_by_dtype),
+                useful_flops_peak_sec=None if flops is None else self._useful_peak_sec(reading.keys, reading.tokens),
                 step=self._door.x_axis(),
             )
         if flops is None and not self.wants_shapes:
             self._consider_samples(reading.keys)
 
-    def _peak_sec(self, flops: FlopSums) -> float | None:
-        """Seconds that the model FLOPs take at the peaks of this device."""
+    def _all_tokens(self, monitor: Monitor) -> BatchTokens:
+        return monitor.totals().tokens.plus(self._slowed_tokens)
+
+    def _tokens_in(self, reading: MonitorReading) -> int | None:
+        """Tokens that the throughput is of: as the user has said, or those that are no padding."""
+        per_sample = self._config.tokens_per_sample
+        if per_sample is None:
+            return reading.tokens.real
+        return None if reading.samples is None or callable(per_sample) else reading.samples * per_sample
+
+    def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | None:
+        """Seconds that the model FLOPs of these steps would take at the peak without padding."""
+        useful = self.laws.without_padding(keys, tokens)
+        return None if useful is None else self._peak_sec(useful)
+
+    def _peak_sec(self, flops: Mapping[str, int]) -> float | None:
+        """Seconds that FLOPs by dtype take at the peaks of this device."""
         if self.profile is None:
             return None
         device = self.profile.context.device_name
         return peak_seconds(
-            flops=flops.model_by_dtype,
+            flops=flops,
             peaks_flops_per_sec={
                 dtype: peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
-                for dtype in flops.model_by_dtype
+                for dtype in flops
             },
         )
 
@@ -630,7 +691,12 @@ class Session:
 
     def _run_facts(self, optimizers: Optimizers) -> RunFacts:
         workers = self._door.loader_workers()
-        return gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
+        facts = gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
+        return (
+            facts
+            if self.monitor is None
+            else replace(facts, padding_ratio=padding_ratio(self._all_tokens(self.monitor)))
+        )
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
@@ -670,13 +736,16 @@ class Session:
 
     def _report_throughput(self, monitor: Monitor) -> None:
         flops = self.run_flops.totals()
-        peak_sec = None if flops.undisturbed is None else self._peak_sec(flops.undisturbed)
+        known = flops.undisturbed
+        useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
         self.throughput = build_throughput(
             monitor.totals(),
             dp_size=self._plan.dp_size,
             flops=flops,
-            model_flops_peak_sec=peak_sec,
+            model_flops_peak_sec=None if known is None else self._peak_sec(known.model_by_dtype),
+            useful_flops_peak_sec=None if known is None else useful,
             lower_bound=self._lower_bound,
+            tokens=self._all_tokens(monitor),
         )
         if self.throughput is not None:
             with random_state_kept():

@@ -121,12 +121,16 @@ def test_monitor_divides_what_went_by_by_its_time() -> None:
         batches=20,
         samples=80,
         dp_size=3,
+        tokens=1000,
+        padding_ratio=0.25,
         model_flops=600,
         model_flops_peak_sec=0.5,
     ) == {
         "flops_monitor/samples_per_sec": 3 * 80 / 4.0,
         "flops_monitor/batches_per_sec": 20 / 4.0,
         "flops_monitor/data_wait_ratio": 1.0 / 4.0,
+        "flops_monitor/tokens_per_sec": 3 * 1000 / 4.0,
+        "flops_monitor/padding_ratio": 0.25,
         "flops_monitor/mfu": 0.5 / 4.0,
         "flops_monitor/model_flops_per_sec": 600 / 4.0,
     }
@@ -139,6 +143,8 @@ def test_monitor_leaves_out_what_it_does_not_know() -> None:
         batches=20,
         samples=None,
         dp_size=3,
+        tokens=None,
+        padding_ratio=None,
         model_flops=None,
         model_flops_peak_sec=None,
     )
@@ -156,6 +162,8 @@ def test_monitor_writes_no_number_that_is_not_finite(
         batches=batches,
         samples=samples,
         dp_size=2,
+        tokens=flops,
+        padding_ratio=0.5,
         model_flops=flops,
         model_flops_peak_sec=peak_sec,
     )

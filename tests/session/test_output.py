@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import UNKNOWN_TOKENS
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
@@ -117,10 +118,12 @@ def test_one_line_has_the_figures_and_the_places_of_a_report_and_no_place_where_
 
 def test_loggers_get_everything_at_the_x_axis_of_the_run(tmp_path: Path) -> None:
     loggers = Scalars()
-    reading: Any = SimpleNamespace(seconds=2.0, data_wait_sec=1.0, batches=4, steps=4, samples=8)
+    reading: Any = SimpleNamespace(seconds=2.0, data_wait_sec=1.0, batches=4, steps=4, samples=8, tokens=UNKNOWN_TOKENS)
     shown = output(tmp_path, loggers=loggers)
     shown.write_profile(PROFILE, step=7)
-    shown.write_reading(reading, dp_size=1, model_flops=None, model_flops_peak_sec=None, step=9)
+    shown.write_reading(
+        reading, dp_size=1, tokens=None, model_flops=None, model_flops_peak_sec=None, useful_flops_peak_sec=None, step=9
+    )
     assert loggers.steps == [700, 900]
 
 

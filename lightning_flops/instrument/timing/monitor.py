@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_flops.analysis.step_laws import StepKey
 from lightning_flops.instrument.batches import Shapes
-from lightning_flops.records import BatchTotals, Extremes
+from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class MonitorReading:
     steps: int
     samples: int | None
     """None if the size of a batch was not known."""
+    tokens: BatchTokens
+    """None in it where a batch does not tell."""
     keys: Mapping[StepKey, int]
     """How many of the steps had which batch shapes and updates."""
 
@@ -47,8 +49,8 @@ class _Event(Enum):
     """The kind of an entry in the log. The comment says what the entry contains."""
 
     FETCH = "fetch"  # when it began and ended
-    BATCH = "batch"  # when it ended, its samples, whether it ended a step, and the key of that step
-    PASSED = "passed"  # when it ended, its shapes, its optimizer attempts, and whether it ended a step
+    BATCH = "batch"  # when it ended, its samples, whether it ended a step, the key of that step, its tokens
+    PASSED = "passed"  # when it ended, its shapes, its optimizer attempts, whether it ended a step, its tokens
     EXCLUDE = "exclude"  # when, the reason
     INCLUDE = "include"  # when, the reason
 
@@ -88,6 +90,7 @@ class Monitor:
         self._steps = 0
         self._samples: int | None = 0
         self._keys: dict[StepKey, int] = {}
+        self._tokens = self._total_tokens = NO_TOKENS
         self._before = self._read_from = self._clocks(now())
 
     # ---- events
@@ -129,24 +132,27 @@ class Monitor:
         """*reason* is over; the run trains again unless there is another one."""
         self._log.append((_INCLUDE, self._now(), reason))
 
-    def batch(self, *, samples: int | None, ends_step: bool, key: StepKey | None) -> None:
+    def batch(
+        self, *, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None = None
+    ) -> None:
         """A batch went through the loop."""
-        self._log.append((_BATCH, self._now(), samples, ends_step, key))
+        self._log.append((_BATCH, self._now(), samples, ends_step, key, tokens))
         if len(self._log) > LONGEST_LOG:
             self.add_up()
 
-    def passed(self, shapes: Shapes, updates: int, ends_step: bool) -> int:
+    def passed(self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None) -> int:
         """A batch went through the loop; ``describe`` is asked about it later.
 
         Args:
             shapes: shapes of its tensors.
             updates: optimizer attempts that belong to it.
             ends_step: a step ended with it.
+            tokens: those in it; None if it does not tell.
 
         Returns:
             At least the number of batches that ``describe`` has not been asked about yet.
         """
-        self._log.append((_PASSED, self._now(), shapes, updates, ends_step))
+        self._log.append((_PASSED, self._now(), shapes, updates, ends_step, tokens))
         return len(self._log)
 
     # ---- sums
@@ -163,6 +169,7 @@ class Monitor:
             batches=self._batches,
             steps=self._steps,
             samples=self._samples,
+            tokens=self._tokens,
             keys=self._keys,
         )
         self._begin_reading(now)
@@ -177,6 +184,7 @@ class Monitor:
             reader_sec=self._wait.record(),
             samples=self._total_samples,
             samples_per_sec=None if self._total_samples is None else self._rate.record(),
+            tokens=self._total_tokens,
         )
 
     def add_up(self) -> None:
@@ -190,15 +198,17 @@ class Monitor:
                     self._wait_sec += end - at
             elif event is _PASSED:
                 assert self._describe is not None
-                shapes, updates, ends_step = rest
+                shapes, updates, ends_step, tokens = rest
                 samples, key = self._describe(shapes, updates, ends_step)
-                self._add_batch(at, samples, ends_step, key)
+                self._add_batch(at, samples, ends_step, key, tokens)
             elif event is _BATCH:
                 self._add_batch(at, *rest)
             else:
                 self._exclude_or_include(event, at, *rest)
 
-    def _add_batch(self, at: float, samples: int | None, ends_step: bool, key: StepKey | None) -> None:
+    def _add_batch(
+        self, at: float, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None
+    ) -> None:
         self._cut_exclusion(at)
         before, now = self._before, self._clocks(at)
         seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
@@ -209,6 +219,10 @@ class Monitor:
             self._rate.add(samples / seconds)
         self._total_samples = _sum(self._total_samples, samples)
         self._samples = _sum(self._samples, samples)
+        if tokens is not None or self._tokens is not UNKNOWN_TOKENS:
+            self._tokens = self._tokens.plus(tokens)
+        if tokens is not None or self._total_tokens is not UNKNOWN_TOKENS:
+            self._total_tokens = self._total_tokens.plus(tokens)
         self._batches += 1
         self._steps += ends_step
         if key is not None:
@@ -231,6 +245,7 @@ class Monitor:
         self._steps = 0
         self._samples = 0
         self._keys = {}
+        self._tokens = NO_TOKENS
 
     def _clocks(self, now: float) -> _Clocks:
         return _Clocks(now, self._excluded_sec, self._wait_sec, self._fetches)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from lightning_flops.analysis.step_laws import StepKey
 from lightning_flops.instrument.timing.monitor import Monitor, MonitorReading
+from lightning_flops.records import UNKNOWN_TOKENS
 from tests.fake_clock import FakeNow
 
 KEY: StepKey = ((((8, 4),),), 1)
@@ -22,12 +23,12 @@ def test_a_reading_is_what_went_by_since_the_last() -> None:
     for _ in range(3):
         one_batch(monitor, now, wait=0.25, work=0.75)
     assert monitor.read() == MonitorReading(
-        seconds=3.0, data_wait_sec=0.75, batches=3, steps=3, samples=24, keys={KEY: 3}
+        seconds=3.0, data_wait_sec=0.75, batches=3, steps=3, samples=24, tokens=UNKNOWN_TOKENS, keys={KEY: 3}
     )
     one_batch(monitor, now, wait=0.5, work=1.5, ends_step=False)
     one_batch(monitor, now, wait=0.5, work=1.5)
     assert monitor.read() == MonitorReading(
-        seconds=4.0, data_wait_sec=1.0, batches=2, steps=1, samples=16, keys={KEY: 1}
+        seconds=4.0, data_wait_sec=1.0, batches=2, steps=1, samples=16, tokens=UNKNOWN_TOKENS, keys={KEY: 1}
     )
 
 
@@ -124,7 +125,7 @@ def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
     assert monitor.passed(((2, 4),), 1, True) == 5
     assert asked == []
     assert monitor.read() == MonitorReading(
-        seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, keys={KEY: 1}
+        seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, tokens=UNKNOWN_TOKENS, keys={KEY: 1}
     )
     assert asked == [((8, 4),), ((2, 4),)]
     monitor.add_up()

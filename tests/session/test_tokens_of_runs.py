@@ -1,0 +1,162 @@
+"""Padding and packing in whole runs: tokens that are tokens, and what a run without padding would have spent."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_flops import FlopsProfilerCallback, profile_training
+from lightning_flops.records import BatchTokens
+from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
+
+SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
+
+
+class Masked(nn.Module):
+    """``Encoder`` as those of transformers are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Encoder()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        logits: torch.Tensor = self.encoder(input_ids)
+        return logits
+
+
+def one_sequence(length: int) -> int:
+    """Forward and backward of one: projections, feed-forward and head for each token, attention for each pair."""
+    each = 2 * WIDTH * 3 * WIDTH + 2 * WIDTH * WIDTH + 2 * 2 * WIDTH * 2 * WIDTH + 2 * WIDTH * VOCAB
+    return 3 * (length * each + length**2 * 2 * 2 * WIDTH)
+
+
+def padded(number: int) -> list[tuple[list[int], dict[str, torch.Tensor]]]:
+    """Batches of 3 or 4 sequences, each padded to the longest; and their lengths."""
+    numbers = random.Random(4)
+    found = []
+    for index in range(number):
+        longest = numbers.randint(10, 30)
+        lengths = [longest, *(numbers.randint(5, longest) for _ in range(2 + index % 2))]
+        mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        for row, length in enumerate(lengths):
+            mask[row, :length] = 1
+        found.append((lengths, {"input_ids": torch.randint(VOCAB, mask.shape), "attention_mask": mask}))
+    return found
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
+    optimizer.zero_grad()
+    model(**batch).square().mean().backward()
+    optimizer.step()
+
+
+def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions, data, model = watch_sessions(monkeypatch), padded(150), Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches([batch for _, batch in data]):
+            train(model, optimizer, batch)
+    summary, profile = profiler.throughput, profiler.profile
+    assert summary is not None and profile is not None
+    processed = sum(len(lengths) * max(lengths) for lengths, _ in data)
+    real = sum(sum(lengths) for lengths, _ in data)
+    assert (summary.tokens, summary.real_tokens, summary.trained_tokens) == (processed, real, None)
+    assert summary.padding_ratio == (processed - real) / processed
+    assert summary.tokens_per_sec is not None
+    assert profile.rates.tokens_per_sec is not None
+    assert [advice.rule for advice in profile.advice if advice.rule == "padding"] == ["padding"]
+    laws = sessions[0].laws
+    lengths, batch = data[0]
+    shape = tuple(batch["input_ids"].shape)
+    tokens = BatchTokens(shape[0] * shape[1], sum(lengths), None, len(lengths), sum(one**2 for one in lengths))
+    key = (((shape, shape),), 1)
+    assert laws.without_padding({key: 1}, tokens) == {"float32": sum(map(one_sequence, lengths))}
+
+
+def test_useful_mfu_leaves_padding_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a step that nobody knows, the useful share is that of the sequences by themselves."""
+    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1.0)
+    monkeypatch.setattr("lightning_flops.session.samples._GUESS", 0)
+    data, model = padded(300), Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches([batch for _, batch in data]):
+            train(model, optimizer, batch)
+    summary = profiler.throughput
+    assert summary is not None
+    assert summary.mfu is not None and summary.useful_mfu is not None
+    useful = sum(one_sequence(length) for lengths, _ in data for length in lengths)
+    spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths, _ in data)
+    assert summary.model_flops == spent
+    assert summary.useful_mfu / summary.mfu == pytest.approx(useful / spent, rel=0.02)  # without the counted steps
+
+
+def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of 20 to 60 tokens holds several sequences, and attention is computed over the whole of it."""
+    numbers = random.Random(2)
+    sessions, model = watch_sessions(monkeypatch), Masked()
+    data = []
+    for _ in range(60):
+        lengths = [numbers.randint(5, 15) for _ in range(4)]
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        data.append((lengths, {"input_ids": torch.randint(VOCAB, places.shape), "position_ids": places}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches([batch for _, batch in data]):
+            train(model, optimizer, {"input_ids": batch["input_ids"]})
+    summary = profiler.throughput
+    assert summary is not None
+    tokens = sum(sum(lengths) for lengths, _ in data)
+    assert (summary.tokens, summary.real_tokens, summary.padding_ratio) == (tokens, tokens, 0.0)
+    lengths, batch = data[0]
+    shape = tuple(batch["input_ids"].shape)
+    of_batch = BatchTokens(sum(lengths), sum(lengths), None, 4, sum(one**2 for one in lengths))
+    useful = sessions[0].laws.without_padding({(((shape, shape),), 1): 1}, of_batch)
+    assert useful == {"float32": sum(map(one_sequence, lengths))}
+
+
+def test_padding_under_lightning(tmp_path: Path) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+    from torch.utils.data import DataLoader
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Masked()
+
+        def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(**batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    data = padded(60)
+    callback = FlopsProfilerCallback(**SETTINGS)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, callbacks=[callback],
+    )  # fmt: skip
+    trainer.fit(Module(), DataLoader([batch for _, batch in data], batch_size=None))  # type: ignore[arg-type]
+    assert callback.throughput is not None
+    assert callback.throughput.tokens == sum(len(lengths) * max(lengths) for lengths, _ in data)
+    assert callback.throughput.real_tokens == sum(sum(lengths) for lengths, _ in data)
+
+
+def test_images_are_asked_for_tokens_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = watch_sessions(monkeypatch)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for images in profiler.batches([torch.randn(4, 3) for _ in range(30)]):
+            optimizer.zero_grad()
+            model(images).square().mean().backward()
+            optimizer.step()
+        assert not sessions[0].reads_tokens
+    assert profiler.throughput is not None
+    assert (profiler.throughput.tokens, profiler.throughput.padding_ratio) == (None, None)
