@@ -7,9 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lightning_flops.analysis.law import Law, LawFinder, Variable
+from lightning_flops.analysis.rates import per_second
+from lightning_flops.analysis.step_laws import FlopSums, RunLaw, StepSeconds
 from lightning_flops.records import BucketFlops
 from lightning_flops.schema import shown
-from lightning_flops.schema.law import SCHEMA_VERSION, LawReport, LawSum, LawTerm, LawVariable, SizedFlops
+from lightning_flops.schema.law import (
+    SCHEMA_VERSION,
+    LawReport,
+    LawSum,
+    LawTerm,
+    LawVariable,
+    LengthRow,
+    SizedFlops,
+    StepLaw,
+)
 
 _MOST_COUNTS = 40
 """Batches that are counted in search of a law."""
@@ -240,3 +251,67 @@ def letters(variables: Sequence[Variable]) -> list[str]:
     """What stands for *variables* whose names nobody knows: B for samples, then S, T, U ..."""
     free = iter("STUVWXYZ")
     return ["B" if one.is_batch else next(free, "?") for one in variables]
+
+
+_GROUPS = 6
+
+
+def step_law(run: RunLaw, *, peak_sec: Callable[[Mapping[str, int]], float | None]) -> StepLaw:
+    """The law of a run's steps for its report.
+
+    Args:
+        run: the law.
+        peak_sec: seconds that FLOPs by dtype take at the device's peaks.
+    """
+    names = letters(run.finder.variables)
+    return StepLaw(
+        variables=tuple(
+            LawVariable(name=name, least=one.counted[0], greatest=one.counted[-1], apart=one.apart, between=one.between)
+            for name, one in zip(names, run.law.ranges, strict=True)
+        ),
+        sums=tuple(law_sums(run.law, names)),
+        counted=run.law.counted,
+        checks=run.law.checks,
+        lengths=tuple(_length_rows(run, peak_sec=peak_sec)),
+    )
+
+
+def _length_rows(run: RunLaw, *, peak_sec: Callable[[Mapping[str, int]], float | None]) -> Iterator[LengthRow]:
+    """The steps by length, in groups of about as many steps each; all steps of one length are in one group."""
+    by_length: dict[int, list[tuple[StepSeconds, FlopSums]]] = {}
+    for length, seconds, flops in run.steps:
+        by_length.setdefault(length, []).append((seconds, flops))
+    whole = sum(its.steps for _, its, _ in run.steps)
+    group: list[tuple[StepSeconds, FlopSums]] = []
+    lengths: list[int] = []
+    done = 0
+    for length in sorted(by_length):
+        lengths.append(length)
+        group += by_length[length]
+        held = sum(its.steps for its, _ in group)
+        if (done + held) * _GROUPS >= whole * (done * _GROUPS // max(1, whole) + 1):
+            yield _row(lengths, group, peak_sec=peak_sec)
+            done, group, lengths = done + held, [], []
+    if group:
+        yield _row(lengths, group, peak_sec=peak_sec)
+
+
+def _row(
+    lengths: Sequence[int],
+    group: Sequence[tuple[StepSeconds, FlopSums]],
+    *,
+    peak_sec: Callable[[Mapping[str, int]], float | None],
+) -> LengthRow:
+    steps, seconds = sum(its.steps for its, _ in group), sum(its.seconds for its, _ in group)
+    by_dtype: dict[str, int] = {}
+    for _, flops in group:
+        for dtype, amount in flops.model_by_dtype.items():
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + amount
+    return LengthRow(
+        shortest=lengths[0],
+        longest=lengths[-1],
+        steps=steps,
+        model_flops=sum(by_dtype.values()) / steps,
+        step_sec=seconds / steps,
+        mfu=per_second(amount=peak_sec(by_dtype), seconds=seconds),
+    )

@@ -237,6 +237,10 @@ class LawFinder:
         values = self._values(batches)
         return None if values is None or not law.in_range(values) else law.flops(values)
 
+    def values_of(self, batches: tuple[Sizes, ...]) -> list[list[int]] | None:
+        """The variables' values in each batch; None if the batches are none of this law's."""
+        return self._values(batches)
+
     def per_sequence(self) -> PerSequence | None:
         """What one sequence spends, by its length; None where that does not follow from the law.
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
-from lightning_flops.analysis.law import LawFinder, Sizes
+from lightning_flops.analysis.law import Law, LawFinder, Sizes
 from lightning_flops.records import UNKNOWN_SHAPE, BatchTokens, BucketFlops
+
+
+class StepSeconds(NamedTuple):
+    """How many steps there were, and how long they took together."""
+
+    steps: int
+    seconds: float
+
 
 StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
 """The shapes of the tensors of each batch of a step, and the step's optimizer attempts."""
@@ -70,6 +79,29 @@ class StepLaws:
         if flops is None and (finder := self._finders.get(kind)) is not None:
             return finder.flops(_sizes_of(key))
         return flops
+
+    def report(self, seconds: Mapping[StepKey, StepSeconds]) -> RunLaw | None:
+        """The law of the steps that most time was spent on, and its steps by length; None if there is none."""
+        times: dict[_Kind, float] = {}
+        for key, its in seconds.items():
+            kind = _kind_of(key)
+            times[kind] = times.get(kind, 0.0) + its.seconds
+        if not times:
+            return None
+        kind = max(times, key=lambda one: times[one])
+        finder = self._finders.get(kind)
+        if finder is None or finder.law is None or kind in self._unreliable:
+            return None
+        length = next((place for place, one in enumerate(finder.variables) if not one.is_batch), None)
+        steps = []
+        for key, its in seconds.items():
+            flops = self.foretell(key) if _kind_of(key) == kind else None
+            values = None if flops is None else finder.values_of(_sizes_of(key))
+            if flops is not None and values and length is not None:
+                sums = FlopSums()
+                sums.add(flops, steps=its.steps)
+                steps.append((max(one[length] for one in values), its, sums))
+        return RunLaw(finder=finder, law=finder.law, steps=steps)
 
     def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | None:
         """By dtype, the model FLOPs that these steps would have spent on their tokens alone, without padding.
@@ -167,6 +199,16 @@ class FlopSums:
             if bucket in ("forward", "backward"):
                 self.model += amount
                 self.model_by_dtype[dtype] = self.model_by_dtype.get(dtype, 0) + amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLaw:
+    """The law of a run's steps."""
+
+    finder: LawFinder
+    law: Law
+    steps: Sequence[tuple[int, StepSeconds, FlopSums]]
+    """Steps of each length with their times and FLOPs; of several batches the longest counts."""
 
 
 _MOST_KEYS = 20_000

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
+from lightning_flops.analysis.flops_law import step_law
 from lightning_flops.analysis.rates import over_ranks, padding_ratio, per_second, ratio
-from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunTotals
+from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunLaw, RunTotals
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
@@ -19,6 +21,8 @@ def build_throughput(
     useful_flops_peak_sec: float | None = None,
     lower_bound: bool = False,
     tokens: BatchTokens = UNKNOWN_TOKENS,
+    law: RunLaw | None = None,
+    peak_sec: Callable[[Mapping[str, int]], float | None] = lambda flops: None,
 ) -> ThroughputSummary | None:
     """Averages and extremes of *totals*.
 
@@ -30,6 +34,8 @@ def build_throughput(
         useful_flops_peak_sec: the same of what they would have spent without padding.
         lower_bound: an operator that may have spent FLOPs could not be counted.
         tokens: those of all batches of this rank, counted and traced ones as well.
+        law: what a step spends as a function of its sizes; None without one.
+        peak_sec: seconds that FLOPs by dtype take at the device's peaks; None if one is not known.
 
     Returns:
         None without batches.
@@ -64,6 +70,7 @@ def build_throughput(
         model_flops_per_sec=per_second(
             amount=None if flops.undisturbed is None else flops.undisturbed.model, seconds=seconds.total
         ),
+        law=None if law is None or not law.finder.variables else step_law(law, peak_sec=peak_sec),
         tokens=tokens.processed,
         real_tokens=tokens.real,
         trained_tokens=tokens.trained,

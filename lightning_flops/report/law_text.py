@@ -24,7 +24,7 @@ def render_law(report: LawReport) -> str:
         lines += paragraph(
             f"{_sentence(meanings)}A multiply-add is two FLOPs. Counted on fake tensors for {plain(report.counted)} "
             f"{plural('batch', report.counted)} of different sizes, {plain(report.checks)} of which the others "
-            f"foretold to the last FLOP; used for {' and '.join(map(_range, report.variables))}. "
+            f"foretold to the last FLOP; used for {' and '.join(map(range_text, report.variables))}. "
             "What lies outside is counted for its own size."
         )
     else:
@@ -100,7 +100,8 @@ def _sentence(parts: Sequence[str]) -> str:
     return f"{', '.join(parts)}. " if parts else ""
 
 
-def _range(variable: LawVariable) -> str:
+def range_text(variable: LawVariable) -> str:
+    """The sizes that a law is used for, in words."""
     sizes = f"{variable.name} from {plain(variable.least)} to {plain(variable.greatest)}"
     if not variable.between:
         return f"{sizes}, only those counted"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from lightning_flops.report.law_text import law_lines, range_text
 from lightning_flops.report.layout import paragraph, rule, table, title
+from lightning_flops.schema.law import StepLaw
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.text.printable import page
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
 
 
 def render_throughput(summary: ThroughputSummary) -> str:
@@ -34,6 +36,74 @@ def render_throughput(summary: ThroughputSummary) -> str:
             "traced, validation, checkpoints and what lies "
             "between epochs."
         ),
+        *_flops_lines(summary),
+        *_token_lines(summary),
+        *_law_lines(summary.law),
         rule(),
     ]
     return page(lines)
+
+
+def _flops_lines(summary: ThroughputSummary) -> list[str]:
+    """What the run's steps spent, and how that is known."""
+    steps = summary.steps_counted + summary.steps_predicted + summary.steps_unknown
+    if not summary.steps_counted + summary.steps_predicted:
+        return []
+    bound = " (lower bound)" if summary.lower_bound else ""
+    lines = [
+        f"Model FLOPs: {plain(summary.model_flops)}{bound}, hardware FLOPs: {plain(summary.hardware_flops)}{bound}, "
+        f"MFU: {percent(summary.mfu)}{bound}"
+    ]
+    shares = [
+        f"{percent(number / steps)} {words}"
+        for number, words in (
+            (summary.steps_counted, "counted"),
+            (summary.steps_predicted, "follow exactly from those that were counted"),
+            (summary.steps_unknown, f"{NOT_AVAILABLE}: their shapes were not counted, and no law covers them"),
+        )
+        if number
+    ]
+    return [*lines, *paragraph(f"FLOPs are of all {plain(steps)} {plural('step', steps)}: {', '.join(shares)}.")]
+
+
+def _token_lines(summary: ThroughputSummary) -> list[str]:
+    if summary.tokens is None:
+        return []
+    words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
+    if summary.trained_tokens is not None:
+        words += f", {plain(summary.trained_tokens)} trained on"
+    return [
+        words,
+        f"Padding: {percent(summary.padding_ratio)}; useful MFU, of the FLOPs without it: {percent(summary.useful_mfu)}; "
+        f"tokens/s without padding: {plain(summary.tokens_per_sec)}",
+    ]
+
+
+def _law_lines(law: StepLaw | None) -> list[str]:
+    """The law in words, and the steps by length."""
+    if law is None:
+        return []
+    names = [one.name for one in law.variables]
+    lines = [
+        "FLOPs of a batch by its sizes:",
+        *(f"  {each}" for each in law_lines(law.sums, names)),
+        *paragraph(
+            f"Used for {' and '.join(map(range_text, law.variables))}. It rests on {plain(law.counted)} counted "
+            f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
+        ),
+    ]
+    if not law.lengths:
+        return lines
+    whole = sum(row.steps for row in law.lengths)
+    rows = [
+        [
+            f"{row.shortest}-{row.longest}" if row.longest != row.shortest else str(row.shortest),
+            percent(row.steps / whole),
+            si(row.model_flops),
+            duration(row.step_sec),
+            percent(row.mfu),
+        ]
+        for row in law.lengths
+    ]
+    name = next(one for one in names if one != "B")
+    return [*lines, *table([f"length ({name})", "of the steps", "model FLOPs", "step", "MFU"], rows)]

@@ -60,10 +60,13 @@ class SizedFlops:
     sizes: Mapping[str, int]
     """By variable."""
     forward: int
+    """Of the forward pass."""
     backward: int
+    """Of what autograd runs."""
     recompute: int
     """Spent a second time: activation checkpointing, and what fused attention's backward repeats."""
     optimizer: int
+    """Always 0: no optimizer runs."""
     causal_skipped: int
     """Of the others, what fused causal attention does not execute."""
     source: Literal["law", "counted"]
@@ -78,6 +81,40 @@ class SizedFlops:
     def hardware_flops(self) -> int:
         """What the kernels execute: the numerator of HFU."""
         return self.forward + self.backward + self.recompute + self.optimizer - self.causal_skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthRow:
+    """Steps of lengths that lie together."""
+
+    shortest: int
+    """The least length in this row."""
+    longest: int
+    """The greatest."""
+    steps: int
+    """How many there are."""
+    model_flops: float
+    """Mean of a step, forward and backward."""
+    step_sec: float
+    """Mean of a step."""
+    mfu: float | None
+    """Model FLOPs / peak / seconds of these steps; None if a peak is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLaw:
+    """The law of the FLOPs of a run's steps."""
+
+    variables: tuple[LawVariable, ...]
+    """B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch."""
+    sums: tuple[LawSum, ...]
+    """FLOPs of a step of one batch; those of several batches add up."""
+    counted: int
+    """Steps that it rests on."""
+    checks: int
+    """How many of them the others foretold, to the last FLOP."""
+    lengths: tuple[LengthRow, ...]
+    """The steps by length, in groups of about as many steps each; without those that were counted or traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.schema import dataclass_json, shown
+from lightning_flops.schema.law import StepLaw
 
 SCHEMA_VERSION = 2
 """Version of the JSON that ``ThroughputSummary.to_json`` writes; it goes up whenever a field changes."""
@@ -75,6 +76,8 @@ class ThroughputSummary:
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None
     """Real tokens per second, all ranks that see different data together, without counted and traced steps."""
+    law: StepLaw | None = None
+    """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

@@ -626,11 +626,12 @@ class Session:
             ended = f"{self._activity.lower()} ended while the first {self.context().step_word} was being counted"
             self.warn(f"nothing was profiled: {ended}")
             return
+        padding = None if self.monitor is None else padding_ratio(self._all_tokens(self.monitor))
         profile = profile_of_window(
             record,
             config=self._config,
             optimizers=self._door.optimizers,
-            facts=self._run_facts,
+            facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),
             memory=lambda optimizers: window.memory.record(optimizers=optimizers),
             report_step=self._door.x_axis(),
             warns=self._writes,
@@ -691,12 +692,7 @@ class Session:
 
     def _run_facts(self, optimizers: Optimizers) -> RunFacts:
         workers = self._door.loader_workers()
-        facts = gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
-        return (
-            facts
-            if self.monitor is None
-            else replace(facts, padding_ratio=padding_ratio(self._all_tokens(self.monitor)))
-        )
+        return gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
@@ -746,6 +742,8 @@ class Session:
             useful_flops_peak_sec=None if known is None else useful,
             lower_bound=self._lower_bound,
             tokens=self._all_tokens(monitor),
+            law=self.laws.report(monitor.seconds_by_key()),
+            peak_sec=self._peak_sec,
         )
         if self.throughput is not None:
             with random_state_kept():

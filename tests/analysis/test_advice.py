@@ -91,6 +91,7 @@ BORDERS = {
     "waiting": (Evidence(waiting_share=0.1), Evidence(waiting_share=0.1 + A_LITTLE)),
     "data_parallel": (Evidence(data_parallel_devices=1), Evidence(data_parallel_devices=2)),
     "backend": (Evidence(backend="nccl"), Evidence(backend="gloo")),
+    "padding": (Evidence(padding_share=0.20), Evidence(padding_share=0.20 + A_LITTLE)),
     "pageable_copies": (Evidence(pageable_copy_share=0.05), Evidence(pageable_copy_share=0.05 + A_LITTLE)),
     "mfu": (Evidence(mfu=0.3), Evidence(mfu=0.3 - A_LITTLE)),
 }
@@ -147,6 +148,7 @@ def test_healthy_run_is_told_nothing() -> None:
         data_parallel_devices=0,
         backend="nccl",
         pageable_copy_share=0.0,
+        padding_share=0.1,
     )
     assert advise(healthy, DEFAULTS) == ()
     # Nothing is left out of what is healthy here, so that a new rule must say what healthy means to it.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.law import LawSum, LawTerm, LawVariable, LengthRow, StepLaw
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from tests.golden_files import golden
 
@@ -29,3 +30,67 @@ def test_what_was_not_seen_is_not_available() -> None:
         ips_unit="batches/s",
     )
     golden("text/throughput_unknown.txt", render_throughput(summary))
+
+
+def test_a_run_of_many_lengths_shows_its_law_its_lengths_and_its_padding() -> None:
+    """Of 1,000 steps 30 were counted, and 20 are not known; tokens are those of all of them."""
+    length = LawVariable(name="S", least=16, greatest=480, apart=1, between=True)
+    samples = LawVariable(name="B", least=5, greatest=8, apart=3, between=False)
+
+    def rows(each: int, pairs: int) -> tuple[LawTerm, ...]:
+        return (
+            LawTerm(numerator=each, denominator=1, powers={"B": 1, "S": 1}),
+            LawTerm(numerator=pairs, denominator=1, powers={"B": 1, "S": 2}),
+        )
+
+    summary = ThroughputSummary(
+        schema_version=2,
+        batches=970,
+        reader_ratio=0.1,
+        reader_cost_sec=Spread(average=0.01, maximum=0.02, minimum=0.005),
+        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
+        ips=Spread(average=80.0, maximum=160.0, minimum=20.0),
+        ips_unit="samples/s",
+        steps_counted=30,
+        steps_predicted=950,
+        steps_unknown=20,
+        tokens=2_000_000,
+        real_tokens=1_300_000,
+        trained_tokens=900_000,
+        padding_ratio=0.35,
+        tokens_per_sec=12_345.0,
+        useful_mfu=0.2,
+        law=StepLaw(
+            variables=(samples, length),
+            sums=(
+                LawSum(bucket="forward", dtype="bfloat16", terms=rows(170_000_000, 36_864)),
+                LawSum(bucket="backward", dtype="bfloat16", terms=rows(340_000_000, 73_728)),
+            ),
+            counted=28,
+            checks=24,
+            lengths=(
+                LengthRow(shortest=16, longest=127, steps=600, model_flops=2.5e11, step_sec=0.05, mfu=0.25),
+                LengthRow(shortest=128, longest=480, steps=350, model_flops=1.25e12, step_sec=0.2, mfu=None),
+            ),
+        ),
+    )
+    golden("text/throughput_lengths.txt", render_throughput(summary))
+
+
+def test_a_run_whose_steps_are_all_known_says_what_they_spent() -> None:
+    summary = ThroughputSummary(
+        schema_version=2,
+        batches=99,
+        reader_ratio=None,
+        reader_cost_sec=None,
+        batch_cost_sec=Spread(average=0.1, maximum=0.4, minimum=0.05),
+        ips=None,
+        ips_unit="batches/s",
+        model_flops=123_456_789_000,
+        hardware_flops=150_000_000_000,
+        mfu=0.4125,
+        lower_bound=True,
+        steps_counted=1,
+        steps_predicted=99,
+    )
+    golden("text/throughput_known.txt", render_throughput(summary))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.analysis.step_laws import StepKey, StepSeconds
 from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 
@@ -57,6 +57,11 @@ class _Event(Enum):
 
 _FETCH, _BATCH, _PASSED, _EXCLUDE, _INCLUDE = _Event
 
+_MOST_KEYS = 10_000
+"""Most different steps whose times are kept apart."""
+
+_NO_STEPS = StepSeconds(0, 0.0)
+
 LONGEST_LOG = 1000
 """Most entries that the log holds before it is added up: a few hundred kilobytes."""
 
@@ -91,6 +96,9 @@ class Monitor:
         self._samples: int | None = 0
         self._keys: dict[StepKey, int] = {}
         self._tokens = self._total_tokens = NO_TOKENS
+        self._step_sec = 0.0
+        self._in_step = False
+        self._by_key: dict[StepKey, StepSeconds] = {}
         self._before = self._read_from = self._clocks(now())
 
     # ---- events
@@ -175,6 +183,11 @@ class Monitor:
         self._begin_reading(now)
         return reading
 
+    def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
+        """How long the steps of each key took, of those that ``restart`` and ``leave_out`` did not drop."""
+        self.add_up()
+        return dict(self._by_key)
+
     def totals(self) -> BatchTotals:
         """All batches of the run, except those that ``restart`` dropped."""
         self.add_up()
@@ -213,6 +226,8 @@ class Monitor:
         before, now = self._before, self._clocks(at)
         seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
         self._cost.add(seconds)
+        self._step_sec = self._step_sec + seconds if self._in_step else seconds
+        self._in_step = not ends_step
         if now.fetches != before.fetches:
             self._wait.add(now.wait_sec - before.wait_sec)
         if samples is not None and seconds > 0:
@@ -227,6 +242,9 @@ class Monitor:
         self._steps += ends_step
         if key is not None:
             self._keys[key] = self._keys.get(key, 0) + 1
+            if key in self._by_key or len(self._by_key) < _MOST_KEYS:
+                steps, sum_sec = self._by_key.get(key, _NO_STEPS)
+                self._by_key[key] = StepSeconds(steps + 1, sum_sec + self._step_sec)
         self._before = now
 
     def _exclude_or_include(self, event: _Event, at: float, reason: str) -> None:
