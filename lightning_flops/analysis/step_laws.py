@@ -30,6 +30,10 @@ DEPENDS = (
     "Steps with the same batch shapes spent different FLOPs, so shapes do not tell what a step spends: the run's FLOPs "
     "and MFU are known for counted steps only."
 )
+OTHERS_TRAIN = (
+    "Other parameters are trained than when steps were counted, so the same shapes spend other FLOPs now: from here on "
+    "the run's FLOPs and MFU are known for counted steps only."
+)
 GIVEN_UP = (
     "The law of the FLOPs was given up: a step was counted that spends something else than the steps before it "
     "foretold. Steps that were not counted have no FLOPs and no MFU any more."
@@ -51,6 +55,7 @@ class StepLaws:
         self._samples: list[tuple[StepKey, BucketFlops]] = []
         self._samples_are_whole: bool | None = None
         self._ready: dict[StepKey, BucketFlops | None] = {}
+        self._given_up = False
 
     @property
     def believes_samples(self) -> bool | None:
@@ -73,7 +78,7 @@ class StepLaws:
 
     def _foretell(self, key: StepKey) -> BucketFlops | None:
         kind = _kind_of(key)
-        if kind in self._unreliable:
+        if self._given_up or kind in self._unreliable:
             return None
         flops = self._exact.get(key)
         if flops is None and (finder := self._finders.get(kind)) is not None:
@@ -90,7 +95,7 @@ class StepLaws:
             return None
         kind = max(times, key=lambda one: times[one])
         finder = self._finders.get(kind)
-        if finder is None or finder.law is None or kind in self._unreliable:
+        if finder is None or finder.law is None or self._given_up or kind in self._unreliable:
             return None
         length = next((place for place, one in enumerate(finder.variables) if not one.is_batch), None)
         steps = []
@@ -118,7 +123,7 @@ class StepLaws:
             return None
         kind = kinds.pop()
         finder = self._finders.get(kind)
-        one = None if finder is None or kind in self._unreliable else finder.per_sequence()
+        one = None if finder is None or self._given_up or kind in self._unreliable else finder.per_sequence()
         if finder is None or one is None:
             return None
         processed = 0
@@ -169,6 +174,12 @@ class StepLaws:
     def doubt(self, key: StepKey) -> None:
         """Steps like this one are known to spend different FLOPs with the same shapes."""
         self._doubt(_kind_of(key))
+
+    def give_up(self, sentence: str) -> None:
+        """Nothing is foretold any more, because of what *sentence* says."""
+        self._ready.clear()
+        self._given_up = True
+        self._note(sentence)
 
     def _doubt(self, kind: _Kind) -> None:
         self._ready.clear()

@@ -74,7 +74,8 @@ def _token_lines(summary: ThroughputSummary) -> list[str]:
         words += f", {plain(summary.trained_tokens)} trained on"
     return [
         words,
-        f"Padding: {percent(summary.padding_ratio)}; useful MFU, of the FLOPs without it: {percent(summary.useful_mfu)}; "
+        f"Padding: {percent(summary.padding_ratio)}; "
+        f"useful MFU, of the FLOPs without it: {percent(summary.useful_mfu)}; "
         f"tokens/s without padding: {plain(summary.tokens_per_sec)}",
     ]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
-from lightning_flops.analysis.step_laws import RunFlops, StepKey, StepLaws
+from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes
@@ -141,6 +141,8 @@ class Session:
         self._batches_without_tokens = 0
         self._slowed_tokens = NO_TOKENS
         self._lower_bound = False
+        self._trained: int | None = None
+        """How many parameters needed a gradient when the first step was counted."""
         self._first_counted: StepKey | None = None
         self._samples = Samples(share=SHARE / world_size if config.all_ranks else SHARE)
         self._begins_step = True
@@ -466,6 +468,8 @@ class Session:
         if key is None:
             return
         self._lower_bound = self._lower_bound or step.lower_bound
+        if self._trained is None and not step.sampled:
+            self._trained = self._trained_parameters()
         (self.laws.sampled if step.sampled else self.laws.counted)(key, step.flops)
         if not step.sampled and self._first_counted is None:
             self._first_counted = key
@@ -514,6 +518,7 @@ class Session:
 
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
+        self._look_at_parameters()
         flops = self.run_flops.sums(reading.keys) if reading.steps else None
         if reading.steps and self._writes:
             self._output.write_reading(
@@ -527,6 +532,15 @@ class Session:
             )
         if flops is None and not self.wants_shapes:
             self._consider_samples(reading.keys)
+
+    def _look_at_parameters(self) -> None:
+        """Give up what was foretold if other parameters are trained than when the first step was counted."""
+        if self._trained is not None and self._trained != self._trained_parameters():
+            self._trained = None
+            self.laws.give_up(OTHERS_TRAIN)
+
+    def _trained_parameters(self) -> int:
+        return sum(parameter.requires_grad for parameter in self._root.parameters())
 
     def _all_tokens(self, monitor: Monitor) -> BatchTokens:
         return monitor.totals().tokens.plus(self._slowed_tokens)
@@ -731,6 +745,7 @@ class Session:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
     def _report_throughput(self, monitor: Monitor) -> None:
+        self._look_at_parameters()
         flops = self.run_flops.totals()
         known = flops.undisturbed
         useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)

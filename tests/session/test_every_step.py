@@ -130,6 +130,23 @@ def test_work_that_is_not_in_the_shapes_ends_all_foretelling(generous: None) -> 
     assert summary.steps_unknown > 50
 
 
+def test_unfreezing_ends_all_foretelling(generous: None) -> None:
+    """The same shapes cost more from step 60 on, when the embedding and the first products need gradients, too."""
+    model = Encoder()
+    model.embed.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, log_every_n_steps=10, **SETTINGS) as profiler:
+        for index, ids in enumerate(profiler.batches(sentences(120))):
+            if index == 60:
+                model.embed.requires_grad_(True)
+            optimizer.zero_grad()
+            model(ids).square().mean().backward()
+            optimizer.step()
+    assert profiler.throughput is not None
+    assert profiler.throughput.model_flops is None
+    assert profiler.throughput.steps_predicted == 0
+
+
 def test_work_before_the_models_forward_is_in_no_sample(monkeypatch: pytest.MonkeyPatch, generous: None) -> None:
     """A teacher runs before the model: a step that is counted from the model's forward on lacks it, and is not used."""
     sessions, data, model, teacher = watch_sessions(monkeypatch), sentences(200), Encoder(), Encoder()
