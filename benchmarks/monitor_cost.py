@@ -41,6 +41,7 @@ WARM_UP_STEPS = 200
 BLOCK_STEPS = 5
 OVER_BARE = Target(limit=20, unit="µs")
 OVER_EMPTY = Target(limit=8, unit="µs")
+NEW_LENGTHS = "monitor=True, the window closed, ever new lengths"
 BARE, BARE_AGAIN, EMPTY, MONITOR = "bare Trainer", "bare Trainer again", "empty callback", "monitor"
 
 
@@ -53,10 +54,10 @@ class SmallNet(LightningModule):
         self.layer = nn.Linear(64, 64)
         self.on_step = on_step
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         """A forward and a loss."""
         self.on_step()
-        return self.layer(batch).square().mean()  # type: ignore[no-any-return]
+        return self.layer(batch[0]).square().mean()  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD, whose step is short."""
@@ -121,11 +122,17 @@ class Switch:
             setattr(fetcher, name, tapped if arm == MONITOR else plain)
 
 
-def measure(profiler: FlopsProfilerCallback, *, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """CPU microseconds of a step under each arm, one figure for each round."""
+def measure(profiler: FlopsProfilerCallback, *, rounds: int, folder: Path, new_lengths: bool) -> dict[str, list[float]]:
+    """CPU microseconds of a step under each arm, one figure for each round.
+
+    With *new_lengths* a second tensor of each batch, which costs nothing, has another length in nearly every step.
+    """
     switch = Switch(profiler, rounds=rounds)
     steps = WARM_UP_STEPS + (rounds * len(switch.samples) + 2) * BLOCK_STEPS
-    batches = [torch.randn(16, 64) for _ in range(64)] * (steps // 64 + 1)
+    numbers, rows = random.Random(1), [torch.randn(16, 64) for _ in range(64)]
+    batches = [
+        [rows[index % 64], torch.empty(numbers.randrange(1, 50_000) if new_lengths else 1)] for index in range(steps)
+    ]
     switch.trainer = Trainer(
         accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, barebones=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, callbacks=[profiler],
@@ -176,10 +183,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings: dict[str, dict[str, Any]] = {
         "monitor=True, the window closed": {"profile_step": 0, "timing_steps": 1, "trace": False},
         "timer_only=True": {"timer_only": True},
+        NEW_LENGTHS: {"profile_step": 0, "timing_steps": 10, "trace": False},
     }
     with tempfile.TemporaryDirectory() as folder:
         samples = {
-            name: measure(FlopsProfilerCallback(**given), rounds=options.rounds, folder=Path(folder))
+            name: measure(
+                FlopsProfilerCallback(**given),
+                rounds=options.rounds,
+                folder=Path(folder),
+                new_lengths=name == NEW_LENGTHS,
+            )
             for name, given in settings.items()
         }
     write_section(options.output, "monitor_cost", report(samples, rounds=options.rounds))
