@@ -191,3 +191,28 @@ def test_a_fit_gives_fractions_exactly() -> None:
     assert believed is not None
     assert [str(value) for value in believed.solution.unknowns[FORWARD]] == ["0", "-1/2", "1/2"]
     assert believed.solution.constraints == ()
+
+
+def test_equations_that_no_check_connects_are_not_believed_together() -> None:
+    """The second unknown is settled by one equation alone."""
+    fit = ExactFit(2)
+    for features, value in (([1, 0], 5), ([0, 1], 7), ([2, 0], 10), ([3, 0], 15)):
+        fit.add(features, {FORWARD: value})
+    believed = fit.believed()
+    assert believed is not None
+    assert believed.equations == (0, 2, 3)
+    assert believed.solution.constraints == ((0, 1),)
+
+
+def test_a_product_of_two_lengths_that_was_never_seen_apart_is_not_foretold() -> None:
+    """Source and target varied one at a time: what both together do, as in cross attention, nobody has seen."""
+
+    def flops(source: int, target: int) -> int:
+        return 10 * source + 20 * target + 3 * source * target
+
+    finder = LawFinder([(0, 0), (0, 1), (1, 1)])
+    for other in (3, 4, 6, 7, 9, 10):
+        finder.add(((2, other, 5),), {FORWARD: flops(other, 5)})
+        finder.add(((2, 5, other),), {FORWARD: flops(5, other)})
+    assert finder.flops(((2, 8, 5),)) == {FORWARD: flops(8, 5)}
+    assert finder.flops(((2, 8, 8),)) is None
