@@ -222,6 +222,8 @@ class RunLaw:
     """Steps of each length with their times and FLOPs; of several batches the longest counts."""
 
 
+_MOST_LATEST = 1000
+
 _MOST_KEYS = 20_000
 """Most different steps that a run's books hold; what is known of older ones is added up."""
 
@@ -240,6 +242,8 @@ class RunFlops:
         """Steps that were not counted, apart by whether we slowed them down."""
         self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
         self._unknown = 0
+        self._latest: list[StepKey] = []
+        """Undisturbed steps that are in no book yet: this is added to at every step."""
 
     def unseen(self, steps: int) -> None:
         """So many steps ran before anybody looked."""
@@ -247,10 +251,23 @@ class RunFlops:
 
     def book(self, key: StepKey, *, slowed: bool) -> None:
         """A step has ended; *slowed* if it was counted or traced, so that its time is not used."""
-        books = self._open[slowed]
+        if not slowed:
+            self._latest.append(key)
+            if len(self._latest) >= _MOST_LATEST:
+                self._enter_latest()
+            return
+        books = self._open[True]
         books[key] = books.get(key, 0) + 1
         if len(books) > _MOST_KEYS:
             self._fold(slowed)
+
+    def _enter_latest(self) -> None:
+        books = self._open[False]
+        for key in self._latest:
+            books[key] = books.get(key, 0) + 1
+        self._latest.clear()
+        if len(books) > _MOST_KEYS:
+            self._fold(False)
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step that was booked as slowed has been counted."""
@@ -283,6 +300,7 @@ class RunFlops:
 
     def totals(self) -> RunTotals:
         """The whole run so far."""
+        self._enter_latest()
         sums: dict[bool, FlopSums] = {}
         unknown = {False: 0, True: 0}
         for slowed, books in self._open.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -60,8 +61,6 @@ _FETCH, _BATCH, _PASSED, _EXCLUDE, _INCLUDE = _Event
 _MOST_KEYS = 10_000
 """Most different steps whose times are kept apart."""
 
-_NO_STEPS = StepSeconds(0, 0.0)
-
 LONGEST_LOG = 1000
 """Most entries that the log holds before it is added up: a few hundred kilobytes."""
 
@@ -94,11 +93,13 @@ class Monitor:
         self._batches = 0
         self._steps = 0
         self._samples: int | None = 0
-        self._keys: dict[StepKey, int] = {}
+        self._keys: list[StepKey] = []
+        self._counted_keys: Counter[StepKey] = Counter()
         self._tokens = self._total_tokens = NO_TOKENS
         self._step_sec = 0.0
         self._in_step = False
-        self._by_key: dict[StepKey, StepSeconds] = {}
+        self._by_key: dict[StepKey, list[Any]] = {}
+        """Steps of each key, and their seconds."""
         self._before = self._read_from = self._clocks(now())
 
     # ---- events
@@ -178,7 +179,7 @@ class Monitor:
             steps=self._steps,
             samples=self._samples,
             tokens=self._tokens,
-            keys=self._keys,
+            keys=self._take_keys(),
         )
         self._begin_reading(now)
         return reading
@@ -186,7 +187,7 @@ class Monitor:
     def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
         """How long the steps of each key took, of those that ``restart`` and ``leave_out`` did not drop."""
         self.add_up()
-        return dict(self._by_key)
+        return {key: StepSeconds(*its) for key, its in self._by_key.items()}
 
     def totals(self) -> BatchTotals:
         """All batches of the run, except those that ``restart`` dropped."""
@@ -241,11 +242,21 @@ class Monitor:
         self._batches += 1
         self._steps += ends_step
         if key is not None:
-            self._keys[key] = self._keys.get(key, 0) + 1
-            if key in self._by_key or len(self._by_key) < _MOST_KEYS:
-                steps, sum_sec = self._by_key.get(key, _NO_STEPS)
-                self._by_key[key] = StepSeconds(steps + 1, sum_sec + self._step_sec)
+            self._keys.append(key)
+            if len(self._keys) >= LONGEST_LOG:
+                self._take_keys()
+            its = self._by_key.get(key)
+            if its is not None:
+                its[0] += 1
+                its[1] += self._step_sec
+            elif len(self._by_key) < _MOST_KEYS:
+                self._by_key[key] = [1, self._step_sec]
         self._before = now
+
+    def _take_keys(self) -> Counter[StepKey]:
+        self._counted_keys.update(self._keys)
+        self._keys.clear()
+        return self._counted_keys
 
     def _exclude_or_include(self, event: _Event, at: float, reason: str) -> None:
         if event is _EXCLUDE:
@@ -262,7 +273,8 @@ class Monitor:
         self._batches = 0
         self._steps = 0
         self._samples = 0
-        self._keys = {}
+        self._keys.clear()
+        self._counted_keys = Counter()
         self._tokens = NO_TOKENS
 
     def _clocks(self, now: float) -> _Clocks:
