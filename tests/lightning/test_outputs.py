@@ -16,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.doors.lightning_context import _log_folder
+from lightning_flops.doors.lightning_context import _log_folder, folder_of_trainer
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.headline import headline
@@ -168,14 +168,14 @@ def test_a_log_dir_that_is_no_path_names_no_folder(
     monkeypatch.chdir(tmp_path)
     run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=log_dir)
     run = trainer(logger=run_logger, default_root_dir=tmp_path / "root")
-    assert _log_folder(run, or_own=True) == str(tmp_path / "root" / "lightning_flops_logs")
-    assert _log_folder(run, or_own=False) is None
+    assert _log_folder(run) is None
+    assert folder_of_trainer(run) == str(tmp_path / "root" / "lightning_flops_logs")
 
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_log_dir_that_is_a_path_is_the_folder(root: str, trainer: MakeTrainer, kind: type) -> None:
     run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=kind("logs/version_3"))
-    assert _log_folder(trainer(logger=run_logger), or_own=True) == "logs/version_3"
+    assert _log_folder(trainer(logger=run_logger)) == "logs/version_3"
 
 
 def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
