@@ -179,6 +179,14 @@ class Profile:
         """
         return dataclass_json.dump(self)
 
+    def to_html(self) -> str:
+        """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk.
+
+        Raises:
+            ProfileFormatError: a number of the profile is not finite.
+        """
+        return shown.find().whole_page(self)
+
     @staticmethod
     def from_json(text: str) -> Profile:
         """The profile that ``to_json`` wrote as *text*, today or when the schema was of version 3.
