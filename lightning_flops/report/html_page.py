@@ -15,10 +15,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
-import lightning_flops
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
@@ -82,7 +82,7 @@ def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
     """What the page reads first: which runs there are, and a few figures of each of their windows."""
     return {
         "kind": "profiles",
-        "written_by": lightning_flops.__version__,
+        "written_by": _version(),
         "runs": [
             {
                 "name": printable(run.name),
@@ -114,6 +114,15 @@ def window_figures(profile: Profile) -> Mapping[str, Any]:
 def bundled(name: str) -> str:
     """The text of a file that ``web/`` built."""
     return (BUNDLE / name).read_text(encoding="utf-8")
+
+
+@cache
+def _version() -> str:
+    """Of this package, by what was installed: the layers below the package do not know its root."""
+    try:
+        return version("lightning-flops")
+    except PackageNotFoundError:
+        return "(not installed)"
 
 
 def _digest(text: str) -> str:

@@ -40,7 +40,10 @@ def dump(value: object, *, indented: bool = True) -> str:
     Raises:
         ProfileFormatError: a number in it is not finite, or a value's type is none of those above.
     """
-    plain = _to_plain(value, "")
+    try:
+        plain = _to_plain(value)
+    except _Misfit as misfit:
+        _fail(str(misfit))
     text = (_text(plain, indent="") if indented else _encode(plain)) + "\n"
     # A lone surrogate, which a module's description may contain, is allowed in JSON only as an escape.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -95,22 +98,53 @@ def _read(cls: type[_T], plain: Any, *, fill: bool = False) -> _T:
         _fail(str(misfit))
 
 
-def _to_plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, (bool, int, str)):
+def _to_plain(value: Any) -> Any:
+    """*value* as JSON's own kinds.
+
+    Raises:
+        _Misfit: something in it has no JSON form.
+    """
+    kind: Any = type(value)
+    if value is None or kind is int or kind is str or kind is bool:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            _fail(f"{where or 'the value'} is {value}, which JSON cannot hold")
+            raise _Misfit(f"is {value}, which JSON cannot hold")
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _to_plain(getattr(value, field.name), _join(where, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _to_plain(item, _join(where, str(key))) for key, item in value.items()}
+    if isinstance(value, (int, str)):  # of a class that is one of these
+        return value
     if isinstance(value, array):
         return value.tolist()
-    if isinstance(value, (tuple, list)):
-        return [_to_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    _fail(f"{where or 'the value'} is a {type(value).__name__}, which has no JSON form here")
+    place = ""
+    try:
+        if (names := _field_names(kind)) is not None:
+            plain = {}
+            for name in names:
+                place = name
+                plain[name] = _to_plain(getattr(value, name))
+            return plain
+        if isinstance(value, Mapping):
+            plain = {}
+            for key, item in value.items():
+                place = str(key)
+                plain[key] = _to_plain(item)
+            return plain
+        if isinstance(value, (tuple, list)):
+            items: list[Any] = []
+            for item in value:
+                place = f"[{len(items)}]"
+                items.append(_to_plain(item))
+            return items
+    except _Misfit as misfit:
+        misfit.inside(place)
+        raise
+    raise _Misfit(f"is a {kind.__name__}, which has no JSON form here")
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    """Of a dataclass; None of any other class."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 def _quoted(plain: Any) -> str:
@@ -151,7 +185,7 @@ class _Misfit(Exception):
 
     def __str__(self) -> str:
         where = "".join(place if place.startswith("[") else f".{place}" for place in reversed(self.places))
-        return f"{where.removeprefix('.')} {self.words}"
+        return f"{where.removeprefix('.') or 'the value'} {self.words}"
 
 
 @cache
@@ -301,10 +335,6 @@ def _exact_reader(kind: type) -> _Reader:
         return plain if type(plain) is kind else _wrong(words, plain)
 
     return read
-
-
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
 
 
 def _wrong(words: str, plain: Any) -> NoReturn:

@@ -37,7 +37,7 @@ const COLORS: Record<string, string> = {
   copies: "--part-transfer",
   idle: "--budget-idle",
   bubble: "--part-bubble",
-  data_wait: "--part-data_wait",
+  data_wait: "--part-data-wait",
   transfer: "--part-transfer",
 };
 

@@ -3,30 +3,25 @@
 import type { Profile } from "../schema";
 
 /** In the order of a step; a name that joins several (`forward + backward`) goes by its first. */
-const ORDER = ["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"];
+const ORDER = ["data wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"];
 
-const LABELS: Record<string, string> = {
-  data_wait: "data wait",
-  transfer: "transfer",
-  bubble: "pipeline bubble",
-};
+function firstOf(name: string): string {
+  return (name.split(" + ")[0] ?? "").replaceAll("_", " ");
+}
 
 export function partLabel(name: string): string {
-  return name
-    .split(" + ")
-    .map((one) => LABELS[one] ?? one.replaceAll("_", " "))
-    .join(" + ");
+  return name.replaceAll("_", " ").replace(/\bbubble\b/, "pipeline bubble");
 }
 
 /** The colour of a part, as a custom property of the style. */
 export function partColor(name: string): string {
-  const first = name.split(" + ")[0] ?? "";
-  return ORDER.includes(first) ? `var(--part-${first})` : "var(--part-other)";
+  const first = firstOf(name);
+  return ORDER.includes(first) ? `var(--part-${first.replace(" ", "-")})` : "var(--part-other)";
 }
 
 export function inOrder(names: Iterable<string>): string[] {
   const place = (name: string): number => {
-    const found = ORDER.indexOf(name.split(" + ")[0] ?? "");
+    const found = ORDER.indexOf(firstOf(name));
     return found < 0 ? ORDER.length : found;
   };
   return [...names].sort((one, other) => place(one) - place(other));

@@ -382,7 +382,7 @@ function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; p
     const whole = tree.root.total.seconds;
     rows.push([<Term word="time" />, <>{duration(total.seconds)}{whole && total.seconds !== null ? <span class="dim"> {percent(total.seconds / whole, 1)}</span> : null}</>]);
     if (module.children.length) rows.push([<Term word="own time" />, duration(own.seconds)]);
-    rows.push(["forward / backward", `${duration(module.forwardSec)} / ${duration(module.backwardSec)}`]);
+    rows.push(["time forward", duration(module.forwardSec)], ["time backward", duration(module.backwardSec)]);
   }
   rows.push(["FLOPs forward", si(forward / steps)], ["FLOPs backward", si(backward / steps)]);
   if (recompute > 0) rows.push(["FLOPs recomputed", si(recompute / steps)]);
@@ -391,9 +391,9 @@ function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; p
     rows.push([
       <Term word="share of peak" />,
       <>
-        {percent(module.share)}{" "}
-        <span class="dim">
-          fwd {percent(times.forward_utilization, 1)}, bwd {percent(times.backward_utilization, 1)}
+        {percent(module.share)}
+        <span class="dim block">
+          forward {percent(times.forward_utilization, 1)}, backward {percent(times.backward_utilization, 1)}
         </span>
       </>,
     ]);

@@ -85,11 +85,11 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
   const xs = points.map((one) => one.intensity);
   const ys = points.map((one) => one.achieved);
   const ridge = peak !== null && roof.bandwidth !== null ? peak / roof.bandwidth : null;
-  const x = scaleLog([Math.min(...xs, ridge ?? Infinity) / 2, Math.max(...xs, ridge ?? 0) * 2], [
+  const x = scaleLog(wide(Math.min(...xs, ridge ?? Infinity) / 2, Math.max(...xs, ridge ?? 0) * 2), [
     MARGIN.left,
     Math.max(MARGIN.left + 10, width - MARGIN.right),
   ]);
-  const y = scaleLog([Math.min(...ys) / 3, Math.max(...ys, peak ?? 0) * 2], [HEIGHT - MARGIN.bottom, MARGIN.top]);
+  const y = scaleLog(wide(Math.min(...ys) / 3, Math.max(...ys, peak ?? 0) * 2), [HEIGHT - MARGIN.bottom, MARGIN.top]);
   const longest = Math.max(...points.map((one) => one.seconds));
   const radius = (one: Point): number => Math.max(2.5, 15 * Math.sqrt(one.seconds / longest));
   const labels = placedLabels(points, x, y, radius);
@@ -153,6 +153,12 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
       </svg>
     </div>
   );
+}
+
+/** At least two decades, so that what lies close together looks close together. */
+function wide(from: number, to: number): [number, number] {
+  const missing = Math.max(0, 2 - Math.log10(to / from)) / 2;
+  return [from / 10 ** missing, to * 10 ** missing];
 }
 
 function decades([from, to]: [number, number]): number[] {

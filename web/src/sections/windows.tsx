@@ -1,11 +1,11 @@
 import type { JSX } from "preact";
 import type { Run } from "../data";
-import { duration, percent, plain } from "../model/format";
+import { duration, percent, plain, si } from "../model/format";
 import { inOrder } from "../model/steps";
 import { hrefOf, type Place } from "../place";
-import { PlainTable, Section } from "../ui/section";
+import { SearchableGrid } from "../ui/grid";
+import { Section } from "../ui/section";
 import { Strip } from "../ui/strip";
-import { Term } from "../ui/tip";
 
 export function Windows(props: { run: Run; at: number; place: Place; go: (changes: Place) => void }): JSX.Element | null {
   const { run, at, place, go } = props;
@@ -33,21 +33,35 @@ export function Windows(props: { run: Run; at: number; place: Place; go: (change
           onSelect={(chosen) => go({ window: String(timed[chosen]?.window ?? 0) })}
         />
       ) : null}
-      <PlainTable
+      <SearchableGrid
         caption="Windows of the run"
-        head={["counted step", <Term word="step time" />, <Term word="samples/s" />, <Term word="MFU" />, "first advice"]}
-        text={[0, 4]}
-        rows={run.windows.map((one, window) => [
-          window === at ? (
-            <b aria-current="true">{plain(one.profile_step)}</b>
-          ) : (
-            <a href={hrefOf(place, { window: String(window) })}>{plain(one.profile_step)}</a>
-          ),
-          duration(one.global_step_sec),
-          plain(one.samples_per_sec),
-          percent(one.mfu),
-          one.advice?.replaceAll("_", " ") ?? "",
-        ])}
+        what="windows"
+        searched={(one) => `${one.figures.profile_step} ${one.figures.advice ?? ""}`}
+        first={{ key: "step", down: false }}
+        keyOf={(one) => one.window}
+        rows={run.windows.map((figures, window) => ({ figures, window }))}
+        rowClass={(one) => (one.window === at ? "current" : "")}
+        onOpen={(one) => go({ window: String(one.window) })}
+        columns={[
+          {
+            key: "step",
+            label: "counted step",
+            text: true,
+            value: (one) => one.figures.profile_step,
+            cell: ({ figures, window }) =>
+              window === at ? (
+                <b aria-current="true">{plain(figures.profile_step)}</b>
+              ) : (
+                <a href={hrefOf(place, { window: String(window) })}>{plain(figures.profile_step)}</a>
+              ),
+          },
+          { key: "time", label: "step time", value: (one) => one.figures.global_step_sec, cell: (one) => duration(one.figures.global_step_sec) },
+          { key: "samples", label: "samples/s", value: (one) => one.figures.samples_per_sec, cell: (one) => plain(one.figures.samples_per_sec) },
+          { key: "mfu", label: "MFU", value: (one) => one.figures.mfu, cell: (one) => percent(one.figures.mfu) },
+          { key: "flops", label: "FLOPs", value: (one) => one.figures.model_flops, cell: (one) => si(one.figures.model_flops) },
+          { key: "advice", label: "first advice", text: true, value: (one) => one.figures.advice, cell: (one) => one.figures.advice?.replaceAll("_", " ") ?? "" },
+        ]}
+        height={320}
       />
     </Section>
   );

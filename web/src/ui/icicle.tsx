@@ -8,7 +8,10 @@ import { paintOf } from "./colors";
 import { useWidth } from "./size";
 import { hush, say } from "./tip";
 
-const ROW = 24;
+/** Pixels that a row is high: more where there are few. */
+const LOWEST = 23;
+const HIGHEST = 36;
+const WHOLE = 320;
 const THINNEST = 1.2;
 
 type Box = HierarchyRectangularNode<Module>;
@@ -64,6 +67,8 @@ export function Icicle(props: {
   const at = boxes.get(zoomed) as Box;
   const drawn = useMemo(() => (width ? visible(at, width) : []), [at, width]);
   const rows = drawn.reduce((most, one) => Math.max(most, one.row), 0) + 1;
+  const deepest = useMemo(() => tree.all.reduce((most, one) => Math.max(most, one.depth), 0) + 1, [tree]);
+  const row = Math.max(LOWEST, Math.min(HIGHEST, Math.floor(WHOLE / deepest)));
 
   const onKeyDown = (event: KeyboardEvent): void => {
     const from = selected !== null && isInside(selected, zoomed) ? selected : zoomed;
@@ -80,7 +85,7 @@ export function Icicle(props: {
     <div ref={box} class="icicle">
       <svg
         width="100%"
-        height={rows * ROW + 1}
+        height={rows * row + 1}
         role="application"
         tabIndex={0}
         aria-label={`Icicle of the modules. ${selected ? props.wordsOf(selected) : ""} Arrow keys move, Enter zooms in, Backspace out. The table below has every figure.`}
@@ -98,26 +103,26 @@ export function Icicle(props: {
             <g
               key={module.index}
               class={`slab ${state}`}
-              transform={`translate(${one.x.toFixed(2)} ${one.row * ROW})`}
+              transform={`translate(${one.x.toFixed(2)} ${one.row * row})`}
               onClick={() => props.onZoom(module)}
               onMouseMove={(event) => say(props.wordsOf(module), event)}
             >
-              <rect width={Math.max(0.6, one.width - (one.width > 4 ? 1 : 0.3))} height={ROW - 1} fill={paint.fill} />
+              <rect width={Math.max(0.6, one.width - (one.width > 4 ? 1 : 0.3))} height={row - 1} fill={paint.fill} />
               {one.width > 34 ? (
-                <text x={6} y={ROW / 2 + 4} fill={paint.ink}>
+                <text x={6} y={row / 2 + 4} fill={paint.ink}>
                   {fitted(module, one.width - 10)}
                 </text>
               ) : null}
             </g>
           );
         })}
-        {selected !== null && boxes.has(selected) ? <Outline at={at} box={boxes.get(selected) as Box} width={width} /> : null}
+        {selected !== null && boxes.has(selected) ? <Outline at={at} box={boxes.get(selected) as Box} width={width} row={row} /> : null}
       </svg>
     </div>
   );
 }
 
-function Outline({ at, box, width }: { at: Box; box: Box; width: number }): JSX.Element | null {
+function Outline({ at, box, width, row }: { at: Box; box: Box; width: number; row: number }): JSX.Element | null {
   const scale = width / (at.x1 - at.x0 || 1);
   const left = Math.max(0, (box.x0 - at.x0) * scale);
   const right = Math.min(width, (box.x1 - at.x0) * scale);
@@ -126,9 +131,9 @@ function Outline({ at, box, width }: { at: Box; box: Box; width: number }): JSX.
     <rect
       class="outline"
       x={left + 1}
-      y={box.depth * ROW + 1}
+      y={box.depth * row + 1}
       width={Math.max(2, right - left - 3)}
-      height={ROW - 3}
+      height={row - 3}
     />
   );
 }
