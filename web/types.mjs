@@ -16,7 +16,8 @@ function withoutWordsBesideReferences(value) {
 
 const schema = withoutWordsBesideReferences(JSON.parse(await readFile(`${here}../docs/profile.schema.json`, "utf8")));
 const types = await compile(schema, "Written", {
-  bannerComment: "// Written by types.mjs from docs/profile.schema.json; change the dataclasses in lightning_flops/schema.",
+  bannerComment:
+    "// Written by types.mjs from docs/profile.schema.json; change the dataclasses in lightning_flops/schema.",
   style: { printWidth: 120 },
 });
 await writeFile(target, types);

@@ -51,6 +51,21 @@ function Profiles({ source }: { source: Source }): JSX.Element {
     if (profile) performance.mark("shown");
   }, [profile]);
 
+  // What depends on the profile alone is not drawn again when the place changes.
+  const ofProfile = useMemo(
+    () =>
+      profile ? (
+        <>
+          <Roofline profile={profile} tree={tree} />
+          <Operators profile={profile} />
+          <Kernels profile={profile} />
+          <Steps profile={profile} />
+          <Ranks profile={profile} />
+          <Memory profile={profile} />
+        </>
+      ) : null,
+    [profile, tree],
+  );
   const sections = profile ? namesOfSections(profile, run?.windows.length ?? 0) : [];
   return (
     <>
@@ -66,7 +81,10 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           {document_.runs.length > 1 ? (
             <label>
               <span class="dim">Run</span>
-              <select value={run?.name} onChange={(event) => go({ run: event.currentTarget.value, window: "", module: "" })}>
+              <select
+                value={run?.name}
+                onChange={(event) => go({ run: event.currentTarget.value, window: "", module: "" })}
+              >
                 {document_.runs.map((one) => (
                   <option key={one.name} value={one.name}>
                     {one.name}
@@ -126,12 +144,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             <Answer profile={profile} tree={tree} place={place} />
             <Budget profile={profile} />
             {tree ? <Modules profile={profile} tree={tree} place={place} go={go} /> : null}
-            <Roofline profile={profile} tree={tree} />
-            <Operators profile={profile} />
-            <Kernels profile={profile} />
-            <Steps profile={profile} />
-            <Ranks profile={profile} />
-            <Memory profile={profile} />
+            {ofProfile}
             <Windows run={run} at={windowAt} place={place} go={go} />
             <Advice profile={profile} />
             <Provenance profile={profile} writtenBy={document_.written_by} />

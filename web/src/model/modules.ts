@@ -188,10 +188,7 @@ function setOwn(all: readonly Module[], memory: ReadonlyMap<string, readonly [nu
 
 function rest(module: Module, key: "bytes" | "params"): number {
   if (module.profile.alias_of !== null) return 0;
-  const below = module.children.reduce(
-    (sum, one) => sum + (one.profile.alias_of === null ? one.total[key] : 0),
-    0,
-  );
+  const below = module.children.reduce((sum, one) => sum + (one.profile.alias_of === null ? one.total[key] : 0), 0);
   return Math.max(0, module.total[key] - below);
 }
 

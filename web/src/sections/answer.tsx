@@ -1,6 +1,7 @@
 // The answer: what ran where, how fast, where the step goes, and what to do first.
 
 import type { ComponentChildren, JSX } from "preact";
+import { useMemo } from "preact/hooks";
 import { bytes, counted, duration, percent, plain, si } from "../model/format";
 import type { Module, ModuleTree } from "../model/modules";
 import { partColor, partLabel } from "../model/steps";
@@ -35,7 +36,9 @@ export function Answer(props: { profile: Profile; tree: ModuleTree | null; place
             label: partLabel(one.name),
             seconds: one.mean_sec,
             color: partColor(one.name),
-            words: [`single ${step}s: ${duration(one.minimum_sec)} to ${duration(one.maximum_sec)}, median ${duration(one.median_sec)}`],
+            words: [
+              `single ${step}s: ${duration(one.minimum_sec)} to ${duration(one.maximum_sec)}, median ${duration(one.median_sec)}`,
+            ],
           }))}
         />
       ) : null}
@@ -69,23 +72,51 @@ function Cards({ profile }: { profile: Profile }): JSX.Element {
       below: timing ? `± ${duration(timing.global_step.deviation_sec)} between steps` : undefined,
       why: "no step was timed",
     },
-    { word: "samples/s", figure: plain(rounded(job.samples_per_sec)), below: "over the wall clock", why: reasons["samples_per_sec"] },
+    {
+      word: "samples/s",
+      figure: plain(rounded(job.samples_per_sec)),
+      below: "over the wall clock",
+      why: reasons["samples_per_sec"],
+    },
     ...(job.tokens_per_sec !== null
-      ? [{ word: "tokens/s", figure: plain(rounded(job.tokens_per_sec)), below: job.tokens_per_sec_per_device !== null && (ranks?.answered ?? 1) > 1 ? `${plain(rounded(job.tokens_per_sec_per_device))} a device` : "over the wall clock" }]
+      ? [
+          {
+            word: "tokens/s",
+            figure: plain(rounded(job.tokens_per_sec)),
+            below:
+              job.tokens_per_sec_per_device !== null && (ranks?.answered ?? 1) > 1
+                ? `${plain(rounded(job.tokens_per_sec_per_device))} a device`
+                : "over the wall clock",
+          },
+        ]
       : []),
     { word: "MFU", figure: atLeast(percent(job.mfu)), below: peakWords(profile), why: reasons["mfu"] },
     { word: "HFU", figure: atLeast(percent(job.hfu)), below: "with all that kernels execute", why: reasons["hfu"] },
     {
       word: "FLOPs",
       figure: atLeast(si(flops.model)),
-      below: profile.context.loop === "training" ? `forward ${si(flops.forward)}, backward ${si(flops.backward)}` : "forward",
+      below:
+        profile.context.loop === "training"
+          ? `forward ${si(flops.forward)}, backward ${si(flops.backward)}`
+          : "forward",
     },
     {
       word: "parameters",
       figure: si(params),
-      below: params !== null && profile.trainable_params !== null && profile.trainable_params !== profile.params ? `${si(profile.trainable_params)} trainable` : "",
+      below:
+        params !== null && profile.trainable_params !== null && profile.trainable_params !== profile.params
+          ? `${si(profile.trainable_params)} trainable`
+          : "",
     },
-    ...(peak !== null ? [{ word: "peak memory", figure: bytes(peak), below: profile.memory?.kind === "resident" ? "of the process" : "of tensors on the device" }] : []),
+    ...(peak !== null
+      ? [
+          {
+            word: "peak memory",
+            figure: bytes(peak),
+            below: profile.memory?.kind === "resident" ? "of the process" : "of tensors on the device",
+          },
+        ]
+      : []),
   ];
   return (
     <ul class="cards">
@@ -119,22 +150,14 @@ function peakWords(profile: Profile): string {
 
 function Longest(props: { profile: Profile; tree: ModuleTree | null; place: Place }): JSX.Element {
   const { tree } = props;
-  const by = tree === null ? null : tree.timed ? "seconds" : "flops";
-  const whole = by && tree ? tree.all.reduce((sum, one) => sum + Math.max(0, one.own[by] ?? 0), 0) : 0;
-  const longest: Module[] =
-    by && tree
-      ? [...tree.all]
-          .filter((one) => (one.own[by] ?? 0) > 0)
-          .sort((one, other) => (other.own[by] ?? 0) - (one.own[by] ?? 0))
-          .slice(0, 3)
-      : [];
+  const { by, whole, longest } = useMemo(() => longestOf(tree), [tree]);
   return (
     <div>
       <h3>{by === "flops" ? "Most FLOPs" : "Longest modules"}, without those inside</h3>
       {longest.length === 0 ? <p class="dim">n/a: no module was seen to work.</p> : null}
       <ol class="longest">
         {longest.map((one) => {
-          const value = one.own[by as "seconds" | "flops"] ?? 0;
+          const value = one.own[by] ?? 0;
           return (
             <li key={one.index}>
               <a href={hrefOf(props.place, { module: one.name })}>{one.name || one.label}</a>{" "}
@@ -153,6 +176,14 @@ function Longest(props: { profile: Profile; tree: ModuleTree | null; place: Plac
   );
 }
 
+function longestOf(tree: ModuleTree | null): { by: "seconds" | "flops"; whole: number; longest: Module[] } {
+  const by = tree?.timed ? "seconds" : "flops";
+  const working = (tree?.all ?? []).filter((one) => (one.own[by] ?? 0) > 0);
+  const own = (one: Module): number => one.own[by] ?? 0;
+  const whole = working.reduce((sum, one) => sum + own(one), 0);
+  return { by, whole, longest: working.sort((one, other) => own(other) - own(one)).slice(0, 3) };
+}
+
 function First({ profile }: { profile: Profile }): JSX.Element {
   return (
     <div>
@@ -165,7 +196,9 @@ function First({ profile }: { profile: Profile }): JSX.Element {
           </li>
         ))}
       </ol>
-      {profile.advice.length > 3 ? <p class="dim">and {counted(profile.advice.length - 3, "more piece")} of advice below</p> : null}
+      {profile.advice.length > 3 ? (
+        <p class="dim">and {counted(profile.advice.length - 3, "more piece")} of advice below</p>
+      ) : null}
     </div>
   );
 }

@@ -17,8 +17,11 @@ export function Budget({ profile }: { profile: Profile }): JSX.Element | null {
       title="Budget"
       note={
         <>
-          Where {budget.knows_peak ? "peak × time" : "the time"} of one step of {duration(sec(budget.wall_ns))} went; the rows add up to it.
-          {budget.traced_step !== null ? " Times of phases are of the timed steps, shares inside a phase of the traced step." : ""}
+          Where {budget.knows_peak ? "peak × time" : "the time"} of one step of {duration(sec(budget.wall_ns))} went;
+          the rows add up to it.
+          {budget.traced_step !== null
+            ? " Times of phases are of the timed steps, shares inside a phase of the traced step."
+            : ""}
           {budget.knows_peak ? "" : " Without a known peak the rows are times only."}
         </>
       }
@@ -26,16 +29,29 @@ export function Budget({ profile }: { profile: Profile }): JSX.Element | null {
       <StackedBar
         caption="Budget of the step"
         whole={sec(budget.wall_ns)}
-        parts={budget.rows.map((one) => ({ key: one.key, label: one.label, seconds: sec(one.time_ns), color: budgetColor(one.key) }))}
+        parts={budget.rows.map((one) => ({
+          key: one.key,
+          label: one.label,
+          seconds: sec(one.time_ns),
+          color: budgetColor(one.key),
+        }))}
       />
       <PlainTable
         caption="Budget of the step"
-        head={["row", "time", "share", ...(explained ? [<Term word="explained by memory" />] : []), "advice that lowers it"]}
+        head={[
+          "row",
+          "time",
+          "share",
+          ...(explained ? [<Term word="explained by memory" />] : []),
+          "advice that lowers it",
+        ]}
         text={[0, explained ? 4 : 3]}
         rows={budget.rows.map((one) => [
           <>
             <span class="swatch" style={{ background: budgetColor(one.key) }} aria-hidden="true" /> {one.label}
-            {one.joined.length ? <span class="dim"> (with {one.joined.map((key) => key.replaceAll("_", " ")).join(", ")})</span> : null}
+            {one.joined.length ? (
+              <span class="dim"> (with {one.joined.map((key) => key.replaceAll("_", " ")).join(", ")})</span>
+            ) : null}
           </>,
           duration(sec(one.time_ns)),
           <ShareCell share={one.time_ns / budget.wall_ns}>{percent(one.time_ns / budget.wall_ns)}</ShareCell>,
@@ -43,10 +59,13 @@ export function Budget({ profile }: { profile: Profile }): JSX.Element | null {
           one.advice.map((rule, at) => (
             <>
               {at ? ", " : ""}
-              <a href={`#advice-${rule}`} onClick={(event) => {
-                event.preventDefault();
-                document.getElementById(`advice-${rule}`)?.scrollIntoView({ block: "center" });
-              }}>
+              <a
+                href={`#advice-${rule}`}
+                onClick={(event) => {
+                  event.preventDefault();
+                  document.getElementById(`advice-${rule}`)?.scrollIntoView({ block: "center" });
+                }}
+              >
                 {rule.replaceAll("_", " ")}
               </a>
             </>
@@ -69,7 +88,12 @@ function Run({ budget }: { budget: Account }): JSX.Element | null {
   return (
     <p class="note">
       The run while these steps were timed ({duration(whole / 1e9)}):{" "}
-      {budget.run.map((one, at) => `${at ? ", " : ""}${one.label} ${duration(one.time_ns / 1e9)} (${percent(one.time_ns / whole, 1)})`).join("")}
+      {budget.run
+        .map(
+          (one, at) =>
+            `${at ? ", " : ""}${one.label} ${duration(one.time_ns / 1e9)} (${percent(one.time_ns / whole, 1)})`,
+        )
+        .join("")}
       .
     </p>
   );

@@ -38,8 +38,11 @@ export function Memory({ profile }: { profile: Profile }): JSX.Element | null {
       title="Memory"
       note={
         <>
-          Of this rank in the counted step, {resident ? "of the whole process: what it is for is told by tensors, the rest is Python and its libraries" : "of tensors on the device"}.
-          {peak ? ` Peak ${bytes(peak)}.` : ""}
+          Of this rank in the counted step,{" "}
+          {resident
+            ? "of the whole process: what it is for is told by tensors, the rest is Python and its libraries"
+            : "of tensors on the device"}
+          .{peak ? ` Peak ${bytes(peak)}.` : ""}
         </>
       }
     >
@@ -48,7 +51,9 @@ export function Memory({ profile }: { profile: Profile }): JSX.Element | null {
           {shown.map(([name, value]) => (
             <div key={name} class="bar-part" style={{ flexGrow: value / whole, background: FILLS[name] }} />
           ))}
-          {resident && whole > named ? <div class="bar-part rest" style={{ flexGrow: (whole - named) / whole }} /> : null}
+          {resident && whole > named ? (
+            <div class="bar-part rest" style={{ flexGrow: (whole - named) / whole }} />
+          ) : null}
         </div>
         <ul class="legend">
           {shown.map(([name, value]) => (
@@ -67,16 +72,33 @@ export function Memory({ profile }: { profile: Profile }): JSX.Element | null {
       </figure>
       <PlainTable
         caption="Memory by phase"
-        head={["phase", "held at its end", "most in it", ...(resident ? [] : [<Term word="reserved">reserved at its end</Term>, "most reserved"])]}
+        head={[
+          "phase",
+          "held at its end",
+          "most in it",
+          ...(resident ? [] : [<Term word="reserved">reserved at its end</Term>, "most reserved"]),
+        ]}
         rows={memory.phases.map((one) => [
           partLabel(one.name),
           bytes(one.current_bytes),
           one.peak_bytes === null ? "no new peak" : bytes(one.peak_bytes),
-          ...(resident ? [] : [bytes(one.reserved_bytes), one.reserved_peak_bytes === null ? "no new peak" : bytes(one.reserved_peak_bytes)]),
+          ...(resident
+            ? []
+            : [
+                bytes(one.reserved_bytes),
+                one.reserved_peak_bytes === null ? "no new peak" : bytes(one.reserved_peak_bytes),
+              ]),
         ])}
       />
       {known.some(([, value]) => value === null) ? (
-        <p class="note">n/a: {known.filter(([, value]) => value === null).map(([name]) => name).join(", ")}{resident ? " (resident memory does not tell)" : ""}.</p>
+        <p class="note">
+          n/a:{" "}
+          {known
+            .filter(([, value]) => value === null)
+            .map(([name]) => name)
+            .join(", ")}
+          {resident ? " (resident memory does not tell)" : ""}.
+        </p>
       ) : null}
     </Section>
   );

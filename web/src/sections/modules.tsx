@@ -45,7 +45,12 @@ export function Modules(props: {
     () =>
       flat
         ? flatRows(zoomed, { matches, sorting, columns })
-        : treeRows(zoomed, { matches, sorting, columns, isOpen: (one) => isOpen(one, { folds, matches, tree, zoomed }) }),
+        : treeRows(zoomed, {
+            matches,
+            sorting,
+            columns,
+            isOpen: (one) => isOpen(one, { folds, matches, tree, zoomed }),
+          }),
     [flat, zoomed, matches, sorting, folds, tree], // what columns sort by depends on the tree alone
   );
   const zoom = (module: Module): void => {
@@ -112,10 +117,22 @@ export function Modules(props: {
       <div class="tools">
         <Search what="modules" value={search} onChange={setSearch} found={matches?.size ?? 0} of={tree.all.length} />
         <label class="check">
-          <input type="checkbox" checked={flat} onChange={(event) => {
-            setFlat(event.currentTarget.checked);
-            setSorting({ key: event.currentTarget.checked && tree.timed ? "own_seconds" : event.currentTarget.checked ? "flops" : "order", down: event.currentTarget.checked });
-          }} />
+          <input
+            type="checkbox"
+            checked={flat}
+            onChange={(event) => {
+              setFlat(event.currentTarget.checked);
+              setSorting({
+                key:
+                  event.currentTarget.checked && tree.timed
+                    ? "own_seconds"
+                    : event.currentTarget.checked
+                      ? "flops"
+                      : "order",
+                down: event.currentTarget.checked,
+              });
+            }}
+          />
           flat list
         </label>
       </div>
@@ -134,8 +151,7 @@ export function Modules(props: {
         {...(flat
           ? {}
           : {
-              expanded: (one: Module) =>
-                one.children.length ? isOpen(one, { folds, matches, tree, zoomed }) : null,
+              expanded: (one: Module) => (one.children.length ? isOpen(one, { folds, matches, tree, zoomed }) : null),
               onFold: (one: Module, open: boolean) => setFolds(new Map(folds).set(one, open)),
             })}
         rowClass={(one) => (matches !== null && !matches.has(one) ? "faded" : "")}
@@ -174,15 +190,36 @@ export function Modules(props: {
               </ShareCell>
             ),
           },
-          { key: "own_seconds", label: "own time", value: (one) => one.own.seconds, cell: (one) => duration(one.own.seconds) },
+          {
+            key: "own_seconds",
+            label: "own time",
+            value: (one) => one.own.seconds,
+            cell: (one) => duration(one.own.seconds),
+          },
           { key: "forward", label: "forward", value: (one) => one.forwardSec, cell: (one) => duration(one.forwardSec) },
-          { key: "backward", label: "backward", value: (one) => one.backwardSec, cell: (one) => duration(one.backwardSec) },
+          {
+            key: "backward",
+            label: "backward",
+            value: (one) => one.backwardSec,
+            cell: (one) => duration(one.backwardSec),
+          },
         ]
       : [];
     const rates: Column<Module>[] = tree.timed
       ? [
-          { key: "achieved", label: "FLOP/s", value: (one) => one.achieved, cell: (one) => dash(one.achieved, (value) => si(value)) },
-          { key: "share", label: "of peak", word: "share of peak", value: (one) => one.share, cell: (one) => dash(one.share, percent) },
+          {
+            key: "achieved",
+            label: "FLOP/s",
+            value: (one) => one.achieved,
+            cell: (one) => dash(one.achieved, (value) => si(value)),
+          },
+          {
+            key: "share",
+            label: "of peak",
+            word: "share of peak",
+            value: (one) => one.share,
+            cell: (one) => dash(one.share, percent),
+          },
         ]
       : [];
     return [
@@ -199,13 +236,23 @@ export function Modules(props: {
       },
       { key: "params", label: "parameters", value: (one) => one.total.params, cell: (one) => si(one.total.params) },
       ...(tree.why.memory === ""
-        ? [{ key: "memory", label: "kept", value: (one: Module) => one.total.memory, cell: (one: Module) => dash(one.total.memory, bytes) }]
+        ? [
+            {
+              key: "memory",
+              label: "kept",
+              value: (one: Module) => one.total.memory,
+              cell: (one: Module) => dash(one.total.memory, bytes),
+            },
+          ]
         : []),
       {
         key: "calls",
         label: "calls",
         value: (one) => one.profile.calls,
-        cell: (one) => plain(profile.counted_steps.length > 1 ? one.profile.calls / profile.counted_steps.length : one.profile.calls),
+        cell: (one) =>
+          plain(
+            profile.counted_steps.length > 1 ? one.profile.calls / profile.counted_steps.length : one.profile.calls,
+          ),
       },
     ];
   }
@@ -257,7 +304,10 @@ interface Shown {
   columns: readonly Column<Module>[];
 }
 
-function treeRows(zoomed: Module, { matches, sorting, columns, isOpen }: Shown & { isOpen: (one: Module) => boolean }): Module[] {
+function treeRows(
+  zoomed: Module,
+  { matches, sorting, columns, isOpen }: Shown & { isOpen: (one: Module) => boolean },
+): Module[] {
   const kept = matches === null ? null : new Set<Module>();
   for (const one of matches ?? []) {
     for (let above: Module | null = one; above !== null && !kept?.has(above); above = above.parent) kept?.add(above);
@@ -367,7 +417,9 @@ function wordsOf(module: Module, size: SizeKey, tree: ModuleTree): string {
   return [
     `${module.name || module.label} (${module.profile.type_name || "no class"})`,
     `${shown?.label}: ${shown?.show(value)}${share}`,
-    ...(module.achieved !== null ? [`${si(module.achieved, "FLOP/s")}${module.share !== null ? `, ${percent(module.share)} of peak` : ""}`] : []),
+    ...(module.achieved !== null
+      ? [`${si(module.achieved, "FLOP/s")}${module.share !== null ? `, ${percent(module.share)} of peak` : ""}`]
+      : []),
   ].join("\n");
 }
 
@@ -380,7 +432,13 @@ function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; p
   const rows: [ComponentChildren, ComponentChildren][] = [];
   if (tree.timed) {
     const whole = tree.root.total.seconds;
-    rows.push([<Term word="time" />, <>{duration(total.seconds)}{whole && total.seconds !== null ? <span class="dim"> {percent(total.seconds / whole, 1)}</span> : null}</>]);
+    rows.push([
+      <Term word="time" />,
+      <>
+        {duration(total.seconds)}
+        {whole && total.seconds !== null ? <span class="dim"> {percent(total.seconds / whole, 1)}</span> : null}
+      </>,
+    ]);
     if (module.children.length) rows.push([<Term word="own time" />, duration(own.seconds)]);
     rows.push(["time forward", duration(module.forwardSec)], ["time backward", duration(module.backwardSec)]);
   }
@@ -398,7 +456,8 @@ function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; p
       </>,
     ]);
   rows.push([<Term word="bytes" />, bytes(total.bytes)]);
-  if (module.intensity !== null) rows.push([<Term word="FLOPs a byte" />, plain(Number(module.intensity.toPrecision(3)))]);
+  if (module.intensity !== null)
+    rows.push([<Term word="FLOPs a byte" />, plain(Number(module.intensity.toPrecision(3)))]);
   rows.push([
     "parameters",
     <>

@@ -40,20 +40,40 @@ export function Operators({ profile }: { profile: Profile }): JSX.Element | null
         keyOf={(one) => one.name}
         rows={rows}
         columns={[
-          { key: "name", label: "operator", text: true, value: (one) => one.name, cell: (one) => <code>{one.name}</code> },
+          {
+            key: "name",
+            label: "operator",
+            text: true,
+            value: (one) => one.name,
+            cell: (one) => <code>{one.name}</code>,
+          },
           ...(traced
             ? [
                 {
                   key: "seconds",
                   label: "self time",
                   value: (one: (typeof rows)[number]) => one.seconds,
-                  cell: (one: (typeof rows)[number]) => <ShareCell share={one.share}>{one.seconds === null ? "–" : duration(one.seconds)}</ShareCell>,
+                  cell: (one: (typeof rows)[number]) => (
+                    <ShareCell share={one.share}>{one.seconds === null ? "–" : duration(one.seconds)}</ShareCell>
+                  ),
                 },
-                { key: "share", label: "share", value: (one: (typeof rows)[number]) => one.share, cell: (one: (typeof rows)[number]) => (one.share === null ? "–" : percent(one.share, 1)) },
+                {
+                  key: "share",
+                  label: "share",
+                  value: (one: (typeof rows)[number]) => one.share,
+                  cell: (one: (typeof rows)[number]) => (one.share === null ? "–" : percent(one.share, 1)),
+                },
               ]
             : []),
           ...(device
-            ? [{ key: "host", label: "host own", value: (one: (typeof rows)[number]) => one.hostSec, cell: (one: (typeof rows)[number]) => (one.hostSec === null ? "–" : duration(one.hostSec)) }]
+            ? [
+                {
+                  key: "host",
+                  label: "host own",
+                  value: (one: (typeof rows)[number]) => one.hostSec,
+                  cell: (one: (typeof rows)[number]) => (one.hostSec === null ? "–" : duration(one.hostSec)),
+                },
+              ]
             : []),
           { key: "calls", label: "calls", value: (one) => one.calls, cell: (one) => plain(one.calls) },
           { key: "flops", label: "FLOPs", value: (one) => one.flops, cell: (one) => (one.flops ? si(one.flops) : "–") },
@@ -66,7 +86,10 @@ export function Operators({ profile }: { profile: Profile }): JSX.Element | null
                   cell: (one: (typeof rows)[number]) =>
                     one.flops && one.seconds ? (
                       <>
-                        {si(one.flops / one.seconds)} {peak !== null && one.dtypes === profile.dtypes[0]?.dtype ? <span class="dim">{percent(one.flops / one.seconds / peak, 1)}</span> : null}
+                        {si(one.flops / one.seconds)}{" "}
+                        {peak !== null && one.dtypes === profile.dtypes[0]?.dtype ? (
+                          <span class="dim">{percent(one.flops / one.seconds / peak, 1)}</span>
+                        ) : null}
                       </>
                     ) : (
                       "–"
@@ -74,7 +97,12 @@ export function Operators({ profile }: { profile: Profile }): JSX.Element | null
                 },
               ]
             : []),
-          { key: "bytes", label: "bytes", value: (one) => one.bytes, cell: (one) => (one.bytes ? bytes(one.bytes) : "–") },
+          {
+            key: "bytes",
+            label: "bytes",
+            value: (one) => one.bytes,
+            cell: (one) => (one.bytes ? bytes(one.bytes) : "–"),
+          },
           ...(traced && like
             ? [
                 {
@@ -82,7 +110,8 @@ export function Operators({ profile }: { profile: Profile }): JSX.Element | null
                   label: "bytes/s",
                   word: "bytes",
                   value: (one: (typeof rows)[number]) => (one.bytes && one.seconds ? one.bytes / one.seconds : null),
-                  cell: (one: (typeof rows)[number]) => (one.bytes && one.seconds ? `${si(one.bytes / one.seconds)}B/s` : "–"),
+                  cell: (one: (typeof rows)[number]) =>
+                    one.bytes && one.seconds ? `${si(one.bytes / one.seconds)}B/s` : "–",
                 },
               ]
             : []),
@@ -106,8 +135,11 @@ export function Kernels({ profile }: { profile: Profile }): JSX.Element | null {
       title="Kernels"
       note={
         <>
-          Of the <Term word="traced step" />: {plain(kernels.length)} kernels in {plain((summary?.calls ?? 0) / steps)} launches
-          {summary?.tensor_core_ratio != null ? `, ${percent(summary.tensor_core_ratio, 1)} of their time on tensor cores` : ""}
+          Of the <Term word="traced step" />: {plain(kernels.length)} kernels in {plain((summary?.calls ?? 0) / steps)}{" "}
+          launches
+          {summary?.tensor_core_ratio != null
+            ? `, ${percent(summary.tensor_core_ratio, 1)} of their time on tensor cores`
+            : ""}
           {summary?.short_calls_ratio != null ? `, ${percent(summary.short_calls_ratio, 1)} shorter than 10 µs` : ""}.
         </>
       }
@@ -120,13 +152,47 @@ export function Kernels({ profile }: { profile: Profile }): JSX.Element | null {
         keyOf={(one) => one.name}
         rows={kernels}
         columns={[
-          { key: "name", label: "kernel", text: true, value: (one) => one.name, cell: (one) => <code title={one.name}>{one.name}</code> },
-          { key: "time", label: "time", word: "device own", value: (one) => one.device.total_us, cell: (one) => <ShareCell share={one.device.ratio}>{duration(one.device.total_us / 1e6 / steps)}</ShareCell> },
-          { key: "share", label: "share", value: (one) => one.device.ratio, cell: (one) => percent(one.device.ratio, 1) },
+          {
+            key: "name",
+            label: "kernel",
+            text: true,
+            value: (one) => one.name,
+            cell: (one) => <code title={one.name}>{one.name}</code>,
+          },
+          {
+            key: "time",
+            label: "time",
+            word: "device own",
+            value: (one) => one.device.total_us,
+            cell: (one) => (
+              <ShareCell share={one.device.ratio}>{duration(one.device.total_us / 1e6 / steps)}</ShareCell>
+            ),
+          },
+          {
+            key: "share",
+            label: "share",
+            value: (one) => one.device.ratio,
+            cell: (one) => percent(one.device.ratio, 1),
+          },
           { key: "calls", label: "calls", value: (one) => one.calls, cell: (one) => plain(one.calls / steps) },
-          { key: "mean", label: "mean", value: (one) => one.device.mean_us, cell: (one) => duration(one.device.mean_us / 1e6) },
-          { key: "tensor", label: "tensor cores", value: (one) => Number(one.tensor_cores), cell: (one) => (one.tensor_cores ? "yes" : one.tensor_cores_eligible ? "no, but could" : "no") },
-          { key: "occupancy", label: "occupancy", value: (one) => one.occupancy_percent, cell: (one) => (one.occupancy_percent === null ? "–" : `${plain(one.occupancy_percent)}%`) },
+          {
+            key: "mean",
+            label: "mean",
+            value: (one) => one.device.mean_us,
+            cell: (one) => duration(one.device.mean_us / 1e6),
+          },
+          {
+            key: "tensor",
+            label: "tensor cores",
+            value: (one) => Number(one.tensor_cores),
+            cell: (one) => (one.tensor_cores ? "yes" : one.tensor_cores_eligible ? "no, but could" : "no"),
+          },
+          {
+            key: "occupancy",
+            label: "occupancy",
+            value: (one) => one.occupancy_percent,
+            cell: (one) => (one.occupancy_percent === null ? "–" : `${plain(one.occupancy_percent)}%`),
+          },
         ]}
         height={340}
       />

@@ -8,11 +8,17 @@ export function Provenance({ profile, writtenBy }: { profile: Profile; writtenBy
   const { context, settings, traced } = profile;
   const rows: [ComponentChildren, ComponentChildren][] = [
     ["framework", `${context.framework} ${context.framework_version}, torch ${context.torch_version}`],
-    ["device", `${context.device_name || "unknown"} (${context.device_type})${context.host ? ` on ${context.host}` : ""}`],
+    [
+      "device",
+      `${context.device_name || "unknown"} (${context.device_type})${context.host ? ` on ${context.host}` : ""}`,
+    ],
     ["precision", context.precision || "n/a"],
     ["ranks", ranksWords(profile)],
     [<Term word="counted step">counted</Term>, `step ${runsOf(profile.counted_steps) || "n/a"}`],
-    [<Term word="timed steps">timed</Term>, profile.timed_steps.length ? `steps ${runsOf(profile.timed_steps)}` : "n/a: no step was timed"],
+    [
+      <Term word="timed steps">timed</Term>,
+      profile.timed_steps.length ? `steps ${runsOf(profile.timed_steps)}` : "n/a: no step was timed",
+    ],
     [
       <Term word="traced step">traced</Term>,
       traced
@@ -20,13 +26,40 @@ export function Provenance({ profile, writtenBy }: { profile: Profile; writtenBy
         : "n/a: no step was traced",
     ],
     ["trace files", traced?.files.length ? traced.files.join(", ") : "none kept"],
-    ["batch", `${profile.samples === null ? "n/a" : plain(profile.samples)} samples a step on this rank, ${counted(profile.micro_steps, "micro-step")}${profile.variable ? "; shapes kept changing" : ""}`],
-    ["causal attention", settings.causal_attention === "full" ? "counted over the full score matrix" : "counted over half of the score matrix"],
-    ["dtypes", profile.dtypes.filter((one) => one.hardware > 0).map((one) => `${one.dtype} ${si(one.hardware / Math.max(1, profile.counted_steps.length), "FLOPs")} (peak ${si(one.peak_flops_per_sec, "FLOP/s")})`).join(", ") || "n/a"],
+    [
+      "batch",
+      `${profile.samples === null ? "n/a" : plain(profile.samples)} samples a step on this rank, ${counted(profile.micro_steps, "micro-step")}${profile.variable ? "; shapes kept changing" : ""}`,
+    ],
+    [
+      "causal attention",
+      settings.causal_attention === "full"
+        ? "counted over the full score matrix"
+        : "counted over half of the score matrix",
+    ],
+    [
+      "dtypes",
+      profile.dtypes
+        .filter((one) => one.hardware > 0)
+        .map(
+          (one) =>
+            `${one.dtype} ${si(one.hardware / Math.max(1, profile.counted_steps.length), "FLOPs")} (peak ${si(one.peak_flops_per_sec, "FLOP/s")})`,
+        )
+        .join(", ") || "n/a",
+    ],
     ...(Object.keys(profile.timing?.excluded_sec ?? {}).length
-      ? [["left out of steps", listed(Object.entries(profile.timing?.excluded_sec ?? {}).map(([cause, sec]) => `${cause} ${duration(sec)}`))] as [string, string]]
+      ? [
+          [
+            "left out of steps",
+            listed(
+              Object.entries(profile.timing?.excluded_sec ?? {}).map(([cause, sec]) => `${cause} ${duration(sec)}`),
+            ),
+          ] as [string, string],
+        ]
       : []),
-    ["written by", `lightning-flops ${writtenBy}, schema ${profile.schema_version}, when the run was at step ${plain(profile.report_step)}`],
+    [
+      "written by",
+      `lightning-flops ${writtenBy}, schema ${profile.schema_version}, when the run was at step ${plain(profile.report_step)}`,
+    ],
   ];
   const missing = Object.entries(profile.ranks?.unavailable ?? profile.unavailable);
   const uncounted = Object.entries(profile.uncounted);
@@ -57,7 +90,10 @@ export function Provenance({ profile, writtenBy }: { profile: Profile; writtenBy
               plain(one.calls),
               plain(one.output_elements),
               one.heavy ? "yes" : "no",
-              `${one.modules.slice(0, 4).map((module) => module || "(the root)").join(", ")}${one.modules.length > 4 ? ` and ${one.modules.length - 4} more` : ""}`,
+              `${one.modules
+                .slice(0, 4)
+                .map((module) => module || "(the root)")
+                .join(", ")}${one.modules.length > 4 ? ` and ${one.modules.length - 4} more` : ""}`,
             ])}
           />
         </>

@@ -55,8 +55,22 @@ export function Ranks({ profile }: { profile: Profile }): JSX.Element | null {
         columns={[
           { key: "rank", label: "rank", text: true, value: (one) => one.rank, cell: (one) => one.rank },
           { key: "host", label: "host", text: true, value: (one) => one.host, cell: (one) => one.host },
-          ...(ranks.stages.length ? [{ key: "stage", label: "stage", value: (one: RankFigures) => one.stage, cell: (one: RankFigures) => one.stage }] : []),
-          { key: "step", label: "step time", value: (one) => one.global_step_sec, cell: (one) => duration(one.global_step_sec) },
+          ...(ranks.stages.length
+            ? [
+                {
+                  key: "stage",
+                  label: "stage",
+                  value: (one: RankFigures) => one.stage,
+                  cell: (one: RankFigures) => one.stage,
+                },
+              ]
+            : []),
+          {
+            key: "step",
+            label: "step time",
+            value: (one) => one.global_step_sec,
+            cell: (one) => duration(one.global_step_sec),
+          },
           ...names.map((name) => ({
             key: name,
             label: partLabel(name),
@@ -64,14 +78,23 @@ export function Ranks({ profile }: { profile: Profile }): JSX.Element | null {
             cell: (one: RankFigures) => duration(one.parts_sec[name]),
           })),
           { key: "flops", label: "FLOPs", value: (one) => one.model_flops, cell: (one) => si(one.model_flops) },
-          { key: "memory", label: "peak memory", value: (one) => one.peak_memory_bytes, cell: (one) => bytes(one.peak_memory_bytes) },
+          {
+            key: "memory",
+            label: "peak memory",
+            value: (one) => one.peak_memory_bytes,
+            cell: (one) => bytes(one.peak_memory_bytes),
+          },
         ]}
         height={300}
       />
       <Communication profile={profile} />
       {ranks.absences.length ? (
         <p class="note">
-          Missing: {ranks.absences.slice(0, 8).map((one) => `rank ${one.rank} (${one.reason})`).join("; ")}
+          Missing:{" "}
+          {ranks.absences
+            .slice(0, 8)
+            .map((one) => `rank ${one.rank} (${one.reason})`)
+            .join("; ")}
           {ranks.absences.length > 8 ? ` and ${counted(ranks.absences.length - 8, "more rank")}` : ""}.
         </p>
       ) : null}
@@ -104,7 +127,14 @@ function Communication({ profile }: { profile: Profile }): JSX.Element | null {
   const found = profile.ranks?.communication ?? null;
   if (found === null) return null;
   const row = (name: string, one: RankSpread | null, show: (value: number) => string): (string | number)[] =>
-    one === null ? [name, "n/a", "", ""] : [name, `${show(one.least)} (rank ${one.least_rank})`, show(one.median), `${show(one.greatest)} (rank ${one.greatest_rank})`];
+    one === null
+      ? [name, "n/a", "", ""]
+      : [
+          name,
+          `${show(one.least)} (rank ${one.least_rank})`,
+          show(one.median),
+          `${show(one.greatest)} (rank ${one.greatest_rank})`,
+        ];
   return (
     <>
       <h3>Communication in the traced step</h3>

@@ -29,19 +29,35 @@ export function Roofline({ profile, tree }: { profile: Profile; tree: ModuleTree
       title="Roofline"
       note={
         <>
-          How fast, over how many <Term word="FLOPs a byte" />. FLOPs and bytes are of the <Term word="counted step" />, seconds of the{" "}
-          <Term word="traced step" />. Areas are in proportion to time.
-          {roof.bandwidth === null ? " The memory bandwidth of this device is not known, so the roof is the peak alone." : ""}
-          {drawn.length < points.length ? ` Drawn: the ${plain(MOST)} that take most time of ${plain(points.length)}; the table has all.` : ""}
+          How fast, over how many <Term word="FLOPs a byte" />. FLOPs and bytes are of the <Term word="counted step" />,
+          seconds of the <Term word="traced step" />. Areas are in proportion to time.
+          {roof.bandwidth === null
+            ? " The memory bandwidth of this device is not known, so the roof is the peak alone."
+            : ""}
+          {drawn.length < points.length
+            ? ` Drawn: the ${plain(MOST)} that take most time of ${plain(points.length)}; the table has all.`
+            : ""}
         </>
       }
     >
       <div class="tools">
         <div class="choice" role="group" aria-label="Points">
-          <button type="button" class={showsModules ? "chosen" : ""} aria-pressed={showsModules} disabled={!modules.length} onClick={() => setOfModules(true)}>
+          <button
+            type="button"
+            class={showsModules ? "chosen" : ""}
+            aria-pressed={showsModules}
+            disabled={!modules.length}
+            onClick={() => setOfModules(true)}
+          >
             Modules
           </button>
-          <button type="button" class={showsModules ? "" : "chosen"} aria-pressed={!showsModules} disabled={!operators.length} onClick={() => setOfModules(false)}>
+          <button
+            type="button"
+            class={showsModules ? "" : "chosen"}
+            aria-pressed={!showsModules}
+            disabled={!operators.length}
+            onClick={() => setOfModules(false)}
+          >
             Operators
           </button>
         </div>
@@ -57,13 +73,29 @@ export function Roofline({ profile, tree }: { profile: Profile; tree: ModuleTree
           keyOf={(one) => one.name}
           rows={points}
           columns={[
-            { key: "name", label: showsModules ? "module" : "operator", text: true, value: (one) => one.name, cell: (one) => one.name },
+            {
+              key: "name",
+              label: showsModules ? "module" : "operator",
+              text: true,
+              value: (one) => one.name,
+              cell: (one) => one.name,
+            },
             { key: "seconds", label: "own time", value: (one) => one.seconds, cell: (one) => duration(one.seconds) },
             { key: "flops", label: "own FLOPs", value: (one) => one.flops, cell: (one) => si(one.flops) },
             { key: "bytes", label: "bytes", value: (one) => one.bytes, cell: (one) => bytes(one.bytes) },
-            { key: "intensity", label: "FLOPs a byte", value: (one) => one.intensity, cell: (one) => plain(Number(one.intensity.toPrecision(3))) },
+            {
+              key: "intensity",
+              label: "FLOPs a byte",
+              value: (one) => one.intensity,
+              cell: (one) => plain(Number(one.intensity.toPrecision(3))),
+            },
             { key: "achieved", label: "FLOP/s", value: (one) => one.achieved, cell: (one) => si(one.achieved) },
-            { key: "attainable", label: "attainable", value: (one) => one.attainable, cell: (one) => si(one.attainable) },
+            {
+              key: "attainable",
+              label: "attainable",
+              value: (one) => one.attainable,
+              cell: (one) => si(one.attainable),
+            },
             {
               key: "of",
               label: "of attainable",
@@ -103,7 +135,12 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
     ].join("\n");
   return (
     <div ref={box} class="roofline">
-      <svg width="100%" height={HEIGHT} role="img" aria-label={`Roofline of ${points.length} points. The table below has every figure.`}>
+      <svg
+        width="100%"
+        height={HEIGHT}
+        role="img"
+        aria-label={`Roofline of ${points.length} points. The table below has every figure.`}
+      >
         {decades(x.domain() as [number, number]).map((one) => (
           <g key={one}>
             <line class="rule" x1={x(one)} x2={x(one)} y1={MARGIN.top} y2={HEIGHT - MARGIN.bottom} />
@@ -124,11 +161,23 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
           FLOPs a byte
         </text>
         {roof.bandwidth !== null ? (
-          <line class="roof" x1={x(from)} y1={y(Math.max(y.domain()[0] as number, roof.bandwidth * from))} x2={x(ridge ?? to)} y2={y(clipped(roof.bandwidth * (ridge ?? to)))} />
+          <line
+            class="roof"
+            x1={x(from)}
+            y1={y(Math.max(y.domain()[0] as number, roof.bandwidth * from))}
+            x2={x(ridge ?? to)}
+            y2={y(clipped(roof.bandwidth * (ridge ?? to)))}
+          />
         ) : null}
         {roof.peaks.map((one, place) => (
           <g key={one.dtype}>
-            <line class={`roof${place ? " lesser" : ""}`} x1={x(Math.min(Math.max(from, roof.bandwidth ? one.flopsPerSec / roof.bandwidth : from), to))} x2={x(to)} y1={y(one.flopsPerSec)} y2={y(one.flopsPerSec)} />
+            <line
+              class={`roof${place ? " lesser" : ""}`}
+              x1={x(Math.min(Math.max(from, roof.bandwidth ? one.flopsPerSec / roof.bandwidth : from), to))}
+              x2={x(to)}
+              y1={y(one.flopsPerSec)}
+              y2={y(one.flopsPerSec)}
+            />
             <text class="axis strong" x={x(to) - 4} y={y(one.flopsPerSec) - 5} text-anchor="end">
               {`${one.dtype} peak ${si(one.flopsPerSec, "FLOP/s")}`}
             </text>
@@ -146,7 +195,13 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
           />
         ))}
         {labels.map(({ point, dx, anchor }) => (
-          <text key={point.name} class="point-name" x={x(point.intensity) + dx} y={y(point.achieved) + 4} text-anchor={anchor}>
+          <text
+            key={point.name}
+            class="point-name"
+            x={x(point.intensity) + dx}
+            y={y(point.achieved) + 4}
+            text-anchor={anchor}
+          >
             {point.name.length > 34 ? `…${point.name.slice(-33)}` : point.name}
           </text>
         ))}
@@ -163,14 +218,20 @@ function wide(from: number, to: number): [number, number] {
 
 function decades([from, to]: [number, number]): number[] {
   const found: number[] = [];
-  for (let power = Math.ceil(Math.log10(from)); power <= Math.floor(Math.log10(to)); power += 1) found.push(10 ** power);
+  for (let power = Math.ceil(Math.log10(from)); power <= Math.floor(Math.log10(to)); power += 1)
+    found.push(10 ** power);
   return found;
 }
 
 type Scale = (value: number) => number;
 
 /** Names of the largest points, where they do not run into one another. */
-function placedLabels(points: readonly Point[], x: Scale, y: Scale, radius: (one: Point) => number): { point: Point; dx: number; anchor: "start" | "end" }[] {
+function placedLabels(
+  points: readonly Point[],
+  x: Scale,
+  y: Scale,
+  radius: (one: Point) => number,
+): { point: Point; dx: number; anchor: "start" | "end" }[] {
   const taken: { left: number; right: number; top: number }[] = [];
   const placed: { point: Point; dx: number; anchor: "start" | "end" }[] = [];
   for (const point of points.slice(0, 40)) {

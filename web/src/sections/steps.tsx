@@ -65,11 +65,19 @@ export function Steps({ profile }: { profile: Profile }): JSX.Element | null {
           <AsTable
             caption="Every timed step, as a table"
             head={["step", ...names.map(partLabel), "all"]}
-            rows={steps.map((one) => [one.index, ...names.map((name) => duration(one.parts[name])), duration(one.seconds)])}
+            rows={steps.map((one) => [
+              one.index,
+              ...names.map((name) => duration(one.parts[name])),
+              duration(one.seconds),
+            ])}
           />
         </>
       ) : null}
-      <PlainTable caption="Spread of the timed steps" head={["part", "mean", "least", "median", "most", "deviation"]} rows={spread} />
+      <PlainTable
+        caption="Spread of the timed steps"
+        head={["part", "mean", "least", "median", "most", "deviation"]}
+        rows={spread}
+      />
     </Section>
   );
 }

@@ -7,7 +7,12 @@ import { SearchableGrid } from "../ui/grid";
 import { Section } from "../ui/section";
 import { Strip } from "../ui/strip";
 
-export function Windows(props: { run: Run; at: number; place: Place; go: (changes: Place) => void }): JSX.Element | null {
+export function Windows(props: {
+  run: Run;
+  at: number;
+  place: Place;
+  go: (changes: Place) => void;
+}): JSX.Element | null {
   const { run, at, place, go } = props;
   if (run.windows.length < 2) return null;
   const timed = run.windows.flatMap((one, window) => (one.global_step_sec === null ? [] : [{ one, window }]));
@@ -55,11 +60,32 @@ export function Windows(props: { run: Run; at: number; place: Place; go: (change
                 <a href={hrefOf(place, { window: String(window) })}>{plain(figures.profile_step)}</a>
               ),
           },
-          { key: "time", label: "step time", value: (one) => one.figures.global_step_sec, cell: (one) => duration(one.figures.global_step_sec) },
-          { key: "samples", label: "samples/s", value: (one) => one.figures.samples_per_sec, cell: (one) => plain(one.figures.samples_per_sec) },
+          {
+            key: "time",
+            label: "step time",
+            value: (one) => one.figures.global_step_sec,
+            cell: (one) => duration(one.figures.global_step_sec),
+          },
+          {
+            key: "samples",
+            label: "samples/s",
+            value: (one) => one.figures.samples_per_sec,
+            cell: (one) => plain(one.figures.samples_per_sec),
+          },
           { key: "mfu", label: "MFU", value: (one) => one.figures.mfu, cell: (one) => percent(one.figures.mfu) },
-          { key: "flops", label: "FLOPs", value: (one) => one.figures.model_flops, cell: (one) => si(one.figures.model_flops) },
-          { key: "advice", label: "first advice", text: true, value: (one) => one.figures.advice, cell: (one) => one.figures.advice?.replaceAll("_", " ") ?? "" },
+          {
+            key: "flops",
+            label: "FLOPs",
+            value: (one) => one.figures.model_flops,
+            cell: (one) => si(one.figures.model_flops),
+          },
+          {
+            key: "advice",
+            label: "first advice",
+            text: true,
+            value: (one) => one.figures.advice,
+            cell: (one) => one.figures.advice?.replaceAll("_", " ") ?? "",
+          },
         ]}
         height={320}
       />

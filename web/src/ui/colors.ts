@@ -21,6 +21,9 @@ export function paintOf(share: number | null): Paint {
 export const STEPS: readonly { fill: string; words: string }[] = FILLS.map((fill, step) => {
   const from = LIMITS[step - 1];
   const to = LIMITS[step];
-  const words = from === undefined ? `under ${(to as number) * 100}%` : `${Math.round(from * 100)}${to === undefined ? "% and more" : `–${Math.round(to * 100)}`}`;
+  const words =
+    from === undefined
+      ? `under ${(to as number) * 100}%`
+      : `${Math.round(from * 100)}${to === undefined ? "% and more" : `–${Math.round(to * 100)}`}`;
   return { fill, words };
 });

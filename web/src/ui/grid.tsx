@@ -165,11 +165,7 @@ export function Grid<Row>(props: GridProps<Row>): JSX.Element {
   );
 }
 
-function Head<Row>(props: {
-  column: Column<Row>;
-  sorting: Sorting;
-  onSort: (sorting: Sorting) => void;
-}): JSX.Element {
+function Head<Row>(props: { column: Column<Row>; sorting: Sorting; onSort: (sorting: Sorting) => void }): JSX.Element {
   const { column, sorting } = props;
   const isSorted = sorting.key === column.key;
   const kind = column.text ? "text" : "figure";
@@ -272,7 +268,9 @@ export function Search(props: {
         onInput={(event) => props.onChange(event.currentTarget.value)}
       />
       <span class="note" role="status">
-        {props.value ? `${props.found.toLocaleString("en-US")} of ${props.of.toLocaleString("en-US")} ${props.what}` : ""}
+        {props.value
+          ? `${props.found.toLocaleString("en-US")} of ${props.of.toLocaleString("en-US")} ${props.what}`
+          : ""}
       </span>
     </div>
   );

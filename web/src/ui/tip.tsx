@@ -51,7 +51,11 @@ export function Tip(): JSX.Element {
     : {};
   return (
     <div id="tip" class="tip" role="tooltip" hidden={shown === null} style={place}>
-      {shown?.text.split("\n").map((line, at) => <div key={at} class={at ? "" : "tip-first"}>{line}</div>)}
+      {shown?.text.split("\n").map((line, at) => (
+        <div key={at} class={at ? "" : "tip-first"}>
+          {line}
+        </div>
+      ))}
     </div>
   );
 }
