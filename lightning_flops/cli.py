@@ -1,4 +1,4 @@
-"""Front door of the command line: ``lightning-flops run PROGRAM…``, ``lightning-flops trace FILE…``."""
+"""Front door of the command line: ``lightning-flops run PROGRAM…``, ``report PATH``, ``trace FILE…``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ PROGRAM = "lightning-flops"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
-    0: done. 1: a file cannot be read, files do not belong together, or there is no such module to run; standard error
-    says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised here.
+    0: done. 1: a file cannot be read or written, files do not belong together, or there is no such module to run;
+    standard error says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised
+    here.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[len(launcher) : len(launcher) + 1] == ["run"]:
         options = _parser().parse_args(arguments[len(launcher) :])
         return _run(options, [*options.program[:1], *launcher, *options.program[1:]])
-    return _print_trace(_parser().parse_args(arguments))
+    options = _parser().parse_args(arguments)
+    return _write_page(options) if options.command == "report" else _print_trace(options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
     run = commands.add_parser(
         "run",
         help="run a training program unchanged, profiled",
@@ -83,6 +85,21 @@ def _parser() -> argparse.ArgumentParser:
         nargs=argparse.PARSER,
         metavar="PROGRAM",
         help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
+    )
+    report = commands.add_parser(
+        "report",
+        help="write profiles as one HTML page",
+        description="Write profiles as one HTML page, which needs no network and opens from disk.",
+    )
+    report.add_argument(
+        "path", metavar="PATH", help="a profile.json, or a folder of logs with such files below it; path or URL"
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
+        "profile.html in the working directory",
     )
     trace = commands.add_parser(
         "trace",
@@ -286,6 +303,36 @@ def _install(deepspeed: ModuleType) -> None:
     from lightning_flops.deepspeed import install
 
     install()
+
+
+def _write_page(options: argparse.Namespace) -> int:
+    from lightning_flops.analysis.profile_files import read_runs
+    from lightning_flops.report.html_page import ShownRun, render_page
+    from lightning_flops.sinks.file import write_text_file
+
+    output = options.output or _page_of(options.path)
+    try:
+        runs = read_runs(options.path)
+        problems = [problem for run in runs for problem in run.problems]
+        if not any(run.windows for run in runs):
+            raise LightningFlopsError("; ".join(problems))
+        page = render_page([ShownRun(name=one.name, windows=one.windows, problems=one.problems) for one in runs])
+        write_text_file(output, page)
+    except (LightningFlopsError, OSError) as error:
+        sys.stderr.write(f"{PROGRAM}: {printable(str(error))}\n")
+        return 1
+    for problem in problems:
+        _say(problem)
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(f"{printable(output)}\n")
+    return 0
+
+
+def _page_of(path: str) -> str:
+    """Where the page of what lies at *path* goes if nobody says: never to another machine."""
+    if "://" in path or "::" in path:
+        return "profile.html"
+    return os.path.join(path, "profile.html") if os.path.isdir(path) else f"{os.path.splitext(path)[0]}.html"
 
 
 def _print_trace(options: argparse.Namespace) -> int:

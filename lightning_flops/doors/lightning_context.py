@@ -174,21 +174,24 @@ def run_output(
     """
     part = "" if loop == "training" else loop
     development = bool(getattr(trainer, "fast_dev_run", False))
+    loggers = LoggersSink(trainer.loggers)
     return LoggedOutput(
         config,
-        loggers=LoggersSink(trainer.loggers),
+        loggers=loggers,
         console=ConsoleSink(),
         files=RunFiles(
             output_file=config.output_file,
             folder=lambda: None if development else _log_folder(trainer) or own_folder,
             part=part,
             timer_only=config.timer_only,
+            html=config.html,
         ),
         text_file=True,
         x_axis=lambda step: step,
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,
         part=part,
+        artifacts=loggers,
     )
 
 

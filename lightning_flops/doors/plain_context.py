@@ -170,10 +170,16 @@ class LoopOutput:
             config,
             loggers=_Both(self._writers, self._loggers),
             console=ConsoleSink(),
-            files=RunFiles(output_file=config.output_file, folder=self._files_folder, timer_only=config.timer_only),
+            files=RunFiles(
+                output_file=config.output_file,
+                folder=self._files_folder,
+                timer_only=config.timer_only,
+                html=config.html,
+            ),
             text_file=True,
             x_axis=lambda step: step,
             announce=announce,
+            artifacts=self._loggers,
         )
 
     def _files_folder(self) -> str | None:

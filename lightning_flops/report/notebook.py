@@ -12,6 +12,7 @@ from lightning_flops.records import PhaseFlops
 from lightning_flops.report import html as page
 from lightning_flops.report.counts_text import ABOUT, counts_table
 from lightning_flops.report.headline import figures, headline, throughput_headline
+from lightning_flops.report.html_page import ShownRun, render_page
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
@@ -50,6 +51,11 @@ def html(report: _Shown) -> str:
     if isinstance(report, Profile):
         return _profile(report)
     return _throughput(report) if isinstance(report, ThroughputSummary) else _counts(report)
+
+
+def whole_page(profile: Profile) -> str:
+    """*profile* as an HTML file of its own."""
+    return render_page([ShownRun(name="this run", windows=[profile])])
 
 
 def _profile(profile: Profile) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.timing.monitor import MonitorReading
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.sinks.sink import Sink, TextSink
+    from lightning_flops.sinks.sink import ArtifactSink, Sink, TextSink
 
 logger = package_logger(__name__)
 
@@ -48,6 +48,7 @@ class WrittenProfile(NamedTuple):
 
     text_path: str | None
     json_path: str | None
+    html_path: str | None = None
 
 
 class RunFiles:
@@ -59,6 +60,7 @@ class RunFiles:
         rank: the rank that writes.
         part: a word that file names have if the run is not a training run.
         timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
+        html: a page is written beside each profile.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class RunFiles:
         rank: int = 0,
         part: str = "",
         timer_only: bool = False,
+        html: bool = False,
     ) -> None:
         self._output_file = output_file
         self.folder = folder
         """Returns the folder of the files."""
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._timer_only = timer_only
+        self._html = html
         self._profiles_written = 0
         self._free_paths = FreePaths()
 
@@ -93,7 +97,8 @@ class RunFiles:
         json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
-        return WrittenProfile(text_path, json_path)
+        html_path = _write_file(path.removesuffix(".json") + ".html", profile.to_html()) if self._html else None
+        return WrittenProfile(text_path, json_path, html_path)
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, unless a profile was asked for and there is none."""
@@ -121,6 +126,7 @@ class LoggedOutput:
         x_axis: the loggers' x-axis value, given the step of a report.
         announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
+        artifacts: keeps the page with the run, wherever that is; None: the file alone.
         part: a word that tags have below their prefix if the run is not a training run.
     """
 
@@ -136,6 +142,7 @@ class LoggedOutput:
         announce: Callable[[str], None] | None = None,
         nowhere: str = "",
         part: str = "",
+        artifacts: ArtifactSink | None = None,
     ) -> None:
         self._config = config
         self._loggers = loggers
@@ -146,6 +153,7 @@ class LoggedOutput:
         self._x_axis = x_axis
         self._announce = announce
         self._nowhere = nowhere
+        self._artifacts = artifacts
         self.part = part
         """A word that tags have below their prefix; empty in a training run."""
 
@@ -159,7 +167,10 @@ class LoggedOutput:
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
         written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
+        if written.html_path is not None and self._artifacts is not None:
+            self._artifacts.keep_file(written.html_path)
         places = {
+            "the page is in": written.html_path,
             "the report is in": written.text_path,
             "the loggers show the report as the text": f"{prefix}/profile" if shown else None,
             "every number is in": written.json_path,

@@ -24,5 +24,12 @@ class TextSink(Protocol):
         """
 
 
+class ArtifactSink(Protocol):
+    """Keeps files with a run, such as a logging service does."""
+
+    def keep_file(self, path: str) -> None:
+        """Keep the file at *path*, a local path or a URL, if it can be kept."""
+
+
 class Sink(ScalarSink, TextSink, Protocol):
     """Takes both."""

@@ -281,7 +281,8 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
     figures, folder = headline(callback.profile), f"{tmp_path}/lightning_flops_logs"
     assert "FLOPs and " in figures and " samples/s, MFU n/a (no dense peak is known for float32 on " in figures
     sentence = (
-        f"FLOPs of step 1: {figures} The report is in {folder}/profile.txt, every number is in {folder}/profile.json"
+        f"FLOPs of step 1: {figures} The page is in {folder}/profile.html, the report is in {folder}/profile.txt, "
+        f"every number is in {folder}/profile.json"
     )
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
     # Where the package's own log is shown, its line has them.
@@ -301,7 +302,7 @@ def test_without_any_logger_everything_lies_in_one_folder_of_ours(
     assert callback.profile is not None
     folder = tmp_path / "lightning_flops_logs"
     assert files_in(tmp_path) == [
-        f"lightning_flops_logs/{name}" for name in ("profile.json", "profile.txt", "throughput.json")
+        f"lightning_flops_logs/{name}" for name in ("profile.html", "profile.json", "profile.txt", "throughput.json")
     ]
     assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
     assert (folder / "profile.txt").read_text() == render_text(callback.profile)
@@ -312,7 +313,8 @@ def test_a_logger_without_a_folder_for_each_run_is_no_place_for_files(
 ) -> None:
     base: Any = importlib.import_module(f"{root}.loggers.logger").DummyLogger
     service = type("Service", (base,), {"save_dir": str(tmp_path / "service")})()
-    trainer(FlopsProfilerCallback(timing_steps=1, monitor=False), logger=service).fit(new_net(root), loader(6))
+    callback = FlopsProfilerCallback(timing_steps=1, monitor=False, html=False)
+    trainer(callback, logger=service).fit(new_net(root), loader(6))
     assert files_in(tmp_path) == ["lightning_flops_logs/profile.json", "lightning_flops_logs/profile.txt"]
 
 

@@ -1,0 +1,135 @@
+"""Profiles as one HTML file: the page that ``web/`` builds, with the profiles inside it and nothing from elsewhere.
+
+The page's policy (a content security policy in its head) lets nothing run but the two files of the package, which it
+names by their digests, and lets nothing be loaded from anywhere. Profiles are data, compressed, which the page reads as
+JSON; what they call things is text there, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.profile import Profile
+from lightning_flops.text.printable import printable
+
+BUNDLE = files("lightning_flops.report") / "page"
+"""What ``web/`` builds: ``page.js``, ``style.css``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """The windows of one run, in their order."""
+
+    name: str
+    """Told apart from other runs on the page by it."""
+    windows: Sequence[Profile]
+    """One page shows them all, one at a time."""
+    problems: Sequence[str] = ()
+    """What could not be read, in sentences."""
+
+
+def render_page(runs: Sequence[ShownRun]) -> str:
+    """The page of *runs*, whole: it needs no network, and opens from disk.
+
+    Raises:
+        ProfileFormatError: a number of a profile is not finite.
+    """
+    return "".join(_pieces(runs))
+
+
+def _pieces(runs: Sequence[ShownRun]) -> Iterator[str]:
+    script, style = bundled("page.js"), bundled("style.css")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_digest(script)}'",
+            f"style-src '{_digest(style)}'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    yield (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(_title(runs))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        '<div id="app"><noscript>This page shows profiles with a script; profile.json beside it has every number.'
+        "</noscript></div>\n"
+    )
+    document = json.dumps(document_of(runs), ensure_ascii=True, allow_nan=False)
+    # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
+    yield f'<script type="application/json" id="document">{document.replace("<", chr(92) + "u003c")}</script>\n'
+    for at, run in enumerate(runs):
+        for number, profile in enumerate(run.windows):
+            packed = gzip.compress(dataclass_json.dump(profile, indented=False).encode(), compresslevel=6, mtime=0)
+            text = base64.b64encode(packed).decode("ascii")
+            yield f'<script type="text/plain" id="profile-{at}-{number}">{text}</script>\n'
+    yield f"<script>{script}</script>\n</body>\n</html>\n"
+
+
+def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
+    """What the page reads first: which runs there are, and a few figures of each of their windows."""
+    return {
+        "kind": "profiles",
+        "written_by": _version(),
+        "runs": [
+            {
+                "name": printable(run.name),
+                "windows": [window_figures(profile) for profile in run.windows],
+                "problems": [printable(problem) for problem in run.problems],
+            }
+            for run in runs
+        ],
+    }
+
+
+def window_figures(profile: Profile) -> Mapping[str, Any]:
+    """One window in a few figures, for a strip of many windows."""
+    timing, rates = profile.timing, profile.job_rates
+    return {
+        "profile_step": profile.profile_step,
+        "report_step": profile.report_step,
+        "global_step_sec": None if timing is None else timing.global_step_sec,
+        "parts_sec": {} if timing is None else {part.name: part.mean_sec for part in timing.parts},
+        "samples_per_sec": rates.samples_per_sec,
+        "tokens_per_sec": rates.tokens_per_sec,
+        "mfu": rates.mfu,
+        "model_flops": profile.flops.model,
+        "advice": profile.advice[0].rule if profile.advice else None,
+    }
+
+
+@cache
+def bundled(name: str) -> str:
+    """The text of a file that ``web/`` built."""
+    return (BUNDLE / name).read_text(encoding="utf-8")
+
+
+@cache
+def _version() -> str:
+    """Of this package, by what was installed: the layers below the package do not know its root."""
+    try:
+        return version("lightning-flops")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def _title(runs: Sequence[ShownRun]) -> str:
+    profiles = [profile for run in runs for profile in run.windows]
+    model = profiles[0].modules[0].type_name if profiles and profiles[0].modules else ""
+    return printable(f"{model or 'FLOPs profile'}, step {profiles[0].profile_step}" if profiles else "FLOPs profile")

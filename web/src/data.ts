@@ -1,0 +1,86 @@
+// Where the page's profiles come from: the file that the page itself is, or TensorBoard's server.
+
+import type { Profile } from "./schema";
+
+/** One window in a few figures: what a strip of many windows shows without reading any profile. */
+export interface WindowFigures {
+  profile_step: number;
+  report_step: number;
+  global_step_sec: number | null;
+  parts_sec: Record<string, number>;
+  samples_per_sec: number | null;
+  tokens_per_sec: number | null;
+  mfu: number | null;
+  model_flops: number;
+  advice: string | null;
+}
+
+export interface Run {
+  name: string;
+  windows: WindowFigures[];
+  /** Files of the run that could not be read, in sentences. */
+  problems: string[];
+}
+
+/** What the page is to show. Another kind of document (two runs compared) gets a member of its own here. */
+export interface ProfilesDocument {
+  kind: "profiles";
+  written_by: string;
+  runs: Run[];
+}
+
+export type PageDocument = ProfilesDocument;
+
+export interface Source {
+  document: PageDocument;
+  profile(run: number, window: number): Promise<Profile>;
+  /** Where runs come and go: reads the document anew. */
+  refresh?(): Promise<PageDocument>;
+}
+
+/** The profiles that lie in this page, each compressed on its own: only what is looked at is unpacked. */
+export function embeddedSource(page: Document): Source | null {
+  const text = page.getElementById("document")?.textContent;
+  if (!text) return null;
+  const read = remembered((run, window) => unpack(page.getElementById(`profile-${run}-${window}`)?.textContent ?? ""));
+  return { document: JSON.parse(text) as PageDocument, profile: read };
+}
+
+/** The profiles of the runs that TensorBoard shows; *base* is the address of the plugin's routes. */
+export async function servedSource(base: string): Promise<Source> {
+  const get = async (path: string): Promise<unknown> => {
+    const answer = await fetch(new URL(path, base));
+    if (!answer.ok) throw new Error(await answer.text());
+    return answer.json();
+  };
+  const source: Source = {
+    document: (await get("runs")) as PageDocument,
+    profile: (run, window) => {
+      const one = source.document.runs[run];
+      const place = new URLSearchParams({ run: one?.name ?? "", window: String(window) });
+      return get(`profile?${place}`) as Promise<Profile>;
+    },
+    refresh: async () => {
+      source.document = (await get("runs")) as PageDocument;
+      return source.document;
+    },
+  };
+  return source;
+}
+
+function remembered(read: (run: number, window: number) => Promise<Profile>): Source["profile"] {
+  const known = new Map<string, Promise<Profile>>();
+  return (run, window) => {
+    const key = `${run}-${window}`;
+    const found = known.get(key) ?? read(run, window);
+    known.set(key, found);
+    return found;
+  };
+}
+
+/** JSON that was compressed by gzip and written in base64. */
+export async function unpack(text: string): Promise<Profile> {
+  const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
+  const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(unpacked).text()) as Profile;
+}
