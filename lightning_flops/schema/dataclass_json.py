@@ -12,7 +12,7 @@ import re
 import types
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -46,27 +46,30 @@ def dump(value: object, *, indented: bool = True) -> str:
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:
+def load(cls: type[_T], text: str, *, version_field: str, version: int, oldest: int | None = None) -> _T:
     """The dataclass *cls* that ``dump`` wrote as *text*; every field must be there, and no other.
+
+    In a text of an older version a field may be missing if it has a default: that is what it was before it came.
 
     Args:
         cls: class to build.
         text: JSON.
         version_field: field of *cls* that says which shape the JSON has; it is looked at before any other.
-        version: the only value of that field that can be read.
+        version: value of that field in what ``dump`` writes today.
+        oldest: the oldest version that can be read; None if that is *version*.
 
     Raises:
         ProfileFormatError: not JSON, another version, or a field that is missing, unknown or of a wrong type.
     """
+    oldest = version if oldest is None else oldest
     plain = _parsed(text)
     if not isinstance(plain, dict):
         _fail(f"the profile must be a JSON object, got {shown(plain, chars=_SHOWN_CHARS)}")
     found = plain.get(version_field)
-    if type(found) is not int or found != version:
-        _fail(
-            f"{version_field} must be {version}, the version this package reads, got {shown(found, chars=_SHOWN_CHARS)}"
-        )
-    return _read(cls, plain)
+    if type(found) is not int or not oldest <= found <= version:
+        known = f"{version}, the version" if oldest == version else f"{oldest} to {version}, the versions"
+        _fail(f"{version_field} must be {known} this package reads, got {shown(found, chars=_SHOWN_CHARS)}")
+    return _read(cls, plain, fill=found < version)
 
 
 def load_part(cls: type[_T], text: str) -> _T:
@@ -85,9 +88,9 @@ def _parsed(text: str) -> Any:
         raise ProfileFormatError(f"the profile {error}") from error
 
 
-def _read(cls: type[_T], plain: Any) -> _T:
+def _read(cls: type[_T], plain: Any, *, fill: bool = False) -> _T:
     try:
-        return cast("_T", _reader(cast("Any", cls))(plain))
+        return cast("_T", _reader(cast("Any", cls), fill)(plain))
     except _Misfit as misfit:
         _fail(str(misfit))
 
@@ -152,27 +155,30 @@ class _Misfit(Exception):
 
 
 @cache
-def _reader(kind: Any) -> _Reader:
-    """The function that makes a value of *kind* from plain JSON or raises _Misfit; made once for each kind."""
+def _reader(kind: Any, fill: bool) -> _Reader:
+    """The function that makes a value of *kind* from plain JSON or raises _Misfit; made once for each kind.
+
+    With *fill*, a field of a dataclass that is missing has its default.
+    """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _optional_reader(kind)
+        return _optional_reader(kind, fill)
     if origin is Literal:
         return _choice_reader(get_args(kind))
     if origin is tuple:
-        return _list_reader(get_args(kind)[0])
+        return _list_reader(get_args(kind)[0], fill)
     if kind is array:
         return _read_whole_numbers
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping_reader(get_args(kind)[1])
+        return _mapping_reader(get_args(kind)[1], fill)
     if is_dataclass(kind):
-        return _object_reader(cast("type", kind))
+        return _object_reader(cast("type", kind), fill)
     return _read_number if kind is float else _exact_reader(kind)
 
 
-def _optional_reader(kind: Any) -> _Reader:
+def _optional_reader(kind: Any, fill: bool) -> _Reader:
     (inner,) = (one for one in get_args(kind) if one is not type(None))
-    read = _reader(inner)
+    read = _reader(inner, fill)
     return lambda plain: None if plain is None else read(plain)
 
 
@@ -185,8 +191,8 @@ def _choice_reader(choices: tuple[str, ...]) -> _Reader:
     return read
 
 
-def _list_reader(kind: Any) -> _Reader:
-    read_item = _reader(kind)
+def _list_reader(kind: Any, fill: bool) -> _Reader:
+    read_item = _reader(kind, fill)
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, list):
@@ -212,8 +218,8 @@ def _read_whole_numbers(plain: Any) -> array[int]:
         _wrong("a list of integers of 64 bits", plain)
 
 
-def _mapping_reader(kind: Any) -> _Reader:
-    read_item = _reader(kind)
+def _mapping_reader(kind: Any, fill: bool) -> _Reader:
+    read_item = _reader(kind, fill)
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, dict):
@@ -223,18 +229,26 @@ def _mapping_reader(kind: Any) -> _Reader:
     return read
 
 
-def _object_reader(cls: type) -> _Reader:
+def _object_reader(cls: type, fill: bool) -> _Reader:
     hints = get_type_hints(cls)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(cls)}
+    readers = {field.name: _reader(hints[field.name], fill) for field in fields(cls)}
+    may_miss = {field.name for field in fields(cls) if fill and not _must_be_given(field)}
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, dict):
             _wrong("an object", plain)
-        if plain.keys() != readers.keys():
-            _name_difference(cls, expected=readers, found=plain)
-        return cls(**_read_items(plain, readers))
+        if plain.keys() == readers.keys():
+            return cls(**_read_items(plain, readers))
+        here = {name: reader for name, reader in readers.items() if name in plain or name not in may_miss}
+        if plain.keys() != here.keys():
+            _name_difference(cls, expected=here, found=plain)
+        return cls(**_read_items(plain, here))
 
     return read
+
+
+def _must_be_given(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _read_items(plain: Mapping[str, Any], readers: Mapping[str, _Reader]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
@@ -15,10 +15,13 @@ from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile,
 from lightning_flops.schema.trace import TracedStep
 
 SCHEMA_VERSION = 4
-"""Version of the JSON that ``Profile.to_json`` writes; another one is not read.
+"""Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
+
+OLDEST_VERSION = 3
+"""The oldest version that is read. What came after it has a default: ``context.loop``, the seconds of single steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +181,12 @@ class Profile:
 
     @staticmethod
     def from_json(text: str) -> Profile:
-        """The profile that ``to_json`` wrote as *text*.
+        """The profile that ``to_json`` wrote as *text*, today or when the schema was of version 3.
 
         Raises:
             ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
         """
-        return dataclass_json.load(Profile, text, version_field="schema_version", version=SCHEMA_VERSION)
+        found = dataclass_json.load(
+            Profile, text, version_field="schema_version", version=SCHEMA_VERSION, oldest=OLDEST_VERSION
+        )
+        return replace(found, schema_version=SCHEMA_VERSION)

@@ -96,6 +96,8 @@ class PartTiming:
     """Of a single step."""
     deviation_sec: float
     """Standard deviation of the timed steps; 0 for a single one."""
+    steps_sec: tuple[float, ...] = ()
+    """Of each timed step, in the order of ``Profile.timed_steps``. Empty in a file of schema version 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
