@@ -476,6 +476,10 @@ class _Comparing:
                     f"Times of {run.source} are those of rank {run.profile.context.rank} of "
                     f"{run.profile.context.world_size}."
                 )
+        notes_a, notes_b = self._a.profile.notes, self._b.profile.notes
+        for note in dict.fromkeys((*notes_a, *notes_b)):
+            whose = " and ".join(run.source for run, notes in ((self._a, notes_a), (self._b, notes_b)) if note in notes)
+            self._notes.append(f"{whose}: {note}")
 
 
 def _confidence() -> float:

@@ -104,8 +104,8 @@ def single_step_noise_ns(a: Sequence[float], b: Sequence[float]) -> int:
         a: seconds of each timed step of run A.
         b: the same of run B.
     """
-    one, other = (_at_most(np.asarray(values, dtype=np.float64)) for values in (a, b))
-    off = np.abs(np.subtract.outer(other - other.mean(), one - one.mean()))
+    one, other = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    off = np.abs(np.subtract.outer(_at_most(other - other.mean()), _at_most(one - one.mean())))
     return math.ceil(float(np.quantile(off, CONFIDENCE)) * 1e9)
 
 
@@ -117,7 +117,7 @@ def _at_most(values: Floats) -> Floats:
 
 def _block(steps: int) -> int:
     """Length of the blocks that are drawn."""
-    return max(1, int(steps ** (1 / 3) + 1e-9))
+    return max(1, round(steps ** (1 / 3)))
 
 
 def _drawn_means(steps: Floats, random: np.random.RandomState) -> Floats:

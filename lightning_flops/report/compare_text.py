@@ -127,17 +127,18 @@ class _Report:
 
     def _named(self) -> Iterator[str]:
         """The parts and modules that most of the difference comes from, if it is no noise."""
-        found = [
-            (part.causes, part.name)
-            for part in self._comparison.parts
-            if not part.by_module and part.difference is not None and part.difference.beyond
-        ]
-        found += [(one.own, _name(one)) for one in self._comparison.modules if one.beyond_noise]
-        found.sort(key=lambda item: -abs(item[0].difference_ns))
+        found: list[tuple[int, str, Causes | None]]
+        found = [(one.own.difference_ns, _name(one), one.own) for one in self._comparison.modules if one.beyond_noise]
+        for part in self._comparison.parts:
+            if part.by_module and part.waiting is not None and part.waiting.beyond:
+                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
+            elif not part.by_module and part.difference is not None and part.difference.beyond:
+                found.append((part.causes.difference_ns, part.name, part.causes))
+        found.sort(key=lambda item: -abs(item[0]))
         if found:
             words = (
-                f"{name} {self._signed(causes.difference_ns)} ({_main_cause(causes)})"
-                for causes, name in found[:_CAUSES_NAMED]
+                f"{name} {self._signed(value)}" + ("" if causes is None else f" ({_main_cause(causes)})")
+                for value, name, causes in found[:_CAUSES_NAMED]
             )
             yield from paragraph(f"Most of it: {', '.join(words)}.")
 
@@ -202,13 +203,15 @@ class _Report:
                 self._sum_row(f"{plain(len(rest))} more {plural('module', len(rest))}", [one.own for one in rest])
             )
         outside = [one.own for one in self._comparison.modules if _is_outside(one)]
-        rows.append(self._sum_row("in no module, waiting included", outside, waiting=True))
+        rows.append(self._sum_row("no module, waiting included", outside, waiting=True))
         rows.append(self._sum_row(self._comparison.step.name, [self._comparison.step.causes], waiting=True))
         head = [f"own, {self._unit}", "A", "B", "B - A", "work", "efficiency", "waiting", ""]
         yield from table(head, rows, left=(0, 7))
 
     def _module_row(self, one: ModuleDifference) -> list[str]:
         verdict = {None: "", False: "noise", True: _main_cause(one.own)}[one.beyond_noise]
+        if not one.own.difference_ns:
+            verdict = ""
         return [shortened(_name(one), chars=_NAME_CHARS), *self._bare(one.own), "", verdict]
 
     def _sum_row(self, name: str, all_causes: Sequence[Causes], *, waiting: bool = False) -> list[str]:
@@ -230,12 +233,13 @@ class _Report:
         comparison = self._comparison
         yield title("How to read it")
         for note in (
-            "Work: what FLOPs or bytes more or fewer cost at the mean of both runs' rates, and modules that only one "
-            "run has. Efficiency: the rest of the time that computes. Waiting: for data, for other ranks, of the device "
-            "for the host, and what the loop does around the model. Each line's three causes add up to its B - A, the "
-            "lines to the whole.",
-            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by bootstrap). What changes "
-            "from one start of a program to the next is not in it: compare two runs of A to see that.",
+            "Work: what more or fewer FLOPs and bytes cost at the mean of both runs' rates, and modules that only one "
+            "run has. Efficiency: the rest of the time that computes. Waiting: for data, for other ranks, of the "
+            "device for the host, and what the loop does around the model. The three causes of a line add up to its "
+            "B - A, and the lines to the whole.",
+            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by bootstrap). What "
+            "changes from one start of a program to the next, or with what else the machine does, is not in it: "
+            "compare two runs of A to see that.",
             *comparison.notes,
         ):
             yield from paragraph(note, first="- ", rest="  ")
@@ -309,19 +313,21 @@ def _names(label: str, names: Sequence[str]) -> Iterator[str]:
 def _figure_lines(figures: Sequence[FigureDifference]) -> Iterator[str]:
     yield title("Figures of both")
     rows = []
+    reasons: dict[str, list[str]] = {}
     for one in figures:
-        if one.ratio is None:
-            ratio, noise = NOT_AVAILABLE, one.reason
+        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
+        if one.reason:
+            reasons.setdefault(one.reason, []).append(one.name)
+        if one.ratio_low is None or one.ratio_high is None:
+            noise = NOT_AVAILABLE
+        elif one.ratio_low == one.ratio_high:
+            noise = "exact"
         else:
-            ratio = f"{one.ratio:.4f}"
-            if one.ratio_low is None or one.ratio_high is None:
-                noise = NOT_AVAILABLE
-            elif one.ratio_low == one.ratio_high:
-                noise = "exact"
-            else:
-                noise = f"{one.ratio_low:.4f} to {one.ratio_high:.4f}"
+            noise = f"{one.ratio_low:.4f} to {one.ratio_high:.4f}"
         rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
     yield from table(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4))
+    for reason, names in reasons.items():
+        yield from paragraph(f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}.", rest="  ")
 
 
 def _figure(value: float | None) -> str:

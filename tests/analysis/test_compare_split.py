@@ -1,0 +1,90 @@
+"""A difference split by cause: numbers by hand, and what holds for any."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, Split, Work, shared_out, split
+
+TIMES = st.integers(0, 10**12)
+WORKS = st.builds(Work, st.integers(0, 10**18), st.integers(0, 10**15))
+
+
+def causes(one: Split) -> tuple[int, int, int, int]:
+    return one.flops_ns, one.bytes_ns, one.modules_ns, one.efficiency_ns
+
+
+def test_the_same_work_slower_is_efficiency() -> None:
+    assert causes(split(a_ns=100, b_ns=130, a=Work(7, 5), b=Work(7, 5))) == (0, 0, 0, 30)
+
+
+def test_twice_the_work_at_the_same_rate_is_work() -> None:
+    assert causes(split(a_ns=100, b_ns=200, a=Work(40), b=Work(80))) == (100, 0, 0, 0)
+    assert causes(split(a_ns=100, b_ns=200, a=Work(0, 4), b=Work(0, 8))) == (0, 100, 0, 0)
+
+
+def test_twice_the_work_in_the_same_time_is_half_work_first_and_half_rate_first() -> None:
+    # Work first costs 100 more at A's rate, rate first 50 more at B's: 75 in the mean, and as much less by efficiency.
+    assert causes(split(a_ns=100, b_ns=100, a=Work(40), b=Work(80))) == (75, 0, 0, -75)
+
+
+def test_work_of_two_kinds_is_split_in_proportion() -> None:
+    # W: 600 + 10 x 40 = 1000, then 1200 + 10 x 180 = 3000. At 1 ns a unit, 600 ns are FLOPs and 1400 bytes.
+    assert FLOPS_PER_BYTE == 10
+    assert causes(split(a_ns=1000, b_ns=3000, a=Work(600, 40), b=Work(1200, 180))) == (600, 1400, 0, 0)
+
+
+def test_what_only_one_run_has_is_work_of_its_modules() -> None:
+    assert causes(split(a_ns=0, b_ns=30, a=None, b=Work(5))) == (0, 0, 30, 0)
+    assert causes(split(a_ns=30, b_ns=0, a=Work(5), b=None)) == (0, 0, -30, 0)
+
+
+def test_what_only_one_run_counted_is_work() -> None:
+    # Units 100 + 10 x 30 = 400: a quarter of them FLOPs.
+    assert causes(split(a_ns=10, b_ns=50, a=Work(), b=Work(100, 30))) == (10, 30, 0, 0)
+    assert causes(split(a_ns=50, b_ns=10, a=Work(100, 30), b=Work())) == (-10, -30, 0, 0)
+
+
+def test_without_any_count_the_work_is_taken_for_the_same() -> None:
+    assert causes(split(a_ns=10, b_ns=50, a=Work(), b=Work())) == (0, 0, 0, 40)
+
+
+@given(TIMES, TIMES, WORKS | st.none(), WORKS | st.none())
+def test_the_causes_add_up_to_the_difference(a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> None:
+    assert sum(causes(split(a_ns=a_ns, b_ns=b_ns, a=a, b=b))) == b_ns - a_ns
+
+
+@given(TIMES, TIMES, WORKS | st.none(), WORKS | st.none())
+def test_with_a_and_b_swapped_every_cause_changes_its_sign(
+    a_ns: int, b_ns: int, a: Work | None, b: Work | None
+) -> None:
+    there, back = split(a_ns=a_ns, b_ns=b_ns, a=a, b=b), split(a_ns=b_ns, b_ns=a_ns, a=b, b=a)
+    # What is rounded half to even has the same size in both directions; what is left may be one off for each rounding.
+    assert all(abs(one + other) <= 2 for one, other in zip(causes(there), causes(back), strict=True))
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**9), st.integers(1, 10**9), st.integers(1, 10**9))
+def test_work_follows_from_the_times_by_its_two_factors(a_ns: int, b_ns: int, a: int, b: int) -> None:
+    one = split(a_ns=a_ns, b_ns=b_ns, a=Work(a), b=Work(b))
+    expected = one.u * a_ns + one.v * b_ns
+    assert abs(one.flops_ns - expected) <= 1 + abs(expected) * 1e-9
+
+
+@given(TIMES, st.lists(st.integers(0, 10**12), min_size=1, max_size=50))
+def test_pieces_are_in_proportion_and_add_up(total_ns: int, weights: list[int]) -> None:
+    pieces = shared_out(total_ns, weights)
+    assert sum(pieces) == total_ns and len(pieces) == len(weights) and min(pieces) >= 0
+    whole = sum(weights)
+    if whole:
+        # Exact, in whole numbers: each piece is within a nanosecond of its share.
+        assert all(
+            abs(piece * whole - total_ns * weight) <= whole for piece, weight in zip(pieces, weights, strict=True)
+        )
+    else:
+        assert pieces[-1] == total_ns
+
+
+def test_three_equal_pieces_of_ten() -> None:
+    assert shared_out(10, [1, 1, 1]) == [3, 4, 3]
+    assert shared_out(10, []) == []
