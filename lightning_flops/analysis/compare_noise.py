@@ -106,7 +106,7 @@ def single_step_noise_ns(a: Sequence[float], b: Sequence[float]) -> int:
     """
     one, other = (np.asarray(values, dtype=np.float64) for values in (a, b))
     off = np.abs(np.subtract.outer(_at_most(other - other.mean()), _at_most(one - one.mean())))
-    return math.ceil(float(np.quantile(off, CONFIDENCE)) * 1e9)
+    return math.ceil(1e9 * np.quantile(off, CONFIDENCE).item())
 
 
 def _at_most(values: Floats) -> Floats:

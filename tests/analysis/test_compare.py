@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_flops import Comparison, compare_profiles
 from lightning_flops.analysis.compare_rules import FIGURES, judge, parse_condition
+from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError, ProfileFormatError
 from lightning_flops.records import OUTSIDE, ModuleRecord
 from lightning_flops.schema.comparison import Causes, FigureDifference, ModuleDifference, PartDifference
@@ -326,7 +327,7 @@ def test_noise_is_not_known_of_few_steps_or_of_a_file_that_keeps_none() -> None:
 def test_what_cannot_be_compared_says_why() -> None:
     with pytest.raises(ComparisonError, match="before has no timed step"):
         compare_profiles(run(straying=()), run(), sources=("before", "after"))
-    predicting = windows.build_profile(windows.predict_window(), config=compared.ProfilerConfig())
+    predicting = windows.build_profile(windows.predict_window(), config=ProfilerConfig())
     with pytest.raises(ComparisonError, match="A is of a training loop, B of a predict loop") as caught:
         compare_profiles(run(), predicting)
     assert isinstance(caught.value, LightningFlopsError)

@@ -122,11 +122,12 @@ def run(
     """The profile of such a run; what is given stands instead of that of the first."""
     mlp = windows.mlp_window()
     counted = PhaseFlops.summed((one.phase, one.flops) for one in cells)
+    modules = tuple(modules or (one for one in mlp.modules if one.name != "drop"))
     record = WindowRecord(
         profile_step=3,
         context=context or mlp.context,
-        modules=tuple(modules or (one for one in mlp.modules if one.name != "drop")),
-        flops=FlopRecord(cells=tuple(cells), module_calls={"": 1, "fc1": 1, "act": 1, "fc2": 1}),
+        modules=modules,
+        flops=FlopRecord(cells=tuple(cells), module_calls={one.name: 1 for one in modules}),
         counted_steps=(step(3, flops=counted),),
         timed_steps=timed_steps({**STEP_MS, **(mean_ms or {})}, straying),
         timing_steps=len(straying),
