@@ -106,7 +106,8 @@ def single_step_noise_ns(a: Sequence[float], b: Sequence[float]) -> int:
     """
     one, other = (np.asarray(values, dtype=np.float64) for values in (a, b))
     off = np.abs(np.subtract.outer(_at_most(other - other.mean()), _at_most(one - one.mean())))
-    return math.ceil(1e9 * np.quantile(off, CONFIDENCE).item())
+    noise_sec: float = np.quantile(off, CONFIDENCE).item()
+    return math.ceil(1e9 * noise_sec)
 
 
 def _at_most(values: Floats) -> Floats:
@@ -116,8 +117,8 @@ def _at_most(values: Floats) -> Floats:
 
 
 def _block(steps: int) -> int:
-    """Length of the blocks that are drawn."""
-    return max(1, round(steps ** (1 / 3)))
+    """Length of the blocks that are drawn: at least five of them."""
+    return max(1, min(round(math.pow(steps, 1 / 3)), steps // 5))
 
 
 def _drawn_means(steps: Floats, random: np.random.RandomState) -> Floats:

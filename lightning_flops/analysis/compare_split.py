@@ -1,25 +1,28 @@
 """The mathematics of a difference: what of the time between two runs is other work, and what is another rate.
 
 **Two factors.** The time of a piece of work is ``t = W s``: an amount of work *W*, by the seconds *s* that one unit of
-it takes. Between run A and run B both can change. The difference is split as T. L. Bennet split a change of
-expenditure into quantities and prices ("The Theory of Measurement of Changes in Cost of Living", J. R. Statist. Soc.
-83, 1920; W. E. Diewert, "Index Number Theory Using Differences Rather than Ratios", Am. J. Econ. Sociol. 64, 2005):
+it takes. Between run A and run B both can change, and the logarithms of their changes add up:
+``ln(t_B / t_A) = ln(W_B / W_A) + ln(s_B / s_A)``. The difference is shared out between the two in this proportion:
 
-    work        (W_B - W_A) (s_A + s_B) / 2
-    efficiency  (s_B - s_A) (W_A + W_B) / 2
+    work        L(t_A, t_B) ln(W_B / W_A)
+    efficiency  L(t_A, t_B) ln(s_B / s_A)          L(x, y) = (y - x) / ln(y / x), the logarithmic mean; L(x, x) = x
 
-The two add up to ``t_B - t_A`` identically, with no rest. Neither run is preferred: with A and B swapped both change
-their sign. It is also the Shapley value of the two changes: the mean of "work first" and "rate first". Where the rate
-stays, all is work; where the work stays, all is efficiency. With ``s = t / W`` the first line is ``u t_A + v t_B``,
-where ``u = (W_B - W_A) / 2 W_A`` and ``v = (W_B - W_A) / 2 W_B``: linear in the times, so that noise of the times is
-carried over exactly.
+This is the split of J. K. Montgomery ("The Mathematical Problem of the Price Index", 1937) and Y. Vartia ("Ideal
+Log-Change Index Numbers", Scand. J. Statist. 3, 1976), known as LMDI where changes in the use of energy are explained
+(B. W. Ang, "The LMDI approach to decomposition analysis: a practical guide", Energy Policy 33, 2005). The two add up to
+``t_B - t_A`` identically, with no rest. Neither run is preferred: with A and B swapped both change their sign. Where
+the rate stays, all is work; where the work stays, all is efficiency. That a wide layer is quicker by the FLOP than a
+narrow one does not blow up its work, as with the arithmetic mean of both rates.
+
+``L`` grows with its arguments as they grow together, so ``work = u t_A + v t_B`` where *u* and *v* are its derivatives
+by the two times. Noise of the times is carried over by these.
 
 **One measure of work.** FLOPs and bytes are both work. Operators run one after another, some bound by arithmetic and
 some by memory, so their times add up, and ``W = FLOPs + FLOPS_PER_BYTE x bytes`` weighs a byte by the FLOPs that take
 as long as moving it: the ridge point of the roofline (S. Williams, A. Waterman and D. Patterson, "Roofline", Comm. ACM
-52, 2009). W is linear, so the work part has a part of the FLOPs and a part of the bytes, and these add up, too. A
-module that computes only products, or none, is hardly touched by the weight: it matters only where both kinds change
-differently.
+52, 2009). W is linear, and ``ln(W_B / W_A) = (W_B - W_A) / L(W_A, W_B)``: so the work part has a part of the FLOPs and
+a part of the bytes, in proportion to what each adds to W, and these add up, too. A module that computes only products,
+or none, is hardly touched by the weight: it matters only where both kinds change differently.
 
 **Where a factor is missing.** What only one run has is work, all of it. If only one of the runs counted any work, the
 difference is work, all of it. If neither counted any, the work did not change as far as anybody knows: efficiency.
@@ -31,6 +34,7 @@ Sums over modules and phases are therefore exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +72,7 @@ NO_WORK = Work()
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A difference by cause, and how its work follows from the times: ``work = u t_A + v t_B``."""
+    """A difference by cause, and how its work follows from the times: ``work = u t_A + v t_B`` around these times."""
 
     flops_ns: int
     bytes_ns: int
@@ -97,10 +101,36 @@ def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> Split:
     if not units_a or not units_b:
         flops_ns = round(difference * (flops / (flops + moved)))
         return Split(flops_ns, difference - flops_ns, 0, 0, -1.0, 1.0)
-    seconds_twice = a_ns / units_a + b_ns / units_b
-    flops_ns, bytes_ns = round(flops * seconds_twice / 2), round(moved * seconds_twice / 2)
-    u, v = (flops + moved) / units_a / 2, (flops + moved) / units_b / 2
-    return Split(flops_ns, bytes_ns, 0, difference - flops_ns - bytes_ns, u, v)
+    per_unit = logarithmic_mean(a_ns, b_ns) / logarithmic_mean(units_a, units_b)
+    flops_ns, bytes_ns = round(flops * per_unit), round(moved * per_unit)
+    change = (flops + moved) / logarithmic_mean(units_a, units_b)
+    by_a, by_b = _derivatives(a_ns, b_ns)
+    return Split(flops_ns, bytes_ns, 0, difference - flops_ns - bytes_ns, change * by_a, change * by_b)
+
+
+def logarithmic_mean(x: float, y: float) -> float:
+    """``(y - x) / ln(y / x)`` of two numbers that are not below zero: between them; 0 if one of them is 0."""
+    if x <= 0 or y <= 0:
+        return 0.0
+    off = (y - x) / (x + y)
+    if abs(off) > _FAR:
+        return (y - x) / math.log(y / x)
+    return (x + y) / 2 * (off / math.atanh(off) if abs(off) > _NEAR else 1 - off * off / 3)
+
+
+def _derivatives(x: float, y: float) -> tuple[float, float]:
+    """Of the logarithmic mean, by *x* and by *y*; both 0 if one of them is 0."""
+    if x <= 0 or y <= 0:
+        return 0.0, 0.0
+    off = (y - x) / (x + y)
+    if abs(off) <= _NEAR:
+        return 0.5 + off / 3, 0.5 - off / 3  # to the first power of off, the next being 1e-8
+    mean, logarithm = logarithmic_mean(x, y), 2 * math.atanh(off) if abs(off) <= _FAR else math.log(y / x)
+    return (mean / x - 1) / logarithm, (1 - mean / y) / logarithm
+
+
+_NEAR, _FAR = 1e-4, 0.5
+"""How far two numbers are from their middle, as a share of it, for a series of two terms, and for a plain logarithm."""
 
 
 def shared_out(total_ns: int, weights: Sequence[int]) -> list[int]:
