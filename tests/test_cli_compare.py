@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from lightning_flops import Comparison, compare_profiles
 from lightning_flops.cli import main
 from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.schema.profile import Profile
+from tests.golden_files import REWRITE_VARIABLE
 from tests.report import compared
 
 A, B = compared.run(), compared.slow_loader()
@@ -29,12 +31,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
+
 SOURCES = ("before/profile.json", "after/profile.json")
 
 
 def test_two_folders_of_logs_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "before", "after"]) == 0
     assert capsys.readouterr() == (render_comparison(compare_profiles(A, B, sources=SOURCES)), "")
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wider = compared.wider(data_wait_ms=3.5)
+    (folder / "after" / "profile.json").write_text(wider.to_json())
+    assert main(["compare", "before", "after"]) == 0
+    printed = capsys.readouterr().out
+    text = PAGE.read_text()
+    shown = text.split("```text\n", 1)[1].split("```", 1)[0]
+    if os.environ.get(REWRITE_VARIABLE) == "1":
+        PAGE.write_text(text.replace(f"```text\n{shown}```", f"```text\n{printed}```", 1))
+    assert shown == printed
+
+
+def test_the_program_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    program = PAGE.read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    names: dict[str, object] = {}
+    exec(program, names)
+    comparison = names["comparison"]
+    assert isinstance(comparison, Comparison) and comparison.step.causes.waiting_data_ns == 4_000_000
+    assert capsys.readouterr().out.endswith("act 0\nfc2 0\n(outside) 4000000\n")
 
 
 def test_json_is_the_whole_comparison(capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,10 +233,10 @@ class _Report:
         comparison = self._comparison
         yield title("How to read it")
         for note in (
-            "Work: what more or fewer FLOPs and bytes cost at the mean of both runs' rates, and modules that only one "
-            "run has. Efficiency: the rest of the time that computes. Waiting: for data, for other ranks, of the "
-            "device for the host, and what the loop does around the model. The three causes of a line add up to its "
-            "B - A, and the lines to the whole.",
+            "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the "
+            "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
+            "the loop does around the model. The three causes of a line add up to its B - A, and the lines to the "
+            "whole.",
             f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by bootstrap). What "
             "changes from one start of a program to the next, or with what else the machine does, is not in it: "
             "compare two runs of A to see that.",

@@ -10,10 +10,14 @@ from typing import Any
 import fsspec
 
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.schema.dataclass_json import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile
 
 _NAME = re.compile(r"profile(?:\.(predict|test|validate))?(?:-(\d+))?\.json")
 """What a run calls its profile; those of other ranks have names of their own."""
+
+_MOST_BYTES = 4 * LONGEST_PROFILE + 1
+"""More would be more characters than are read."""
 
 
 def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
@@ -32,7 +36,8 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     try:
         file_system, place = fsspec.core.url_to_fs(given)
         file = _profile_in(file_system, place, given) if file_system.isdir(place) else place
-        text = file_system.cat_file(file).decode("utf-8")
+        with file_system.open(file, "rb") as stream:
+            text = stream.read(_MOST_BYTES).decode("utf-8")
     except LightningFlopsError:
         raise
     except UnicodeDecodeError as error:

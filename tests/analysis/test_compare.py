@@ -95,7 +95,10 @@ def test_a_wider_layer_is_work_of_that_layer() -> None:
     assert three(module(comparison, "fc1").backward) == (2.713831, -0.713831, 0)
     assert module(comparison, "fc1").own.work_flops_ns == 4_713_831
     assert three(comparison.step.causes) == (4.713831, -0.713831, 0)
-    assert [one.name for one in comparison.settings] == []  # the root is described as it was
+    assert [(one.name, one.a, one.b) for one in comparison.settings] == [
+        ("params", "3,002,500", "5,004,500"),
+        ("trainable_params", "3,002,500", "5,004,500"),
+    ]
     side = module(comparison, "fc1").b
     assert side is not None and (side.flops, side.params) == (1_600_000_000, 4_004_000)
 
