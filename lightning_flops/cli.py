@@ -1,4 +1,4 @@
-"""Front door of the command line: ``lightning-flops run PROGRAM…``, ``report PATH``, ``trace FILE…``."""
+"""Front door of the command line: ``run PROGRAM…``, ``report PATH``, ``compare A B``, ``trace FILE…``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 import lightning_flops
-from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError
 from lightning_flops.text.json_text import MOST_DIGITS, shown
 from lightning_flops.text.printable import printable
 
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: done. 1: a file cannot be read or written, files do not belong together, or there is no such module to run;
     standard error says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised
     here.
+
+    Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 2 that something cannot be compared or read.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
@@ -40,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments[len(launcher) :])
         return _run(options, [*options.program[:1], *launcher, *options.program[1:]])
     options = _parser().parse_args(arguments)
-    return _write_page(options) if options.command == "report" else _print_trace(options)
+    act: Callable[[argparse.Namespace], int] = options.act
+    return act(options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
         help="run a training program unchanged, profiled",
@@ -91,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         help="write profiles as one HTML page",
         description="Write profiles as one HTML page, which needs no network and opens from disk.",
     )
+    report.set_defaults(act=_write_page)
     report.add_argument(
         "path", metavar="PATH", help="a profile.json, or a folder of logs with such files below it; path or URL"
     )
@@ -106,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         help="say where the time went in trace files of torch.profiler",
         description="Say where the time went in trace files of torch.profiler, of CPU or GPU, without torch.",
     )
+    trace.set_defaults(act=_print_trace)
     trace.add_argument(
         "files", nargs="+", metavar="FILE", help="trace, .json or .json.gz, path or URL; several: one of each rank"
     )
@@ -122,7 +127,46 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a limit from which on advice is given, named as in advice_thresholds: straggler=1.05",
     )
+    _add_compare(commands)
     return parser
+
+
+def _add_compare(commands: argparse._SubParsersAction[_Parser]) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="say why the steps of one run take longer than those of another",
+        description=(
+            "Give every millisecond between the steps of two profiled runs a cause: more work, worse efficiency or\n"
+            "more waiting, by part of the step and by module, and say what is noise."
+        ),
+        epilog=(
+            "examples:\n"
+            f"  {PROGRAM} compare before/profile.json after/profile.json\n"
+            f"  {PROGRAM} compare lightning_logs/version_0 lightning_logs/version_1\n"
+            f"  {PROGRAM} compare --json s3://runs/main/profile.json logs > difference.json\n"
+            f"  {PROGRAM} compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch\n"
+            "\n"
+            "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
+            "standard error says why."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    compare.set_defaults(act=_compare)
+    where = "profile.json of a run, or its folder of logs, path or URL"
+    compare.add_argument("a", metavar="A", help=f"what is compared with: {where}")
+    compare.add_argument("b", metavar="B", help="what is compared, likewise")
+    compare.add_argument("--json", action="store_true", help="print the whole comparison as JSON")
+    compare.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help=(
+            "end with status 1 if this holds beyond noise: a figure of Profile.summary(), which stands for its ratio "
+            "B / A, one of > >= < <=, and a number; may be given several times"
+        ),
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -306,9 +350,9 @@ def _install(deepspeed: ModuleType) -> None:
 
 
 def _write_page(options: argparse.Namespace) -> int:
-    from lightning_flops.analysis.profile_files import read_runs
     from lightning_flops.report.html_page import ShownRun, render_page
     from lightning_flops.sinks.file import write_text_file
+    from lightning_flops.sinks.profile_files import read_runs
 
     output = options.output or _page_of(options.path)
     try:
@@ -336,18 +380,23 @@ def _page_of(path: str) -> str:
 
 
 def _print_trace(options: argparse.Namespace) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
     try:
-        sys.stdout.write(_trace(options))
-        sys.stdout.flush()
+        _print(_trace(options))
     except LightningFlopsError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return 1
+    return 0
+
+
+def _print(text: str) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). At exit Python would flush into it and report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _trace(options: argparse.Namespace) -> str:
@@ -366,6 +415,40 @@ def _trace(options: argparse.Namespace) -> str:
     if options.json:
         return report.to_json()
     return render_traces(report, top_rows=options.rows or None, children=options.children)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from lightning_flops.analysis.compare import compare_profiles
+    from lightning_flops.analysis.compare_rules import SETTING, judge, parse_condition
+    from lightning_flops.report.compare_text import render_comparison
+    from lightning_flops.sinks.profile_files import read_profile
+
+    try:
+        conditions = [parse_condition(text) for text in options.fail_if]
+        (a, source_a), (b, source_b) = read_profile(options.a), read_profile(options.b)
+        comparison = compare_profiles(a, b, sources=(source_a, source_b))
+    except ConfigError as wrong:
+        _complain(str(wrong).replace(SETTING, "--fail-if", 1))
+        return 2
+    except LightningFlopsError as error:
+        _complain(str(error))
+        return 2
+    _print(comparison.to_json() if options.json else render_comparison(comparison))
+    status = 0
+    for condition in conditions:
+        try:
+            verdict = judge(comparison, condition)
+        except ComparisonError as error:
+            _complain(f"--fail-if {error}")
+            status = 2
+            continue
+        _complain(f"--fail-if '{condition.text}' {'holds' if verdict.holds else 'does not hold'}: {verdict.words}")
+        status = max(status, int(verdict.holds))
+    return status
+
+
+def _complain(words: str) -> None:
+    sys.stderr.write(f"{PROGRAM} compare: {printable(words)}\n")
 
 
 def _refuse_repeated(files: Sequence[str]) -> None:

@@ -26,14 +26,16 @@ from tests.report.windows import build_profile
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = json.loads(write_profile_pages.SCHEMA.read_text(encoding="utf-8"))
 
-KINDS = {"json/mlp.json": "Profile", "json/throughput.json": "ThroughputSummary", "trace/cpu.json": "TracesReport"}
+KINDS = {"json/mlp.json": "Profile", "json/throughput.json": "ThroughputSummary", "trace/cpu.json": "TracesReport"} | {
+    "json/comparison.json": "Comparison"
+}
 """What each golden file of numbers is; a new one has its line here."""
 
 MLP = json.loads((GOLDEN / "json" / "mlp.json").read_text(encoding="utf-8"))
 
 
 def validate(data: Any, record: str) -> None:
-    """Hold *data* to one of the three records."""
+    """Hold *data* to one of these records."""
     jsonschema.Draft202012Validator({**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{record}"}]}).validate(data)
 
 

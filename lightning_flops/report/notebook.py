@@ -10,6 +10,7 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import PhaseFlops
 from lightning_flops.report import html as page
+from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.counts_text import ABOUT, counts_table
 from lightning_flops.report.headline import figures, headline, throughput_headline
 from lightning_flops.report.html_page import ShownRun, render_page
@@ -17,6 +18,7 @@ from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming
@@ -32,16 +34,18 @@ _SENTENCE_CHARS = 300
 _Shown = Profile | ThroughputSummary | FlopCounts
 
 
-def line(report: _Shown) -> str:
+def line(report: _Shown | Comparison) -> str:
     """*report* in one line, for ``repr``."""
     if isinstance(report, Profile):
         return f"<Profile of step {report.profile_step}: {headline(report)}>"
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary: {throughput_headline(report)}>"
+    if isinstance(report, Comparison):
+        return f"<Comparison: {comparison_headline(report)}>"
     return repr(report)
 
 
-def text(report: _Shown) -> str:
+def text(report: _Shown | Comparison) -> str:
     """*report* as text."""
     return render_throughput(report) if isinstance(report, ThroughputSummary) else render_text(report)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.report.advice_text import advice_lines
+from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.counts_text import render_counts
 from lightning_flops.report.layout import line, marked, paragraph, rule, title
 from lightning_flops.report.memory_text import memory_lines
@@ -21,6 +22,7 @@ from lightning_flops.report.step_text import (
     uncounted_lines,
 )
 from lightning_flops.report.traced_text import traced_lines
+from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import page
 from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
@@ -44,11 +46,14 @@ _NOTATIONS_WITHOUT_TRAINING = (
 """The same for a loop that only runs the model forward."""
 
 
-def render_text(profile: Profile | FlopCounts) -> str:
+def render_text(profile: Profile | FlopCounts | Comparison) -> str:
     """The report on *profile*, for people: lines of at most 120 columns for ordinary models, ending in a line break.
 
-    Of the counts of ``count_flops`` it is the table by module that ``print`` shows.
+    Of the counts of ``count_flops`` it is the table by module that ``print`` shows; of what ``compare_profiles``
+    returns, the difference of two runs by cause.
     """
+    if isinstance(profile, Comparison):
+        return render_comparison(profile)
     if isinstance(profile, FlopCounts):
         return render_counts(profile)
     sections = [
