@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.budget import build_budget, seconds_at_peak
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
+from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.rates import mean, per_second
 from lightning_flops.analysis.step_flops import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.step_rates import build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, PhaseFlops, WindowRecord
+from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
 from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
@@ -72,6 +74,8 @@ def build_profile(
         lower_bound=lower_bound,
         thresholds=config.thresholds,
     )
+    advice = advise(evidence, config.thresholds)
+    bandwidth = memory_bytes_per_sec(window.context.device_name)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -107,6 +111,16 @@ def build_profile(
         model_flops_peak_sec=mean(total=model_peak_seconds(dtypes), steps=steps),
         hardware_flops_peak_sec=mean(total=hardware_peak_seconds(dtypes), steps=steps),
         timing=timing,
+        budget=build_budget(
+            timing=timing,
+            traced=traced,
+            at_peak=seconds_at_peak(window.flops.cells, peak_of=peak_of, counted_steps=steps),
+            memory_sec=mean(total=per_second(amount=_other_bytes(window.flops.cells), seconds=bandwidth), steps=steps),
+            advice=advice,
+            lower_bound=lower_bound,
+            step_word=window.context.step_word,
+        ),
+        memory_bytes_per_sec=bandwidth,
         rates=rates,
         unavailable=unavailable,
         lower_bound=lower_bound,
@@ -129,13 +143,19 @@ def build_profile(
         memory=window.memory,
         traced=traced,
         ranks=None,
-        advice=advise(evidence, config.thresholds),
+        advice=advice,
         notes=_notes(window, timed=len(timed), rates=rates),
     )
 
 
 def _root(modules: Sequence[ModuleRecord]) -> ModuleRecord | None:
     return next((module for module in modules if module.name == ""), None)
+
+
+def _other_bytes(cells: Sequence[OperatorCell]) -> int:
+    """Bytes that operators without FLOPs read and wrote."""
+    spending = {cell.operator for cell in cells if cell.flops}
+    return sum(cell.bytes_read + cell.bytes_written for cell in cells if cell.operator not in spending)
 
 
 def _device_peak_bytes(memory: MemoryRecord | None) -> int | None:

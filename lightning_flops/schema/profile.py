@@ -9,6 +9,7 @@ from typing import Literal
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import dataclass_json, shown
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
@@ -89,6 +90,10 @@ class Profile:
     """The same of hardware FLOPs: HFU."""
     timing: TimingProfile | None
     """None if no step was timed."""
+    budget: Budget | None
+    """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
+    memory_bytes_per_sec: float | None
+    """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
