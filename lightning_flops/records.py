@@ -144,6 +144,8 @@ class ModuleRecord:
     trainable_params: int = 0
     local_params: int = 0
     """Parameters that this rank holds in memory."""
+    parameter_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of ``params`` by the dtype in which they are kept, such as ``float32``."""
     alias_of: str | None = None
     """Name under which the same module object was listed before, if it was."""
     weight_sizes: tuple[int, ...] = ()

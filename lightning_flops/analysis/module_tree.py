@@ -10,13 +10,17 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
+from lightning_flops.schema.roofline import Roofline
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
 
 
 def build_modules(
-    records: Iterable[ModuleRecord], counts: FlopCounts, times: Mapping[str, ModuleTimes] | None = None
+    records: Iterable[ModuleRecord],
+    counts: FlopCounts,
+    times: Mapping[str, ModuleTimes] | None = None,
+    rooflines: Mapping[str, Roofline] | None = None,
 ) -> tuple[ModuleProfile, ...]:
     """Every module in tree order: each before those below it, siblings in the model's own order.
 
@@ -27,8 +31,9 @@ def build_modules(
         records: the model's modules.
         counts: what they spent.
         times: what each took in the traced step.
+        rooflines: of each that spent FLOPs.
     """
-    times = times or {}
+    times, rooflines = times or {}, rooflines or {}
     by_name: dict[str, ModuleRecord] = {}
     for record in records:
         by_name.setdefault(record.name, record)
@@ -58,6 +63,7 @@ def build_modules(
             total_bytes=total_bytes.get(name, _NO_BYTES),
             alias_of=by_name[name].alias_of,
             times=times.get(name),
+            roofline=rooflines.get(name),
         )
         for name in ordered
     )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget, seconds_at_peak
@@ -15,12 +15,14 @@ from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import mean, per_second
+from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_rooflines
 from lightning_flops.analysis.step_flops import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.step_rates import build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
+from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
 from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
@@ -76,6 +78,16 @@ def build_profile(
     )
     advice = advise(evidence, config.thresholds)
     bandwidth = memory_bytes_per_sec(window.context.device_name)
+    roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
+    times: Mapping[str, ModuleTimes] = {}
+    if traced is not None:
+        times = module_times(
+            traced,
+            counts,
+            counted_steps=steps,
+            peak_of=peak_of,
+            has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+        )
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -95,6 +107,7 @@ def build_profile(
         params=None if root is None else root.params,
         trainable_params=None if root is None else root.trainable_params,
         local_params=None if root is None else root.local_params,
+        parameter_bytes={} if root is None else dict(root.parameter_bytes),
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
         tokens=tokens,
@@ -127,18 +140,13 @@ def build_profile(
         modules=build_modules(
             window.modules,
             counts,
-            {}
-            if traced is None
-            else module_times(
-                traced,
-                counts,
-                counted_steps=steps,
-                peak_of=peak_of,
-                has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
-            ),
+            times,
+            module_rooflines(window.flops.cells, times, roof, counted_steps=steps),
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=flops_by_operator(window.flops.cells),
+        operators=flops_by_operator(
+            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
+        ),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,

@@ -66,6 +66,8 @@ class Profile:
     """Of ``params``, those that need a gradient."""
     local_params: int | None
     """Parameters that this rank holds in memory."""
+    parameter_bytes: Mapping[str, int]
+    """Bytes of ``params`` by the dtype in which the parameters are kept; empty if no model was described."""
     micro_steps: float
     """Batches in one step, mean over the counted steps."""
     samples: float | None
