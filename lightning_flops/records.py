@@ -269,6 +269,11 @@ class RunContext:
         return "step" if self.trains else "batch"
 
     @property
+    def device_word(self) -> str:
+        """What a figure of one rank is "per": an accelerator, or a process on the host."""
+        return "process" if self.device_type == "cpu" else "device"
+
+    @property
     def activity(self) -> str:
         """What the run does, as the subject of a sentence."""
         return activity_of(self.loop)

@@ -150,7 +150,9 @@ def build_budget(
         return None
     filling = None if traced is None else traced.filling
     notes: list[str] = []
-    spent, joined = _spent(timing.parts, {} if filling is None else {one.name: one for one in filling.parts})
+    fillings = {} if filling is None else {one.name: one for one in filling.parts}
+    spent, joined = _spent(timing.parts, fillings)
+    unfilled = [part.name for part in timing.parts if part.mean_sec > 0 and _is_unfilled(part, fillings)]
     if filling is None:
         why = "no trace shows what filled forward, backward and optimizer"
         notes.append(f"Joined, as {why}: operators slower than the peak, other operators, communication, copies, idle.")
@@ -160,10 +162,12 @@ def build_budget(
             f"{step_word}s."
         )
     knows_peak = at_peak.model is not None
+    beyond_peak: BudgetKey | None = None
     if knows_peak:
         account = _below_peak(spent, joined, at_peak, notes)
         knows_peak = account is not None
-        spent = spent if account is None else account
+        if account is not None:
+            spent, beyond_peak = account
     if lower_bound and knows_peak:
         notes.append("The FLOPs are lower bounds, and so are the rows at the peak; the row after them is at most that.")
     on_host = filling is not None and filling.clock == "host"
@@ -171,7 +175,14 @@ def build_budget(
     rows = tuple(
         BudgetRow(
             key=key,
-            label=_label(key, joined.get(key, ()), knows_peak=knows_peak, on_host=on_host, at_peak=at_peak),
+            label=_label(
+                key,
+                joined.get(key, ()),
+                unfilled=unfilled,
+                beyond_peak=key == beyond_peak,
+                on_host=on_host,
+                at_peak=at_peak,
+            ),
             time_ns=times_ns[key],
             joined=joined.get(key, ()),
             memory_ns=None
@@ -212,18 +223,12 @@ def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> 
     spent: _Spent = defaultdict(Fraction)
     joined: _Joined = {}
     for part in parts:
-        phases = part.name.replace(" + ", "\n").replace(" ", "_").split("\n")
-        seconds = Fraction(part.mean_sec)
+        phases, seconds = _phases(part), Fraction(part.mean_sec)
+        weights = _weights_of_part(phases, fillings)
+        whole = sum(weights.values())
         if len(phases) == 1 and phases[0] in _WHOLE:
             spent[_OWN_ROW[phases[0]]] += seconds
-            continue
-        weights: defaultdict[BudgetKey, int] = defaultdict(int)
-        for phase in phases:
-            if phase in fillings:
-                for key, weight in _weights(phase, fillings[phase]).items():
-                    weights[key] += weight
-        whole = sum(weights.values())
-        if whole:
+        elif whole:
             for key, weight in weights.items():
                 spent[key] += seconds * weight / whole
         elif phases == ["other"]:
@@ -233,6 +238,29 @@ def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> 
             inside = tuple(_OWN_ROW[phase] for phase in phases if phase in _OWN_ROW)
             joined["compute"] = tuple(dict.fromkeys((*joined.get("compute", ()), *_OF_COMPUTE, *inside)))
     return spent, joined
+
+
+def _phases(part: PartTiming) -> list[str]:
+    """The phases that *part* is of, as the trace names them."""
+    return [name.replace(" ", "_") for name in part.name.split(" + ")]
+
+
+def _is_unfilled(part: PartTiming, fillings: Mapping[str, PartFilling]) -> bool:
+    """Whether nothing tells what filled *part*."""
+    phases = _phases(part)
+    if len(phases) == 1 and phases[0] in _OWN_ROW:
+        return False
+    return not sum(_weights_of_part(phases, fillings).values())
+
+
+def _weights_of_part(phases: Iterable[str], fillings: Mapping[str, PartFilling]) -> dict[BudgetKey, int]:
+    """Nanoseconds of the traced *phases* together, by row."""
+    weights: defaultdict[BudgetKey, int] = defaultdict(int)
+    for phase in phases:
+        if phase in fillings:
+            for key, weight in _weights(phase, fillings[phase]).items():
+                weights[key] += weight
+    return weights
 
 
 def _weights(phase: str, filling: PartFilling) -> dict[BudgetKey, int]:
@@ -249,8 +277,10 @@ def _weights(phase: str, filling: PartFilling) -> dict[BudgetKey, int]:
     }
 
 
-def _below_peak(spent: _Spent, joined: _Joined, at_peak: SecondsAtPeak, notes: list[str]) -> _Spent | None:
-    """*spent* with the rows at the peak, which are taken out of the time of operators.
+def _below_peak(
+    spent: _Spent, joined: _Joined, at_peak: SecondsAtPeak, notes: list[str]
+) -> tuple[_Spent, BudgetKey] | None:
+    """*spent* with the rows at the peak, and the row out of whose time they are taken.
 
     Where the traced step gives matmul-like operators less time than their FLOPs take at the peak, their row is joined
     with the next. None if even all of forward, backward and optimizer is too short: then the peak is wrong.
@@ -280,7 +310,7 @@ def _below_peak(spent: _Spent, joined: _Joined, at_peak: SecondsAtPeak, notes: l
                 )
             if unknown:
                 joined[key] = (*(joined.get(key) or (key,)), *unknown)
-            return found
+            return found, key
     notes.append(
         "The rows are times only: the FLOPs would take longer at the peak than they did, so the peak is wrong."
     )
@@ -310,15 +340,23 @@ def _whole_nanoseconds(spent: _Spent) -> tuple[int, dict[BudgetKey, int]]:
 
 
 def _label(
-    key: BudgetKey, joined: Sequence[BudgetKey], *, knows_peak: bool, on_host: bool, at_peak: SecondsAtPeak
+    key: BudgetKey,
+    joined: Sequence[BudgetKey],
+    *,
+    unfilled: Sequence[str],
+    beyond_peak: bool,
+    on_host: bool,
+    at_peak: SecondsAtPeak,
 ) -> str:
     if key == "causal_skipped" and (at_peak.causal_skipped or 0.0) < 0:
         return "causal attention's FLOPs that are executed and not counted"
     if key == "idle" and on_host:
         return "host between operators (Python, dispatch)"
     label = _LABELS[key]
-    if key in ("matmul", "operators", "compute") and knows_peak:
-        label += {"matmul": " slower than the peak"}.get(key, ", beyond their FLOPs at the peak")
+    if key == "compute" and unfilled and not beyond_peak:
+        label = " and ".join(filter(None, (", ".join(unfilled[:-1]), unfilled[-1])))
+    if beyond_peak:
+        label += " slower than the peak" if key == "matmul" else ", beyond their FLOPs at the peak"
     unknown = [_LABELS[one] for one in joined if one in ("recompute", "optimizer_flops", "causal_skipped")]
     return f"{label}, with {', '.join(unknown)}" if unknown else label
 

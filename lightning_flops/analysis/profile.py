@@ -100,6 +100,7 @@ def build_profile(
             recompute_fwd_factor=float(config.recompute_fwd_factor),
             causal_attention=config.causal_attention,
             timing_steps=window.timing_steps,
+            peak_given=config.peak_flops_per_sec is not None,
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
