@@ -416,6 +416,16 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorLoss:
+    """Processor time that was asked for while steps were timed, and not given; None where nobody can tell."""
+
+    waited_share: float | None
+    """Of the time, how much the thread that trains was ready to run and had no processor."""
+    stolen_share: float | None
+    """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
     """One whole window, ready for analysis."""
 
@@ -440,6 +450,8 @@ class WindowRecord:
     """None if nobody looked."""
     facts: RunFacts | None = None
     """How the run is set up; None if nobody looked."""
+    processor: ProcessorLoss | None = None
+    """Over the timed steps; None if they were too short to tell."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()

@@ -83,7 +83,9 @@ ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {
     "misaligned": frozenset(("matmul", "operators")),
     "blocks_per_sm": _KERNELS,
     "occupancy": _KERNELS,
+    "without_flops": frozenset(("other_operators", "operators")),
     "memory_high": frozenset(),
+    "starved": frozenset(),
     "mfu": frozenset(),
 }
 """The rows that following the advice of each rule lowers."""

@@ -20,6 +20,7 @@ from lightning_flops.analysis.step_flops import flop_spread, flops_by_dtype, flo
 from lightning_flops.analysis.step_rates import build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
+from lightning_flops.analysis.without_flops import longest_without_flops
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
 from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
 from lightning_flops.schema.modules import ModuleTimes
@@ -63,6 +64,15 @@ def build_profile(
     )
     root = _root(window.modules)
     lower_bound = counts.is_lower_bound
+    times: Mapping[str, ModuleTimes] = {}
+    if traced is not None:
+        times = module_times(
+            traced,
+            counts,
+            counted_steps=steps,
+            peak_of=peak_of,
+            has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+        )
     evidence = gather_evidence(
         rates=rates,
         timing=timing,
@@ -75,19 +85,14 @@ def build_profile(
         peak_memory_bytes=_device_peak_bytes(window.memory),
         lower_bound=lower_bound,
         thresholds=config.thresholds,
+        processor=window.processor,
+        without_flops=longest_without_flops(
+            cells=window.flops.cells, modules=window.modules, times=times, traced=traced
+        ),
     )
     advice = advise(evidence, config.thresholds)
     bandwidth = memory_bytes_per_sec(window.context.device_name)
     roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
-    times: Mapping[str, ModuleTimes] = {}
-    if traced is not None:
-        times = module_times(
-            traced,
-            counts,
-            counted_steps=steps,
-            peak_of=peak_of,
-            has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
-        )
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
