@@ -135,7 +135,12 @@ def detailed_lines(profile: Profile) -> list[str]:
         + f"All of one {profile.step_name}, the modules inside included. "
         "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
         "of each"
-        + (", the times their mean." if profile.modules[0].times else ".")
+        + (
+            ", the times their mean, with the least and the greatest in brackets; one whose time stands out among "
+            "them is shown by itself."
+            if profile.modules[0].times
+            else "."
+        )
         + (
             " Lower bound: FLOPs, MACs and FLOP/s of a module in which something could not be counted."
             if lower_bounds
@@ -198,7 +203,7 @@ class _Tree:
         opening = printable(f"{indent}{name}{module.type_name or _NOT_DESCRIBED}(")
         extra = " ".join(printable_lines(module.extra_repr).split())
         figures = printable(self._figures(node))
-        times = self._times_text(mean_times([self._times.get(one) for one in names]))
+        times = self._times_text([self._times.get(one) for one in names])
         if not node.children:
             if times:
                 yield from _timed_leaf_lines(opening, figures, times, extra, indent=indent)
@@ -219,19 +224,38 @@ class _Tree:
                 yield from self.lines(child, names=_names_below(names, child), indent=inside)
         yield f"{indent})"
 
-    def _times_text(self, times: ModuleTimes | None) -> str:
+    def _times_text(self, all_times: Sequence[ModuleTimes | None]) -> str:
+        """Times of one module, or the means of several and how far they differ."""
+        times = mean_times(all_times)
         if times is None or self._root.times is None:
             return ""
-        root = self._root.times
+        root, known = self._root.times, [one for one in all_times if one is not None]
         sides = (
-            ("fwd", times.forward_sec, root.forward_sec, times.forward_flops_per_sec, times.forward_utilization),
-            ("bwd", times.backward_sec, root.backward_sec, times.backward_flops_per_sec, times.backward_utilization),
+            (
+                "fwd",
+                times.forward_sec,
+                [one.forward_sec for one in known],
+                root.forward_sec,
+                times.forward_flops_per_sec,
+                times.forward_utilization,
+            ),
+            (
+                "bwd",
+                times.backward_sec,
+                [one.backward_sec for one in known if one.backward_sec is not None],
+                root.backward_sec,
+                times.backward_flops_per_sec,
+                times.backward_utilization,
+            ),
         )
         parts = []
-        for name, seconds, whole, flops_per_sec, utilization in sides:
+        for name, seconds, each, whole, flops_per_sec, utilization in sides:
             if seconds is None:
                 continue
-            part = f"{name} latency {duration(seconds)}, {percent(ratio(part=seconds, whole=whole))} {name} latency"
+            part = f"{name} latency {duration(seconds)}"
+            if each and duration(min(each)) != duration(max(each)):
+                part += f" ({duration(min(each))} to {duration(max(each))})"
+            part += f", {percent(ratio(part=seconds, whole=whole))} {name} latency"
             if flops_per_sec is not None:
                 part += f", {si(flops_per_sec, 'FLOP/s')}"
             if utilization is not None:

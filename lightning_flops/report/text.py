@@ -43,7 +43,9 @@ def render_text(profile: Profile | FlopCounts) -> str:
         flops_lines(profile),
         throughput_lines(profile),
         ranks_lines(profile),
-        memory_lines(profile.memory, profile.traced, trains=profile.context.trains),
+        memory_lines(
+            profile.memory, profile.traced, trains=profile.context.trains, parameter_bytes=profile.parameter_bytes
+        ),
         operator_lines(profile),
         intensity_lines(profile),
         traced_lines(profile),
