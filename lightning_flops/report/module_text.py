@@ -86,33 +86,46 @@ _Block = Sequence[tuple[str, _Entries]]
 """Of each column of one depth: classes, and their values as text."""
 
 
+_LATENCIES = ("fwd latency", "bwd latency")
+
+
 def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
     """First and last depth and the block of *blocks*, those in a row with the same values drawn together.
 
-    A module around another one that does all the work repeats its figures: their classes then stand as "Net > Trunk".
+    A module around another one that does all the work repeats its figures: their classes then stand as "Net > Trunk",
+    and the two latencies, which differ by what the outer one does itself, in the same way.
     """
     first = 0
-    kept: _Block = blocks[0] if blocks else ()
+    last: _Block = blocks[0] if blocks else ()
+    kept = last
     for depth, block in enumerate((*blocks[1:], None), start=1):
-        if block is not None and _values(block) == _values(kept) and any(_values(block)):
+        if block is not None and _repeats(last, block):
             kept = [
-                (
-                    label,
-                    [
-                        (f"{name or _NOT_DESCRIBED} > {below or _NOT_DESCRIBED}", value)
-                        for (name, value), (below, _) in zip(entries, inside, strict=True)
-                    ],
-                )
+                (label, [_drawn_together(*pair) for pair in zip(entries, inside, strict=True)])
                 for (label, entries), (_, inside) in zip(kept, block, strict=True)
             ]
+            last = block
             continue
         yield first, depth - 1, kept
         if block is not None:
-            first, kept = depth, block
+            first, last, kept = depth, block, block
 
 
-def _values(block: _Block) -> list[list[str]]:
-    return [[value for _, value in entries] for _, entries in block]
+def _repeats(block: _Block, below: _Block) -> bool:
+    """Whether *below* has the values of *block*; latencies may differ where one class stands alone in both."""
+    alone = all(len({name for _, entries in one for name, _ in entries}) == 1 for one in (block, below))
+    alone &= [len(entries) for _, entries in block] == [len(entries) for _, entries in below]
+
+    def values(one: _Block) -> list[list[str]]:
+        return [[value for _, value in entries] for label, entries in one if not (alone and label in _LATENCIES)]
+
+    return values(block) == values(below) and any(values(block))
+
+
+def _drawn_together(outer: tuple[str, str], inner: tuple[str, str]) -> tuple[str, str]:
+    (name, value), (below, inside) = outer, inner
+    values = value if value.split(" > ")[-1] == inside else f"{value} > {inside}"
+    return f"{name or _NOT_DESCRIBED} > {below or _NOT_DESCRIBED}", values
 
 
 def detailed_lines(profile: Profile) -> list[str]:

@@ -172,6 +172,25 @@ def test_depths_that_repeat_the_same_values_are_one_and_name_both_classes() -> N
     ]
 
 
+def test_depths_of_one_class_each_are_drawn_together_though_the_outer_takes_longer() -> None:
+    window, traced = mlp_traced()
+    names = {"": "", **{name: f"inner.{name}" for name in ("fc1", "act", "drop", "fc2")}}
+    inner = replace(window.modules[0], name="inner", type_name="Trunk")
+    modules = (window.modules[0], inner, *(replace(one, name=names[one.name]) for one in window.modules[1:]))
+    cells = tuple(replace(one, module=names[one.module]) for one in window.flops.cells)
+    window = replace(window, modules=modules, flops=replace(window.flops, cells=cells))
+    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    of = {module.name: module for module in profile.modules}
+    root = of[""].times
+    assert root is not None
+    trunk = replace(root, forward_sec=0.004, backward_sec=0.009)
+    timed = tuple(replace(one, times={"": root, "inner": trunk}.get(one.name)) for one in profile.modules[:2])
+    lines = render_text(replace(profile, modules=timed)).split("\n")
+    first = lines.index("depth 0-1:")
+    assert lines[first + 1] == "    params      - {'Net > Trunk': '3 M'}"
+    assert lines[first + 4] == "    fwd latency - {'Net > Trunk': '5 ms > 4 ms'}"
+
+
 def test_modules_cut_off_by_module_depth_are_told() -> None:
     lines = _lines(windows.transformer_window(), ProfilerConfig(module_depth=1))
     # 12 blocks of 8 modules each: the block, attn, qkv, out, mlp, up, act, down.
