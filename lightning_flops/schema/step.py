@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_flops.records import PhaseFlops
+from lightning_flops.schema.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class OperatorProfile:
     """Its inputs."""
     bytes_written: int
     """Its outputs."""
+    roofline: Roofline | None
+    """None if it spent no FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

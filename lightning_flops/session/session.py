@@ -448,7 +448,7 @@ class Session:
             self.warn(f"nothing was profiled: {ended}")
             return
         profile = profile_of_window(
-            record,
+            replace(record, processor=window.processors.loss()),
             config=self._config,
             optimizers=self._door.optimizers,
             facts=self._run_facts,
