@@ -117,28 +117,26 @@ class _Run:
 
     def work_of_modules(self) -> dict[str, dict[TimePhase, Work]]:
         """FLOPs and bytes of one step, by module, without those below it."""
-        moved = {module.name: module.total_bytes for module in self.profile.modules}
-        below: dict[str, list[str]] = {}
-        for name in moved:
-            if name:
-                below.setdefault(parent_name(name), []).append(name)
+        own_bytes = {module.name: list(_sides(module.total_bytes)) for module in self.profile.modules}
+        for module in self.profile.modules:
+            around = own_bytes.get(parent_name(module.name)) if module.name else None
+            if around is not None:
+                for side, moved in enumerate(_sides(module.total_bytes)):
+                    around[side] -= moved
+        of_step = self.profile.per_step
         works: dict[str, dict[TimePhase, Work]] = {}
         for module in self.profile.modules:
-            own_bytes = moved[module.name]
-            for name in below.get(module.name, ()):
-                own_bytes -= moved[name]
+            (forward, backward), (forward_bytes, backward_bytes) = _sides(module.own), own_bytes[module.name]
             works[module.name] = {
-                "forward": self._work(module.own, own_bytes, "forward"),
-                "backward": self._work(module.own, own_bytes, "backward", "recompute"),
+                "forward": Work(of_step(forward), of_step(forward_bytes)),
+                "backward": Work(of_step(backward), of_step(backward_bytes)),
             }
         return works
 
-    def _work(self, flops: PhaseAmounts, moved: PhaseAmounts, *phases: str) -> Work:
-        of_step = self.profile.per_step
-        return Work(
-            of_step(sum(getattr(flops, phase) for phase in phases)),
-            of_step(sum(getattr(moved, phase) for phase in phases)),
-        )
+
+def _sides(amounts: PhaseAmounts) -> tuple[int, int]:
+    """Forward, and backward with what it repeats of the forward."""
+    return amounts.forward, amounts.backward + amounts.recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
