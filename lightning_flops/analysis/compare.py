@@ -8,10 +8,12 @@ difference, ``compare_noise`` that of chance, ``compare_modules`` says which mod
 from __future__ import annotations
 
 import importlib.util
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from lightning_flops.analysis.advice_rules import STARVED
 from lightning_flops.analysis.compare_modules import Matches, match_modules
 from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, NO_WORK, CauseSums, Work, shared_out, split
 from lightning_flops.analysis.module_names import parent_name
@@ -104,6 +106,7 @@ class _Run:
             timed_steps=self.timing.timed_steps,
             model=modules[0].type_name if modules else "",
             device=self.profile.context.device_name,
+            starved=next((one.evidence for one in self.profile.advice if one.rule == STARVED), ""),
         )
 
     def work_of_phase(self, phase: TimePhase) -> Work:
@@ -160,8 +163,8 @@ def _ns(seconds: float) -> int:
 def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
     """What filled the computing parts of the run's traced step; empty, and why, if it cannot be said.
 
-    On a device, idle is what is left of a part's wall time without the device's work and communication. Without a
-    device the host's own time between operators is work as well: it is nobody's, or the module's that runs.
+    On a device, idle is the time in which nothing runs there. Without a device the host's own time between operators is
+    work as well: it is nobody's, or the module's that runs.
     """
     profile, traced = run.profile, run.profile.traced
     times = {module.name: module.times for module in profile.modules if module.times is not None}
@@ -171,6 +174,7 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
         return {}, f"the traced step of {run.source} is not like its counted one"
     table = None if traced.tables is None else traced.tables.modules
     walls = {part.name: part for part in traced.parts}
+    fillings = {} if traced.filling is None else {part.name: part for part in traced.filling.parts}
     on_device = next(iter(times.values())).clock == "device"
     found: dict[TimePhase, _Traced] = {}
     for phase in _COMPUTING:
@@ -191,15 +195,16 @@ def _traced_parts(run: _Run) -> tuple[dict[TimePhase, _Traced], str]:
             found[phase] = _Traced(modules=modules, outside=busy - own, communication=0, idle=0)
             continue
         communication = _ns(walls[phase].exposed_sec)
-        computing = max(0, _ns(walls[phase].wall_sec) - communication)
-        if on_device:
-            busy = max(own, min(busy, computing))
+        computing, idle = max(0, _ns(walls[phase].wall_sec) - communication), 0
+        if on_device and phase in fillings:
+            idle = min(computing, fillings[phase].idle_ns)
+        elif on_device:
             idle = max(0, computing - busy)
-            found[phase] = _Traced(modules=modules, outside=busy - own, communication=communication, idle=idle)
-        else:
-            found[phase] = _Traced(
-                modules=modules, outside=max(0, computing - own), communication=communication, idle=0
-            )
+        computing -= idle
+        if own > computing:  # a module's time has what ran at once on several streams, and its own communication
+            modules = dict(zip(modules, shared_out(computing, list(modules.values())), strict=True))
+            own = computing
+        found[phase] = _Traced(modules=modules, outside=computing - own, communication=communication, idle=idle)
     return found, ""
 
 
@@ -262,6 +267,7 @@ class _Comparing:
         self._notes: list[str] = []
         self._matches = match_modules(a.profile.modules, b.profile.modules)
         self._rows, self._outside = _rows_of(self._matches, a.profile.modules, b.profile.modules)
+        self._flops_per_byte = _flops_per_byte(a.profile, b.profile)
         self._work_a, self._work_b = a.work_of_modules(), b.work_of_modules()
         self._traced_a, self._traced_b = self._comparable_traces()
 
@@ -289,7 +295,7 @@ class _Comparing:
             step=_part_difference("global step" if b.profile.context.trains else "batch", parts, None, step, draws),
             parts=tuple(_part_difference(part.name, parts, part, part.sums, draws) for part in parts),
             modules=self._modules(draws is not None),
-            flops_per_byte=FLOPS_PER_BYTE,
+            flops_per_byte=self._flops_per_byte,
             confidence=_confidence(),
             notes=tuple(self._notes),
         )
@@ -344,7 +350,7 @@ class _Comparing:
         a_ns, b_ns = times_ns
         if not a_ns and not b_ns:
             return
-        one = split(a_ns=a_ns, b_ns=b_ns, a=works[0], b=works[1])
+        one = split(a_ns=a_ns, b_ns=b_ns, a=works[0], b=works[1], flops_per_byte=self._flops_per_byte)
         part.sums.add_work(a_ns, b_ns, one)
         row.add_work(a_ns, b_ns, one)
         part.work[0] += one.u * (a_ns / part.a_ns if part.a_ns else 0.0)
@@ -478,6 +484,16 @@ class _Comparing:
         for note in dict.fromkeys((*notes_a, *notes_b)):
             whose = " and ".join(run.source for run, notes in ((self._a, notes_a), (self._b, notes_b)) if note in notes)
             self._notes.append(f"{whose}: {note}")
+
+
+def _flops_per_byte(a: Profile, b: Profile) -> int:
+    """The ridge point of the devices' rooflines in the dtype that has most FLOPs; where two are known, their mean."""
+    ridges = [
+        one.dtypes[0].peak_flops_per_sec / one.memory_bytes_per_sec
+        for one in (a, b)
+        if one.dtypes and one.dtypes[0].peak_flops_per_sec and one.memory_bytes_per_sec
+    ]
+    return max(1, round(statistics.geometric_mean(ridges))) if ridges else FLOPS_PER_BYTE
 
 
 def _confidence() -> float:

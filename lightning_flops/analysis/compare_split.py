@@ -18,7 +18,7 @@ narrow one does not blow up its work, as with the arithmetic mean of both rates.
 by the two times. Noise of the times is carried over by these.
 
 **One measure of work.** FLOPs and bytes are both work. Operators run one after another, some bound by arithmetic and
-some by memory, so their times add up, and ``W = FLOPs + FLOPS_PER_BYTE x bytes`` weighs a byte by the FLOPs that take
+some by memory, so their times add up, and ``W = FLOPs + flops_per_byte x bytes`` weighs a byte by the FLOPs that take
 as long as moving it: the ridge point of the roofline (S. Williams, A. Waterman and D. Patterson, "Roofline", Comm. ACM
 52, 2009). W is linear, and ``ln(W_B / W_A) = (W_B - W_A) / L(W_A, W_B)``: so the work part has a part of the FLOPs and
 a part of the bytes, in proportion to what each adds to W, and these add up, too. A module that computes only products,
@@ -54,10 +54,9 @@ class Work:
     flops: float = 0
     bytes: float = 0
 
-    @property
-    def units(self) -> float:
+    def units(self, flops_per_byte: int) -> float:
         """FLOPs and bytes as one amount."""
-        return self.flops + FLOPS_PER_BYTE * self.bytes
+        return self.flops + flops_per_byte * self.bytes
 
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.bytes + other.bytes)
@@ -82,7 +81,7 @@ class Split:
     v: float
 
 
-def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> Split:
+def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None, flops_per_byte: int = FLOPS_PER_BYTE) -> Split:
     """The difference ``b_ns - a_ns`` of one piece of work by cause.
 
     Args:
@@ -90,14 +89,15 @@ def split(*, a_ns: int, b_ns: int, a: Work | None, b: Work | None) -> Split:
         b_ns: its time in run B.
         a: its work in run A; None if A has no such piece.
         b: its work in run B; None if B has none.
+        flops_per_byte: FLOPs that a byte weighs.
     """
     difference = b_ns - a_ns
     if a is None or b is None:
         return Split(0, 0, difference, 0, -1.0, 1.0)
-    flops, moved = b.flops - a.flops, FLOPS_PER_BYTE * (b.bytes - a.bytes)
+    flops, moved = b.flops - a.flops, flops_per_byte * (b.bytes - a.bytes)
     if not flops and not moved:
         return Split(0, 0, 0, difference, 0.0, 0.0)
-    units_a, units_b = a.units, b.units
+    units_a, units_b = a.units(flops_per_byte), b.units(flops_per_byte)
     if not units_a or not units_b:
         flops_ns = round(difference * (flops / (flops + moved)))
         return Split(flops_ns, difference - flops_ns, 0, 0, -1.0, 1.0)

@@ -60,6 +60,9 @@ class _Report:
         yield from self._settings()
         yield ""
         yield from paragraph(self.sentence())
+        for letter, run in (("A", comparison.a), ("B", comparison.b)):
+            if run.starved:
+                yield from paragraph(f"{letter} was starved: {run.starved}")
         yield from self._causes()
         yield from self._named()
         yield ""

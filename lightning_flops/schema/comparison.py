@@ -168,6 +168,8 @@ class ComparedRun:
     """Class of its root module; empty if it was not described."""
     device: str
     """Name of its device."""
+    starved: str
+    """What was measured if it had too little processor time, which qualifies all its times; empty if it had enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -193,7 +195,7 @@ class Comparison:
     modules: tuple[ModuleDifference, ...]
     """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
     flops_per_byte: int
-    """FLOPs that one byte weighs in the sum that work is measured by."""
+    """FLOPs that one byte weighs in the sum that work is measured by: the devices' peak ÷ memory bandwidth, or 10."""
     confidence: float
     """Of the noise intervals."""
     notes: tuple[str, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
@@ -23,7 +23,7 @@ It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or
 """
 
 OLDEST_VERSION = 3
-"""The oldest version that is read. What came after it has a default: ``context.loop``, the seconds of single steps."""
+"""The oldest version that is read. What came after it has a default, such as ``context.loop``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ReportSettings:
     """Whether causal attention counts its whole score matrix or half of it."""
     timing_steps: int
     """How many timed steps were asked for."""
-    peak_given: bool
+    peak_given: bool = False
     """Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'."""
 
 
@@ -72,7 +72,7 @@ class Profile:
     """Of ``params``, those that need a gradient."""
     local_params: int | None
     """Parameters that this rank holds in memory."""
-    parameter_bytes: Mapping[str, int]
+    parameter_bytes: Mapping[str, int] = field(default_factory=dict)
     """Bytes of ``params`` by the dtype in which the parameters are kept; empty if no model was described."""
     micro_steps: float
     """Batches in one step, mean over the counted steps."""
@@ -98,9 +98,9 @@ class Profile:
     """The same of hardware FLOPs: HFU."""
     timing: TimingProfile | None
     """None if no step was timed."""
-    budget: Budget | None
+    budget: Budget | None = None
     """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
-    memory_bytes_per_sec: float | None
+    memory_bytes_per_sec: float | None = None
     """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""

@@ -77,7 +77,7 @@ class OperatorProfile:
     """Its inputs."""
     bytes_written: int
     """Its outputs."""
-    roofline: Roofline | None
+    roofline: Roofline | None = None
     """None if it spent no FLOPs."""
 
 

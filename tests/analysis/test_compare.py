@@ -17,10 +17,11 @@ from lightning_flops.analysis.compare_rules import FIGURES, judge, parse_conditi
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError, ProfileFormatError
 from lightning_flops.records import OUTSIDE, ModuleRecord
+from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.comparison import Causes, FigureDifference, ModuleDifference, PartDifference
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
-from lightning_flops.schema.trace import TracedPart
+from lightning_flops.schema.trace import PartFilling, StepFilling, TracedPart
 from tests.report import compared, windows
 from tests.report.compared import BACKWARD_MS, CELLS, FORWARD_MS, MS, STEP_MS, STRAYING, run, traced_step
 from tests.report.traced_windows import clocked
@@ -196,6 +197,7 @@ def on_device(
     backward_ms: float = 10.0,
     like_counted: bool = True,
     straying: Sequence[float] = STRAYING,
+    filling: StepFilling | None = None,
 ) -> Profile:
     """A run on a device: its forward has so long a wall, work of the modules, and communication that nothing hides."""
     parts = [
@@ -210,6 +212,7 @@ def on_device(
         parts=parts,
         like_counted=like_counted,
     )
+    traced = replace(traced, filling=filling)
     return run(mean_ms={"forward": forward_ms}, traced=traced, context=windows.A100, straying=straying)
 
 
@@ -223,6 +226,76 @@ def test_on_a_device_waiting_for_ranks_and_for_the_host_are_told_from_work() -> 
     assert three(causes) == (0, 0, 4)
     assert (causes.waiting_communication_ns, causes.waiting_idle_ns) == (1.5 * MS, 2.5 * MS)
     assert three(module(comparison, "fc1").own) == (0, 0, 0)
+
+
+def test_idle_time_of_a_device_is_what_its_trace_says() -> None:
+    # Of 9 ms 2 are communication; the trace shows 1 ms of copies that no module has, so 3 idle instead of 4.
+    forward = PartFilling(
+        name="forward",
+        matmul_ns=3 * MS,
+        operators_ns=0,
+        copies_ns=1 * MS,
+        communication_ns=2 * MS,
+        idle_ns=3 * MS,
+    )
+    b = on_device(forward_ms=9, busy_ms=3, exposed_ms=2, filling=StepFilling(clock="device", parts=(forward,)))
+    comparison = compare_profiles(on_device(forward_ms=5, busy_ms=3, exposed_ms=0.5), b)
+    assert_adds_up(comparison)
+    causes = part(comparison, "forward").causes
+    assert (causes.efficiency_ns, causes.waiting_communication_ns, causes.waiting_idle_ns) == (
+        1 * MS,
+        1.5 * MS,
+        1.5 * MS,
+    )
+
+
+def test_communication_that_a_module_waits_for_is_not_the_work_of_it() -> None:
+    # fc1's own 5 ms hold 2 ms of communication that nothing hides: of a wall of 5 ms 3 are left to compute.
+    same = on_device(forward_ms=5, busy_ms=3, exposed_ms=2)
+    waits = on_device(forward_ms=5, busy_ms=5, exposed_ms=2)
+    comparison = compare_profiles(same, waits)
+    assert_adds_up(comparison)
+    assert module(comparison, "fc1").forward.b_ns == 3 * MS == module(comparison, "fc1").forward.a_ns
+    assert three(part(comparison, "forward").causes) == (0, 0, 0)
+
+
+def test_a_byte_weighs_what_the_devices_say() -> None:
+    # 700 GFLOP/s by 70 GB/s are ten FLOPs a byte, 2.8 TFLOP/s forty; the geometric mean of both is twenty.
+    def with_bandwidth(peak: float, bandwidth: float | None) -> Profile:
+        profile = run()
+        dtypes = tuple(replace(one, peak_flops_per_sec=peak) for one in profile.dtypes)
+        return replace(profile, dtypes=dtypes, memory_bytes_per_sec=bandwidth)
+
+    slow, quick = with_bandwidth(700e9, 70e9), with_bandwidth(2800e9, 70e9)
+    assert compare_profiles(slow, slow).flops_per_byte == 10
+    assert compare_profiles(slow, quick).flops_per_byte == 20 == compare_profiles(quick, slow).flops_per_byte
+    assert compare_profiles(run(), quick).flops_per_byte == 40
+    assert compare_profiles(run(), run()).flops_per_byte == 10
+    assert compare_profiles(run(), with_bandwidth(1e9, 2e12)).flops_per_byte == 1
+
+
+def test_the_weight_of_a_byte_decides_how_much_is_work() -> None:
+    # fc1 reads 10 MB instead of none in twice the time. At 40 FLOPs a byte its 400 M become 800 M: twice the work.
+    moved = [cell("fc1", "forward", 0, operator="aten.cat", bytes_read=10_000_000)]
+    a, b = (
+        replace(
+            one,
+            dtypes=tuple(replace(dtype, peak_flops_per_sec=2800e9) for dtype in one.dtypes),
+            memory_bytes_per_sec=70e9,
+        )
+        for one in (run(), run(cells=[*CELLS, *moved], mean_ms={"forward": 7}, forward_ms={"fc1": 4}))
+    )
+    own = module(compare_profiles(a, b), "fc1").forward
+    assert three(own) == (2, 0, 0) and own.work_bytes_ns == 2 * MS
+
+
+def test_a_starved_run_is_told_first() -> None:
+    advice = Advice(
+        rule="starved", evidence="Half of it went to others.", threshold="", action="", source="", stake=0.5
+    )
+    comparison = compare_profiles(run(), replace(run(), advice=(advice,)))
+    assert (comparison.a.starved, comparison.b.starved) == ("", "Half of it went to others.")
+    assert "\nB was starved: Half of it went to others.\n" in str(comparison)
 
 
 def widths(one: PartDifference) -> tuple[float, float, float]:

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Rates
 from tests.golden_files import golden
@@ -440,6 +442,22 @@ def test_a_profile_of_version_3_reads_on() -> None:
     timing = replace(today.timing, parts=parts, global_step=replace(today.timing.global_step, steps_sec=()))
     assert read == replace(today, timing=timing)
     assert Profile.from_json(read.to_json()) == read
+
+
+def test_a_file_that_version_3_wrote_reads_on() -> None:
+    text = (Path(__file__).parent.parent / "data" / "profiles" / "version_3.json").read_text(encoding="utf-8")
+    written = json.loads(text)
+    read = Profile.from_json(text)
+    assert written["schema_version"] == 3 and read.schema_version == 4
+    assert (read.context.loop, read.budget, read.memory_bytes_per_sec, read.parameter_bytes) == (
+        "training",
+        None,
+        None,
+        {},
+    )
+    assert read.timing is not None and read.timing.global_step_sec == written["timing"]["global_step_sec"]
+    assert Profile.from_json(read.to_json()) == read
+    assert str(render_text(read)) and repr(read)
 
 
 def test_of_a_profile_of_version_3_only_what_came_later_may_be_missing() -> None:
