@@ -92,6 +92,25 @@ def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path
     assert (tmp_path / "a" / "profile.txt").read_text() == TEXT
 
 
+def test_a_page_lies_beside_each_profile_of_rank_0_and_loggers_keep_it(tmp_path: Path) -> None:
+    kept: list[str] = []
+    files = RunFiles(output_file=None, folder=lambda: str(tmp_path), html=True)
+    shown = LoggedOutput(
+        ProfilerConfig(),
+        loggers=MemorySink(),
+        console=StandardOutputSink(),
+        files=files,
+        text_file=False,
+        x_axis=lambda step: step,
+        artifacts=SimpleNamespace(keep_file=kept.append),
+    )
+    for _ in range(2):
+        shown.write_profile(PROFILE, step=7)
+    assert names(tmp_path) == {"profile.json", "profile.html", "profile-2.json", "profile-2.html"}
+    assert (tmp_path / "profile-2.html").read_text(encoding="utf-8") == PROFILE.to_html()
+    assert kept == [f"{tmp_path}/profile.html", f"{tmp_path}/profile-2.html"]
+
+
 def test_the_console_shows_a_report_that_no_file_was_named_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,9 +47,17 @@ function Profiles({ source }: { source: Source }): JSX.Element {
     if (theme) document.documentElement.dataset["theme"] = theme;
     else delete document.documentElement.dataset["theme"];
   }, [theme]);
+  // The first screen comes first: what is further down is drawn in the frame after it.
+  const [whole, setWhole] = useState<Profile | null>(null);
   useEffect(() => {
-    if (profile) performance.mark("shown");
+    if (!profile) return;
+    performance.mark("shown");
+    const frame = requestAnimationFrame(() => setTimeout(() => setWhole(profile)));
+    return () => cancelAnimationFrame(frame);
   }, [profile]);
+  useEffect(() => {
+    if (whole) performance.mark("whole");
+  }, [whole]);
 
   // What depends on the profile alone is not drawn again when the place changes.
   const ofProfile = useMemo(
@@ -82,6 +90,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             <label>
               <span class="dim">Run</span>
               <select
+                aria-label="Run"
                 value={run?.name}
                 onChange={(event) => go({ run: event.currentTarget.value, window: "", module: "" })}
               >
@@ -96,7 +105,11 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           {(run?.windows.length ?? 0) > 1 ? (
             <label>
               <span class="dim">Step</span>
-              <select value={String(windowAt)} onChange={(event) => go({ window: event.currentTarget.value })}>
+              <select
+                aria-label="Step"
+                value={String(windowAt)}
+                onChange={(event) => go({ window: event.currentTarget.value })}
+              >
                 {run?.windows.map((one, at) => (
                   <option key={at} value={String(at)}>
                     {plain(one.profile_step)}
@@ -127,7 +140,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           ))}
         </nav>
       </header>
-      <main>
+      <main aria-busy={profile !== null && whole !== profile}>
         {(run?.problems ?? []).map((one) => (
           <p key={one} class="callout" role="alert">
             {one}
@@ -144,7 +157,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             <Answer profile={profile} tree={tree} place={place} />
             <Budget profile={profile} />
             {tree ? <Modules profile={profile} tree={tree} place={place} go={go} /> : null}
-            {ofProfile}
+            {whole === profile ? ofProfile : null}
             <Windows run={run} at={windowAt} place={place} go={go} />
             <Advice profile={profile} />
             <Provenance profile={profile} writtenBy={document_.written_by} />

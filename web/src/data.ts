@@ -51,7 +51,7 @@ export async function servedSource(base: string): Promise<Source> {
   const get = async (path: string): Promise<unknown> => {
     const answer = await fetch(new URL(path, base));
     if (!answer.ok) throw new Error(await answer.text());
-    return answer.json();
+    return JSON.parse(visible(await answer.text()));
   };
   const source: Source = {
     document: (await get("runs")) as PageDocument,
@@ -82,5 +82,13 @@ function remembered(read: (run: number, window: number) => Promise<Profile>): So
 export async function unpack(text: string): Promise<Profile> {
   const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(unpacked).text()) as Profile;
+  return JSON.parse(visible(await new Response(unpacked).text())) as Profile;
+}
+
+/** JSON text in which signs that turn text around, or break lines, are written out: a name may have them. */
+export function visible(text: string): string {
+  return text.replace(
+    /[\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+    (sign) => `\\\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
 }
