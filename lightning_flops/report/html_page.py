@@ -72,17 +72,25 @@ def _pieces(runs: Sequence[ShownRun]) -> Iterator[str]:
     yield f'<script type="application/json" id="document">{document.replace("<", chr(92) + "u003c")}</script>\n'
     for at, run in enumerate(runs):
         for number, profile in enumerate(run.windows):
-            packed = gzip.compress(dataclass_json.dump(profile, indented=False).encode(), compresslevel=6, mtime=0)
-            text = base64.b64encode(packed).decode("ascii")
+            text = base64.b64encode(packed(profile)).decode("ascii")
             yield f'<script type="text/plain" id="profile-{at}-{number}">{text}</script>\n'
     yield f"<script>{script}</script>\n</body>\n</html>\n"
+
+
+def packed(profile: Profile) -> bytes:
+    """The JSON of *profile*, compressed by gzip; the same bytes for equal profiles.
+
+    Raises:
+        ProfileFormatError: a number of the profile is not finite.
+    """
+    return gzip.compress(dataclass_json.dump(profile, indented=False).encode(), compresslevel=6, mtime=0)
 
 
 def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
     """What the page reads first: which runs there are, and a few figures of each of their windows."""
     return {
         "kind": "profiles",
-        "written_by": _version(),
+        "written_by": package_version(),
         "runs": [
             {
                 "name": printable(run.name),
@@ -117,7 +125,7 @@ def bundled(name: str) -> str:
 
 
 @cache
-def _version() -> str:
+def package_version() -> str:
     """Of this package, by what was installed: the layers below the package do not know its root."""
     try:
         return version("lightning-flops")

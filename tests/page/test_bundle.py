@@ -13,7 +13,7 @@ from lightning_flops.report.html_page import BUNDLE, bundled
 from tests.page.install_tools import WEB, node_is_ready
 
 LIMIT_BYTES = 250_000
-FILES = ("page.js", "style.css")
+FILES = ("index.js", "page.js", "style.css")
 
 needs_node = pytest.mark.skipif(
     not node_is_ready(), reason="node and the packages of web/ are not here (python -m tests.page.install_tools)"

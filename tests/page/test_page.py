@@ -94,7 +94,7 @@ def test_the_answer_comes_first(decoder: Opened) -> None:
         "tokens/s": "40,000",
         "MFU": "24.31%",
         "HFU": cards["HFU"],
-        "FLOPs": "3.98 TFLOPs",
+        "FLOPs": "3.98 T",
         "parameters": "154 M",
         "peak memory": "5.5 GB",
     }

@@ -9,11 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from lightning_flops.analysis.profile_files import read_runs
 from lightning_flops.cli import main
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.report.html_page import ShownRun, bundled, render_page
 from lightning_flops.schema.profile import Profile
+from lightning_flops.sinks.profile_files import read_runs
 from tests.page import samples
 
 FIRST, SECOND = samples.decoder(10), samples.decoder(60)
@@ -108,10 +108,10 @@ def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pyt
     ("name", "reason"),
     [
         ("nowhere", "there is no such file or folder"),
-        ("empty", "there is no profile.json in this folder or below it"),
+        ("empty", "no profile.json is in this folder or below it"),
         ("broken.json", "the profile is not valid JSON"),
         ("old.json", "schema_version must be"),
-        ("binary.json", "cannot be read"),
+        ("binary.json", "the profile is not UTF-8"),
     ],
 )
 def test_what_is_no_profile_ends_with_a_reason(

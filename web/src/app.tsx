@@ -32,7 +32,6 @@ export function App({ source }: { source: Source }): JSX.Element {
 function Profiles({ source }: { source: Source }): JSX.Element {
   const [document_, setDocument] = useState<ProfilesDocument>(source.document);
   const [place, go] = usePlace();
-  const [theme, setTheme] = useState<string>("");
   const runAt = Math.max(
     0,
     document_.runs.findIndex((one) => one.name === place["run"]),
@@ -43,10 +42,6 @@ function Profiles({ source }: { source: Source }): JSX.Element {
   const [profile, problem] = useProfile(source, runAt, windowAt, run?.windows.length ?? 0);
   const tree = useMemo(() => (profile ? moduleTree(profile) : null), [profile]);
 
-  useEffect(() => {
-    if (theme) document.documentElement.dataset["theme"] = theme;
-    else delete document.documentElement.dataset["theme"];
-  }, [theme]);
   // The first screen comes first: what is further down is drawn in the frame after it.
   const [whole, setWhole] = useState<Profile | null>(null);
   useEffect(() => {
@@ -123,14 +118,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
               Reload
             </button>
           ) : null}
-          <label>
-            <span class="unseen">Colours</span>
-            <select value={theme} onChange={(event) => setTheme(event.currentTarget.value)} aria-label="Colours">
-              <option value="">System colours</option>
-              <option value="light">Light</option>
-              <option value="dark">Dark</option>
-            </select>
-          </label>
+          {source.refresh ? null : <Colours />}
         </div>
         <nav class="nav" aria-label="Parts of the page">
           {sections.map(([id, title]) => (
@@ -166,6 +154,22 @@ function Profiles({ source }: { source: Source }): JSX.Element {
       </main>
       <Tip />
     </>
+  );
+}
+
+/** Light, dark, or as the system has it; TensorBoard has a choice of its own. */
+function Colours(): JSX.Element {
+  const [theme, setTheme] = useState("");
+  useEffect(() => {
+    if (theme) document.documentElement.dataset["theme"] = theme;
+    else delete document.documentElement.dataset["theme"];
+  }, [theme]);
+  return (
+    <select value={theme} onChange={(event) => setTheme(event.currentTarget.value)} aria-label="Colours">
+      <option value="">System colours</option>
+      <option value="light">Light</option>
+      <option value="dark">Dark</option>
+    </select>
   );
 }
 

@@ -13,6 +13,8 @@ export interface WindowFigures {
   mfu: number | null;
   model_flops: number;
   advice: string | null;
+  /** Where TensorBoard's server has its profile. */
+  address?: string;
 }
 
 export interface Run {
@@ -56,9 +58,8 @@ export async function servedSource(base: string): Promise<Source> {
   const source: Source = {
     document: (await get("runs")) as PageDocument,
     profile: (run, window) => {
-      const one = source.document.runs[run];
-      const place = new URLSearchParams({ run: one?.name ?? "", window: String(window) });
-      return get(`profile?${place}`) as Promise<Profile>;
+      const address = source.document.runs[run]?.windows[window]?.address ?? "";
+      return get(`profile?${address}`) as Promise<Profile>;
     },
     refresh: async () => {
       source.document = (await get("runs")) as PageDocument;

@@ -94,7 +94,7 @@ function Cards({ profile }: { profile: Profile }): JSX.Element {
     { word: "HFU", figure: atLeast(percent(job.hfu)), below: "with all that kernels execute", why: reasons["hfu"] },
     {
       word: "FLOPs",
-      figure: atLeast(si(flops.model, "FLOPs")),
+      figure: atLeast(si(flops.model)),
       below:
         profile.context.loop === "training"
           ? `forward ${si(flops.forward)}, backward ${si(flops.backward)}`
