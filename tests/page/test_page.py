@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from lightning_flops import compare_profiles
 from lightning_flops.report.html_page import ShownRun, render_page
 from tests.page import samples
 from tests.page.browser import Watched, browser, needs_browser
+from tests.report import compared
 
 pytestmark = needs_browser
 
@@ -52,6 +54,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "ranks": samples.many_ranks().to_html(),
         "hostile": samples.hostile().to_html(),
         "wide": samples.of_modules(10_000).to_html(),
+        "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
+        "compared_hostile": compare_profiles(samples.decoder(), samples.hostile()).to_html(),
     }
     folder = tmp_path_factory.mktemp("pages")
     for name, text in made.items():
@@ -257,6 +261,38 @@ def test_the_straggler_stands_out_with_its_evidence(started: Any, pages: dict[st
     ]
     assert opened.texts("#ranks .mark") == ["▼ rank 2"]
     assert opened.texts("#ranks tr.late td:first-child") == ["2"]
+    opened.assert_quiet()
+    opened.context.close()
+
+
+def test_two_runs_compared_are_the_second_mode(started: Any, pages: dict[str, Path]) -> None:
+    opened = Opened(started, pages["compared"])
+    page = opened.page
+    # fc1 is twice as wide: forward 2 -> 4 ms, all of it work; backward 3 -> 5 ms, of which work is ln 2 times the
+    # logarithmic mean of 3 and 5, 2 / ln(5 / 3): 2.71383 ms, and efficiency the rest. Each batch comes 1.5 ms later.
+    cards = dict(zip(opened.texts(".card-word"), opened.texts(".card-figure"), strict=True))
+    assert cards == {
+        "one global step of A": "22 ms",
+        "one global step of B": "27.5 ms",
+        "difference B − A": "+5.5 ms",
+        "more work": "+4.71 ms",
+        "better efficiency": "−713.83 µs",
+        "more waiting": "+1.5 ms",
+    }
+    assert opened.texts(".bridge-words") == ["22 ms", "+4.71 ms", "−713.83 µs", "+1.5 ms", "27.5 ms"]
+    assert opened.texts("#modules tbody td:first-child")[0].startswith("fc1")
+    parts = [row.split() for row in opened.texts("#parts tbody tr")]
+    assert parts[0][0] == "data" and parts[-1][0] == "global"
+    page.get_by_role("button", name="Sort by module").click()
+    opened.assert_quiet()
+    opened.context.close()
+
+
+def test_compared_names_are_text_too(started: Any, pages: dict[str, Path]) -> None:
+    opened = Opened(started, pages["compared_hostile"])
+    assert opened.page.title() != "owned"
+    assert opened.page.locator("main img, main svg[onload], main script, [onerror]").count() == 0
+    assert samples.HOSTILE[1] in opened.page.locator("#modules").inner_text()
     opened.assert_quiet()
     opened.context.close()
 

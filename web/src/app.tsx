@@ -11,6 +11,7 @@ import type { Profile } from "./schema";
 import { Advice } from "./sections/advice";
 import { Answer } from "./sections/answer";
 import { Budget } from "./sections/budget";
+import { Comparison } from "./sections/comparison";
 import { Memory } from "./sections/memory";
 import { Modules } from "./sections/modules";
 import { Kernels, Operators } from "./sections/operators";
@@ -22,21 +23,23 @@ import { Windows } from "./sections/windows";
 import { Tip } from "./ui/tip";
 
 export function App({ source }: { source: Source }): JSX.Element {
-  // A document of another kind (two runs compared) has a view of its own beside this one.
-  switch (source.document.kind) {
+  const { document } = source;
+  switch (document.kind) {
     case "profiles":
-      return <Profiles source={source} />;
+      return <Profiles source={source} first={document} />;
+    case "comparison":
+      return <Comparison source={source} document={document} />;
   }
 }
 
-function Profiles({ source }: { source: Source }): JSX.Element {
-  const [document_, setDocument] = useState<ProfilesDocument>(source.document);
+function Profiles({ source, first }: { source: Source; first: ProfilesDocument }): JSX.Element {
+  const [shown, setShown] = useState(first);
   const [place, go] = usePlace();
   const runAt = Math.max(
     0,
-    document_.runs.findIndex((one) => one.name === place["run"]),
+    shown.runs.findIndex((one) => one.name === place["run"]),
   );
-  const run = document_.runs[runAt];
+  const run = shown.runs[runAt];
   const last = (run?.windows.length ?? 1) - 1;
   const windowAt = Math.min(last, Math.max(0, Number(place["window"] ?? last) || 0));
   const [profile, problem] = useProfile(source, runAt, windowAt, run?.windows.length ?? 0);
@@ -81,7 +84,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           <p class="where">{profile ? whereOf(profile) : ""}</p>
         </div>
         <div class="pickers">
-          {document_.runs.length > 1 ? (
+          {shown.runs.length > 1 ? (
             <label>
               <span class="dim">Run</span>
               <select
@@ -89,7 +92,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
                 value={run?.name}
                 onChange={(event) => go({ run: event.currentTarget.value, window: "", module: "" })}
               >
-                {document_.runs.map((one) => (
+                {shown.runs.map((one) => (
                   <option key={one.name} value={one.name}>
                     {one.name}
                   </option>
@@ -114,7 +117,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             </label>
           ) : null}
           {source.refresh ? (
-            <button type="button" onClick={() => void source.refresh?.().then((fresh) => setDocument(fresh))}>
+            <button type="button" onClick={() => void source.refresh?.().then((fresh) => setShown(fresh))}>
               Reload
             </button>
           ) : null}
@@ -139,7 +142,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             This profile cannot be shown: {problem}
           </p>
         ) : null}
-        {document_.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
+        {shown.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
         {profile && run ? (
           <>
             <Answer profile={profile} tree={tree} place={place} />
@@ -148,7 +151,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             {whole === profile ? ofProfile : null}
             <Windows run={run} at={windowAt} place={place} go={go} />
             <Advice profile={profile} />
-            <Provenance profile={profile} writtenBy={document_.written_by} />
+            <Provenance profile={profile} writtenBy={shown.written_by} />
           </>
         ) : null}
       </main>
