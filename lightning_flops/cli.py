@@ -157,6 +157,7 @@ def _add_compare(commands: argparse._SubParsersAction[_Parser]) -> None:
     compare.add_argument("a", metavar="A", help=f"what is compared with: {where}")
     compare.add_argument("b", metavar="B", help="what is compared, likewise")
     compare.add_argument("--json", action="store_true", help="print the whole comparison as JSON")
+    compare.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
     compare.add_argument(
         "--fail-if",
         action="append",
@@ -421,6 +422,7 @@ def _compare(options: argparse.Namespace) -> int:
     from lightning_flops.analysis.compare import compare_profiles
     from lightning_flops.analysis.compare_rules import SETTING, judge, parse_condition
     from lightning_flops.report.compare_text import render_comparison
+    from lightning_flops.sinks.file import write_text_file
     from lightning_flops.sinks.profile_files import read_profile
 
     try:
@@ -435,6 +437,12 @@ def _compare(options: argparse.Namespace) -> int:
         return 2
     _print(comparison.to_json() if options.json else render_comparison(comparison))
     status = 0
+    if options.html is not None:
+        try:
+            write_text_file(options.html, comparison.to_html())
+        except OSError as error:
+            _complain(str(error))
+            status = 2
     for condition in conditions:
         try:
             verdict = judge(comparison, condition)

@@ -41,6 +41,15 @@ def test_two_folders_of_logs_are_compared(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr() == (render_comparison(compare_profiles(A, B, sources=SOURCES)), "")
 
 
+def test_a_page_is_written_beside_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "before", "after", "--html", "new/difference.html"]) == 0
+    comparison = compare_profiles(A, B, sources=SOURCES)
+    assert capsys.readouterr() == (render_comparison(comparison), "")
+    assert (folder / "new" / "difference.html").read_text(encoding="utf-8") == comparison.to_html()
+    assert main(["compare", "before", "after", "--html", "before"]) == 2
+    assert "before" in capsys.readouterr().err
+
+
 def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wider = compared.wider(data_wait_ms=3.5)
     (folder / "after" / "profile.json").write_text(wider.to_json())

@@ -174,10 +174,9 @@ def run_output(
     """
     part = "" if loop == "training" else loop
     development = bool(getattr(trainer, "fast_dev_run", False))
-    loggers = LoggersSink(trainer.loggers)
     return LoggedOutput(
         config,
-        loggers=loggers,
+        loggers=LoggersSink(trainer.loggers),
         console=ConsoleSink(),
         files=RunFiles(
             output_file=config.output_file,
@@ -191,7 +190,6 @@ def run_output(
         announce=functools.partial(_announce, _import_root(trainer)),
         nowhere="" if development or own_folder else _NOWHERE,
         part=part,
-        artifacts=loggers,
     )
 
 

@@ -1,4 +1,4 @@
-"""Profiles as one HTML file: the page that ``web/`` builds, with the profiles inside it and nothing from elsewhere.
+"""Profiles, or two of them compared, as one HTML file: the page that ``web/`` builds, and its figures inside it.
 
 The page's policy (a content security policy in its head) lets nothing run but the two files of the package, which it
 names by their digests, and lets nothing be loaded from anywhere. Profiles are data, compressed, which the page reads as
@@ -19,7 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
 
@@ -45,10 +47,30 @@ def render_page(runs: Sequence[ShownRun]) -> str:
     Raises:
         ProfileFormatError: a number of a profile is not finite.
     """
-    return "".join(_pieces(runs))
+    data = {
+        f"profile-{at}-{number}": profile for at, run in enumerate(runs) for number, profile in enumerate(run.windows)
+    }
+    return "".join(_pieces(_title(runs), document_of(runs), data))
 
 
-def _pieces(runs: Sequence[ShownRun]) -> Iterator[str]:
+def render_comparison_page(comparison: Comparison) -> str:
+    """The page of two runs compared, likewise.
+
+    Raises:
+        ProfileFormatError: a number of the comparison is not finite.
+    """
+    document = {
+        "kind": "comparison",
+        "written_by": package_version(),
+        "a": printable(comparison.a.source),
+        "b": printable(comparison.b.source),
+        "headline": printable(comparison_headline(comparison)),
+    }
+    title = printable(f"{comparison.a.source} and {comparison.b.source} compared")
+    return "".join(_pieces(title, document, {"comparison": comparison}))
+
+
+def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, Profile | Comparison]) -> Iterator[str]:
     script, style = bundled("page.js"), bundled("style.css")
     policy = "; ".join(
         [
@@ -63,26 +85,32 @@ def _pieces(runs: Sequence[ShownRun]) -> Iterator[str]:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(_title(runs))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        '<div id="app"><noscript>This page shows profiles with a script; profile.json beside it has every number.'
+        f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        '<div id="app"><noscript>This page shows figures with a script; the JSON that it was made from has them all.'
         "</noscript></div>\n"
     )
-    document = json.dumps(document_of(runs), ensure_ascii=True, allow_nan=False)
+    text = json.dumps(document, ensure_ascii=True, allow_nan=False)
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
-    yield f'<script type="application/json" id="document">{document.replace("<", chr(92) + "u003c")}</script>\n'
-    for at, run in enumerate(runs):
-        for number, profile in enumerate(run.windows):
-            packed = gzip.compress(dataclass_json.dump(profile, indented=False).encode(), compresslevel=6, mtime=0)
-            text = base64.b64encode(packed).decode("ascii")
-            yield f'<script type="text/plain" id="profile-{at}-{number}">{text}</script>\n'
+    yield f'<script type="application/json" id="document">{text.replace("<", chr(92) + "u003c")}</script>\n'
+    for name, report in data.items():
+        yield f'<script type="text/plain" id="{name}">{base64.b64encode(packed(report)).decode("ascii")}</script>\n'
     yield f"<script>{script}</script>\n</body>\n</html>\n"
+
+
+def packed(report: Profile | Comparison) -> bytes:
+    """The JSON of *report*, compressed by gzip; the same bytes for equal reports.
+
+    Raises:
+        ProfileFormatError: a number of it is not finite.
+    """
+    return gzip.compress(dataclass_json.dump(report, indented=False).encode(), compresslevel=6, mtime=0)
 
 
 def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
     """What the page reads first: which runs there are, and a few figures of each of their windows."""
     return {
         "kind": "profiles",
-        "written_by": _version(),
+        "written_by": package_version(),
         "runs": [
             {
                 "name": printable(run.name),
@@ -117,7 +145,7 @@ def bundled(name: str) -> str:
 
 
 @cache
-def _version() -> str:
+def package_version() -> str:
     """Of this package, by what was installed: the layers below the package do not know its root."""
     try:
         return version("lightning-flops")

@@ -13,7 +13,7 @@ from lightning_flops.report import html as page
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.counts_text import ABOUT, counts_table
 from lightning_flops.report.headline import figures, headline, throughput_headline
-from lightning_flops.report.html_page import ShownRun, render_page
+from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
@@ -57,9 +57,11 @@ def html(report: _Shown) -> str:
     return _throughput(report) if isinstance(report, ThroughputSummary) else _counts(report)
 
 
-def whole_page(profile: Profile) -> str:
-    """*profile* as an HTML file of its own."""
-    return render_page([ShownRun(name="this run", windows=[profile])])
+def whole_page(report: Profile | Comparison) -> str:
+    """*report* as an HTML file of its own."""
+    if isinstance(report, Comparison):
+        return render_comparison_page(report)
+    return render_page([ShownRun(name="this run", windows=[report])])
 
 
 def _profile(profile: Profile) -> str:

@@ -213,6 +213,10 @@ class Comparison:
         """The comparison as indented JSON, the same text for equal comparisons."""
         return dataclass_json.dump(self)
 
+    def to_html(self) -> str:
+        """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
+        return shown.find().whole_page(self)
+
     @staticmethod
     def from_json(text: str) -> Comparison:
         """The comparison that ``to_json`` wrote as *text*.

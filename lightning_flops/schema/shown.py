@@ -17,7 +17,7 @@ class Renderers(Protocol):
         """Tables for a notebook, no longer than a screen."""
 
     def whole_page(self, report: Any, /) -> str:
-        """A profile as an HTML file of its own."""
+        """A profile, or a comparison, as an HTML file of its own."""
 
     def line(self, report: Any, /) -> str:
         """One line, for ``repr``."""

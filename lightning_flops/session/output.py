@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
+from lightning_flops.report.html_page import packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
@@ -16,6 +18,7 @@ from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
+from lightning_flops.sinks.tensorboard_tab import TabWindow
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.timing.monitor import MonitorReading
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
-    from lightning_flops.sinks.sink import ArtifactSink, Sink, TextSink
+    from lightning_flops.sinks.sink import Sink, TextSink
 
 logger = package_logger(__name__)
 
@@ -126,7 +129,6 @@ class LoggedOutput:
         x_axis: the loggers' x-axis value, given the step of a report.
         announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
-        artifacts: keeps the page with the run, wherever that is; None: the file alone.
         part: a word that tags have below their prefix if the run is not a training run.
     """
 
@@ -142,7 +144,6 @@ class LoggedOutput:
         announce: Callable[[str], None] | None = None,
         nowhere: str = "",
         part: str = "",
-        artifacts: ArtifactSink | None = None,
     ) -> None:
         self._config = config
         self._loggers = loggers
@@ -153,7 +154,6 @@ class LoggedOutput:
         self._x_axis = x_axis
         self._announce = announce
         self._nowhere = nowhere
-        self._artifacts = artifacts
         self.part = part
         """A word that tags have below their prefix; empty in a training run."""
 
@@ -167,8 +167,10 @@ class LoggedOutput:
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
         written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
-        if written.html_path is not None and self._artifacts is not None:
-            self._artifacts.keep_file(written.html_path)
+        if self._config.html:
+            self._loggers.write_window(tab_window(profile, prefix=prefix), step=at)
+        if written.html_path is not None:
+            self._loggers.keep_file(written.html_path)
         places = {
             "the page is in": written.html_path,
             "the report is in": written.text_path,
@@ -247,6 +249,12 @@ class _NoOutput:
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
         """Nothing."""
+
+
+def tab_window(profile: Profile, *, prefix: str) -> TabWindow:
+    """*profile* as TensorBoard's tab reads it, under a tag that no other window of the run has."""
+    figures = json.dumps(window_figures(profile), allow_nan=False).encode()
+    return TabWindow(tag=f"{prefix}/window/{profile.profile_step}", figures=figures, packed=packed(profile))
 
 
 class KnowsFolder(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class LoggersSink:
@@ -38,6 +39,10 @@ class LoggersSink:
         """Keep the local file at *path* as an artifact of the run, in W&B's and MLflow's loggers."""
         if os.path.isfile(path):
             self._loggers.each(lambda target: _keep_file(target, path))
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Write *window* to TensorBoard's loggers."""
+        self._loggers.each(lambda target: write_window(getattr(target, "experiment", None), window, step=step))
 
 
 def _keep_file(target: Any, path: str) -> None:

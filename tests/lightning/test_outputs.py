@@ -349,5 +349,6 @@ def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path
     assert sorted(tag.removesuffix("/text_summary") for tag in tags["tensors"]) == [
         "cost/model/advice",
         "cost/model/profile",
+        "cost/model/window/1",
         "flops_monitor/summary",
     ]

@@ -232,7 +232,8 @@ def hostile() -> Profile:
         name = HOSTILE[place % len(HOSTILE)]
         renamed.append(replace(module, type_name=name, extra_repr=name))
     top = profile.modules[0]
-    child = replace(profile.modules[1], name=HOSTILE[0], type_name=HOSTILE[1], alias_of=HOSTILE[2])
+    name = HOSTILE[1].replace(".", "")  # torch takes any name for a module that has no dot
+    child = replace(profile.modules[1], name=name, type_name=HOSTILE[1], alias_of=HOSTILE[2])
     operators = tuple(replace(one, operator=HOSTILE[at % 8] + str(at)) for at, one in enumerate(profile.operators))
     context = replace(profile.context, device_name=HOSTILE[0], host=HOSTILE[1], strategy=HOSTILE[2])
     advice = tuple(replace(one, evidence=HOSTILE[0], action=HOSTILE[1]) for one in profile.advice)

@@ -11,6 +11,7 @@ import type { Profile } from "./schema";
 import { Advice } from "./sections/advice";
 import { Answer } from "./sections/answer";
 import { Budget } from "./sections/budget";
+import { Comparison } from "./sections/comparison";
 import { Memory } from "./sections/memory";
 import { Modules } from "./sections/modules";
 import { Kernels, Operators } from "./sections/operators";
@@ -22,34 +23,39 @@ import { Windows } from "./sections/windows";
 import { Tip } from "./ui/tip";
 
 export function App({ source }: { source: Source }): JSX.Element {
-  // A document of another kind (two runs compared) has a view of its own beside this one.
-  switch (source.document.kind) {
+  const { document } = source;
+  switch (document.kind) {
     case "profiles":
-      return <Profiles source={source} />;
+      return <Profiles source={source} first={document} />;
+    case "comparison":
+      return <Comparison source={source} document={document} />;
   }
 }
 
-function Profiles({ source }: { source: Source }): JSX.Element {
-  const [document_, setDocument] = useState<ProfilesDocument>(source.document);
+function Profiles({ source, first }: { source: Source; first: ProfilesDocument }): JSX.Element {
+  const [shown, setShown] = useState(first);
   const [place, go] = usePlace();
-  const [theme, setTheme] = useState<string>("");
   const runAt = Math.max(
     0,
-    document_.runs.findIndex((one) => one.name === place["run"]),
+    shown.runs.findIndex((one) => one.name === place["run"]),
   );
-  const run = document_.runs[runAt];
+  const run = shown.runs[runAt];
   const last = (run?.windows.length ?? 1) - 1;
   const windowAt = Math.min(last, Math.max(0, Number(place["window"] ?? last) || 0));
   const [profile, problem] = useProfile(source, runAt, windowAt, run?.windows.length ?? 0);
   const tree = useMemo(() => (profile ? moduleTree(profile) : null), [profile]);
 
+  // The first screen comes first: what is further down is drawn in the frame after it.
+  const [whole, setWhole] = useState<Profile | null>(null);
   useEffect(() => {
-    if (theme) document.documentElement.dataset["theme"] = theme;
-    else delete document.documentElement.dataset["theme"];
-  }, [theme]);
-  useEffect(() => {
-    if (profile) performance.mark("shown");
+    if (!profile) return;
+    performance.mark("shown");
+    const frame = requestAnimationFrame(() => setTimeout(() => setWhole(profile)));
+    return () => cancelAnimationFrame(frame);
   }, [profile]);
+  useEffect(() => {
+    if (whole) performance.mark("whole");
+  }, [whole]);
 
   // What depends on the profile alone is not drawn again when the place changes.
   const ofProfile = useMemo(
@@ -78,14 +84,15 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           <p class="where">{profile ? whereOf(profile) : ""}</p>
         </div>
         <div class="pickers">
-          {document_.runs.length > 1 ? (
+          {shown.runs.length > 1 ? (
             <label>
               <span class="dim">Run</span>
               <select
+                aria-label="Run"
                 value={run?.name}
                 onChange={(event) => go({ run: event.currentTarget.value, window: "", module: "" })}
               >
-                {document_.runs.map((one) => (
+                {shown.runs.map((one) => (
                   <option key={one.name} value={one.name}>
                     {one.name}
                   </option>
@@ -96,7 +103,11 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           {(run?.windows.length ?? 0) > 1 ? (
             <label>
               <span class="dim">Step</span>
-              <select value={String(windowAt)} onChange={(event) => go({ window: event.currentTarget.value })}>
+              <select
+                aria-label="Step"
+                value={String(windowAt)}
+                onChange={(event) => go({ window: event.currentTarget.value })}
+              >
                 {run?.windows.map((one, at) => (
                   <option key={at} value={String(at)}>
                     {plain(one.profile_step)}
@@ -106,18 +117,11 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             </label>
           ) : null}
           {source.refresh ? (
-            <button type="button" onClick={() => void source.refresh?.().then((fresh) => setDocument(fresh))}>
+            <button type="button" onClick={() => void source.refresh?.().then((fresh) => setShown(fresh))}>
               Reload
             </button>
           ) : null}
-          <label>
-            <span class="unseen">Colours</span>
-            <select value={theme} onChange={(event) => setTheme(event.currentTarget.value)} aria-label="Colours">
-              <option value="">System colours</option>
-              <option value="light">Light</option>
-              <option value="dark">Dark</option>
-            </select>
-          </label>
+          {source.refresh ? null : <Colours />}
         </div>
         <nav class="nav" aria-label="Parts of the page">
           {sections.map(([id, title]) => (
@@ -127,7 +131,7 @@ function Profiles({ source }: { source: Source }): JSX.Element {
           ))}
         </nav>
       </header>
-      <main>
+      <main aria-busy={profile !== null && whole !== profile}>
         {(run?.problems ?? []).map((one) => (
           <p key={one} class="callout" role="alert">
             {one}
@@ -138,21 +142,37 @@ function Profiles({ source }: { source: Source }): JSX.Element {
             This profile cannot be shown: {problem}
           </p>
         ) : null}
-        {document_.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
+        {shown.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
         {profile && run ? (
           <>
             <Answer profile={profile} tree={tree} place={place} />
             <Budget profile={profile} />
             {tree ? <Modules profile={profile} tree={tree} place={place} go={go} /> : null}
-            {ofProfile}
+            {whole === profile ? ofProfile : null}
             <Windows run={run} at={windowAt} place={place} go={go} />
             <Advice profile={profile} />
-            <Provenance profile={profile} writtenBy={document_.written_by} />
+            <Provenance profile={profile} writtenBy={shown.written_by} />
           </>
         ) : null}
       </main>
       <Tip />
     </>
+  );
+}
+
+/** Light, dark, or as the system has it; TensorBoard has a choice of its own. */
+function Colours(): JSX.Element {
+  const [theme, setTheme] = useState("");
+  useEffect(() => {
+    if (theme) document.documentElement.dataset["theme"] = theme;
+    else delete document.documentElement.dataset["theme"];
+  }, [theme]);
+  return (
+    <select value={theme} onChange={(event) => setTheme(event.currentTarget.value)} aria-label="Colours">
+      <option value="">System colours</option>
+      <option value="light">Light</option>
+      <option value="dark">Dark</option>
+    </select>
   );
 }
 

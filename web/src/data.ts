@@ -1,6 +1,6 @@
 // Where the page's profiles come from: the file that the page itself is, or TensorBoard's server.
 
-import type { Profile } from "./schema";
+import type { Comparison, Profile } from "./schema";
 
 /** One window in a few figures: what a strip of many windows shows without reading any profile. */
 export interface WindowFigures {
@@ -13,6 +13,8 @@ export interface WindowFigures {
   mfu: number | null;
   model_flops: number;
   advice: string | null;
+  /** Where TensorBoard's server has its profile. */
+  address?: string;
 }
 
 export interface Run {
@@ -22,28 +24,44 @@ export interface Run {
   problems: string[];
 }
 
-/** What the page is to show. Another kind of document (two runs compared) gets a member of its own here. */
+/** Runs with their windows. */
 export interface ProfilesDocument {
   kind: "profiles";
   written_by: string;
   runs: Run[];
 }
 
-export type PageDocument = ProfilesDocument;
+/** Two runs compared. */
+export interface ComparisonDocument {
+  kind: "comparison";
+  written_by: string;
+  a: string;
+  b: string;
+  /** The difference and its largest cause in a sentence. */
+  headline: string;
+}
+
+export type PageDocument = ProfilesDocument | ComparisonDocument;
 
 export interface Source {
   document: PageDocument;
   profile(run: number, window: number): Promise<Profile>;
+  /** In a page that compares two runs. */
+  comparison?(): Promise<Comparison>;
   /** Where runs come and go: reads the document anew. */
-  refresh?(): Promise<PageDocument>;
+  refresh?(): Promise<ProfilesDocument>;
 }
 
 /** The profiles that lie in this page, each compressed on its own: only what is looked at is unpacked. */
 export function embeddedSource(page: Document): Source | null {
   const text = page.getElementById("document")?.textContent;
   if (!text) return null;
-  const read = remembered((run, window) => unpack(page.getElementById(`profile-${run}-${window}`)?.textContent ?? ""));
-  return { document: JSON.parse(text) as PageDocument, profile: read };
+  const packed = (id: string): string => page.getElementById(id)?.textContent ?? "";
+  return {
+    document: JSON.parse(text) as PageDocument,
+    profile: remembered((run, window) => unpack<Profile>(packed(`profile-${run}-${window}`))),
+    comparison: () => unpack<Comparison>(packed("comparison")),
+  };
 }
 
 /** The profiles of the runs that TensorBoard shows; *base* is the address of the plugin's routes. */
@@ -51,18 +69,18 @@ export async function servedSource(base: string): Promise<Source> {
   const get = async (path: string): Promise<unknown> => {
     const answer = await fetch(new URL(path, base));
     if (!answer.ok) throw new Error(await answer.text());
-    return answer.json();
+    return JSON.parse(visible(await answer.text()));
   };
+  let served = (await get("runs")) as ProfilesDocument;
   const source: Source = {
-    document: (await get("runs")) as PageDocument,
+    document: served,
     profile: (run, window) => {
-      const one = source.document.runs[run];
-      const place = new URLSearchParams({ run: one?.name ?? "", window: String(window) });
-      return get(`profile?${place}`) as Promise<Profile>;
+      const address = served.runs[run]?.windows[window]?.address ?? "";
+      return get(`profile?${address}`) as Promise<Profile>;
     },
     refresh: async () => {
-      source.document = (await get("runs")) as PageDocument;
-      return source.document;
+      served = (await get("runs")) as ProfilesDocument;
+      return served;
     },
   };
   return source;
@@ -79,8 +97,16 @@ function remembered(read: (run: number, window: number) => Promise<Profile>): So
 }
 
 /** JSON that was compressed by gzip and written in base64. */
-export async function unpack(text: string): Promise<Profile> {
+export async function unpack<Kind = unknown>(text: string): Promise<Kind> {
   const packed = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
   const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(unpacked).text()) as Profile;
+  return JSON.parse(visible(await new Response(unpacked).text())) as Kind;
+}
+
+/** JSON text in which signs that turn text around, or break lines, are written out: a name may have them. */
+export function visible(text: string): string {
+  return text.replace(
+    /[\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+    (sign) => `\\\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
 }

@@ -1,6 +1,6 @@
 // Written by types.mjs from docs/profile.schema.json; change the dataclasses in lightning_flops/schema.
 
-export type WhatLightningFlopsWritesAsJSON = Profile | ThroughputSummary | TracesReport;
+export type WhatLightningFlopsWritesAsJSON = Profile | ThroughputSummary | TracesReport | Comparison;
 
 /**
  * One window of one rank, counted, timed and divided; immutable.
@@ -2135,4 +2135,281 @@ export interface RankCollectiveRow {
    * The rest of the matched calls: waiting for the other ranks.
    */
   wait_us: number | null;
+}
+/**
+ * Run B held against run A; immutable.
+ */
+export interface Comparison {
+  /**
+   * Of the JSON: ``SCHEMA_VERSION``.
+   */
+  schema_version: 1;
+  a: ComparedRun;
+  b: ComparedRun;
+  /**
+   * What a step is: ``global step``, or ``batch`` in runs that do not train.
+   */
+  step_name: string;
+  /**
+   * Device, ranks, batch, versions and settings that differ; what bears most on speed first.
+   */
+  settings: SettingDifference[];
+  /**
+   * Each number of ``Profile.summary()``.
+   */
+  figures: FigureDifference[];
+  step: PartDifference;
+  /**
+   * Every part of a step.
+   */
+  parts: PartDifference[];
+  /**
+   * In B's tree order, the root first, each module that is gone behind those of B; last what no module owns.
+   */
+  modules: ModuleDifference[];
+  /**
+   * FLOPs that one byte weighs in the sum that work is measured by.
+   */
+  flops_per_byte: number;
+  /**
+   * Of the noise intervals.
+   */
+  confidence: number;
+  /**
+   * What could not be told, or was joined to something else, in sentences.
+   */
+  notes: string[];
+}
+/**
+ * One of the two runs.
+ */
+export interface ComparedRun {
+  /**
+   * File, folder or URL it was read from, or ``A`` and ``B``.
+   */
+  source: string;
+  /**
+   * Of its profile.
+   */
+  profile_step: number;
+  /**
+   * How many steps its times are means over.
+   */
+  timed_steps: number;
+  /**
+   * Class of its root module; empty if it was not described.
+   */
+  model: string;
+  /**
+   * Name of its device.
+   */
+  device: string;
+}
+/**
+ * What is set up differently in the two runs, as text.
+ */
+export interface SettingDifference {
+  /**
+   * Where it stands in a profile: ``context.world_size``.
+   */
+  name: string;
+  /**
+   * In run A.
+   */
+  a: string;
+  /**
+   * In run B.
+   */
+  b: string;
+}
+/**
+ * One figure of ``Profile.summary()`` in both runs.
+ */
+export interface FigureDifference {
+  /**
+   * As there.
+   */
+  name: string;
+  /**
+   * In run A; None if it is not known there.
+   */
+  a: number | null;
+  /**
+   * In run B.
+   */
+  b: number | null;
+  /**
+   * B / A; 1 if both are 0. None if it is not known, or only A is 0.
+   */
+  ratio: number | null;
+  /**
+   * Lower end of the ratio's noise; the ratio itself for a count, which has none. None if it is not known.
+   */
+  ratio_low: number | null;
+  /**
+   * Upper end.
+   */
+  ratio_high: number | null;
+  /**
+   * Why the ratio or its noise is None; empty if neither is.
+   */
+  reason: string;
+}
+/**
+ * The whole step, or one part of it, in both runs.
+ */
+export interface PartDifference {
+  /**
+   * As in ``PartTiming``; parts that one of the runs cannot tell apart stand together.
+   */
+  name: string;
+  causes: Causes;
+  /**
+   * Whether the rows of modules hold this part: they and ``(outside)`` then add up to it, less its waiting.
+   */
+  by_module: boolean;
+  /**
+   * Of the whole difference. None, like the next three, if single steps are not known or are too few.
+   */
+  difference: NoiseInterval | null;
+  /**
+   * Of ``causes.work_ns``.
+   */
+  work: NoiseInterval | null;
+  /**
+   * Of ``causes.efficiency_ns``.
+   */
+  efficiency: NoiseInterval | null;
+  /**
+   * Of ``causes.waiting_ns``.
+   */
+  waiting: NoiseInterval | null;
+}
+/**
+ * The time of something in run A and in run B, and what the difference B - A comes from.
+ */
+export interface Causes {
+  /**
+   * Of one step of A.
+   */
+  a_ns: number;
+  /**
+   * Of one step of B.
+   */
+  b_ns: number;
+  /**
+   * B - A.
+   */
+  difference_ns: number;
+  /**
+   * More work: other counts of FLOPs or bytes, and modules that only one of the runs has.
+   */
+  work_ns: number;
+  /**
+   * Worse efficiency: the same work, slower.
+   */
+  efficiency_ns: number;
+  /**
+   * More waiting: for data, for other ranks, for the host, and for the loop around the model.
+   */
+  waiting_ns: number;
+  /**
+   * Of the work: FLOPs changed.
+   */
+  work_flops_ns: number;
+  /**
+   * Of the work: bytes changed.
+   */
+  work_bytes_ns: number;
+  /**
+   * Of the work: modules that are new or gone.
+   */
+  work_modules_ns: number;
+  /**
+   * Of the waiting: the loop waits for its next batch.
+   */
+  waiting_data_ns: number;
+  /**
+   * Of the waiting: communication that no computation hides, and a pipeline's bubble.
+   */
+  waiting_communication_ns: number;
+  /**
+   * Of the waiting: the device has nothing to run while the host prepares.
+   */
+  waiting_idle_ns: number;
+  /**
+   * Of the waiting: batches move to the device; callbacks, logging, schedulers and what else the loop does.
+   */
+  waiting_loop_ns: number;
+}
+/**
+ * Between which values a difference of mean steps would lie if both runs went on as they did.
+ */
+export interface NoiseInterval {
+  /**
+   * The lower end.
+   */
+  low_ns: number;
+  /**
+   * The upper end.
+   */
+  high_ns: number;
+  /**
+   * Zero is outside of it: the difference is more than the spread of the timed steps explains.
+   */
+  beyond: boolean;
+}
+/**
+ * One module in both runs, or in one of them.
+ */
+export interface ModuleDifference {
+  /**
+   * In run A; None if it is new in B.
+   */
+  a: ModuleSide | null;
+  /**
+   * In run B; None if it is gone.
+   */
+  b: ModuleSide | null;
+  /**
+   * ``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``shape``: another name, the same tree of classes in the same place. ``nothing``: only one of the runs has it.
+   */
+  matched_by: "name" | "structure" | "shape" | "nothing";
+  own: Causes;
+  forward: Causes;
+  backward: Causes;
+  whole: Causes;
+  /**
+   * How far single steps stray: an own difference up to this may be the chance of the one traced step. None if single steps are not known.
+   */
+  noise_ns: number | null;
+  /**
+   * Whether the own difference is more than that.
+   */
+  beyond_noise: boolean | null;
+}
+/**
+ * One module in one of the runs; counts are of one step, without the modules below it.
+ */
+export interface ModuleSide {
+  /**
+   * Qualified name; the root is ``""``, what no module owns ``(outside)``.
+   */
+  name: string;
+  /**
+   * Class of the module.
+   */
+  type_name: string;
+  /**
+   * Unique parameters of the module and all below it.
+   */
+  params: number;
+  /**
+   * Forward, backward and recomputation.
+   */
+  flops: number;
+  /**
+   * Read and written by its operators, likewise.
+   */
+  bytes: number;
 }

@@ -33,8 +33,6 @@ export interface Module {
   achieved: number | null;
   /** FLOPs a byte, with the modules inside. */
   intensity: number | null;
-  /** In lower case, for the search. */
-  found: string;
 }
 
 export type SizeKey = keyof Spent;
@@ -87,7 +85,7 @@ export function moduleTree(profile: Profile): ModuleTree | null {
       memory: memory.size ? "" : "memory of modules is recorded with profile_memory=True",
     },
     knowsPeak: all.some((one) => one.share !== null),
-    fastest: Math.max(0, ...all.map((one) => one.achieved ?? 0)),
+    fastest: all.reduce((most, one) => Math.max(most, one.achieved ?? 0), 0),
   };
 }
 
@@ -119,47 +117,35 @@ function describe(profile: ModuleProfile, { index, parent, steps, memory }: Surr
     own: { seconds: null, flops: totalOf(profile.own) / steps, bytes: 0, params: 0, memory: null },
     forwardSec,
     backwardSec,
-    share: shareOfPeak(profile),
-    achieved: achieved(profile),
+    ...ratesOf(profile),
     intensity: flops > 0 && bytes > 0 ? flops / bytes : null,
-    found: `${name} ${profile.type_name}`.toLowerCase(),
   };
 }
 
-/** Seconds and rate of each phase that has FLOPs; null if a phase that has some was not timed. */
-function phases(profile: ModuleProfile): { seconds: number; rate: number; share: number | null }[] | null {
-  const times = profile.times;
-  if (times === null) return null;
-  const found = [];
-  const { forward, backward, recompute } = profile.total;
+const NO_RATES = { share: null, achieved: null };
+
+/** FLOP/s and share of the peak over the phases that have FLOPs; null if one of them was not timed. */
+function ratesOf({ times, total }: ModuleProfile): { share: number | null; achieved: number | null } {
+  if (times === null) return NO_RATES;
+  const { forward, backward, recompute } = total;
+  let seconds = 0;
+  let flops = 0;
+  let atPeak: number | null = 0;
+  const add = (took: number, rate: number, share: number | null): void => {
+    seconds += took;
+    flops += rate * took;
+    atPeak = atPeak === null || share === null ? null : atPeak + share * took;
+  };
   if (forward > 0) {
-    if (times.forward_flops_per_sec === null) return null;
-    found.push({ seconds: times.forward_sec, rate: times.forward_flops_per_sec, share: times.forward_utilization });
+    if (times.forward_flops_per_sec === null) return NO_RATES;
+    add(times.forward_sec, times.forward_flops_per_sec, times.forward_utilization);
   }
   if (backward + recompute > 0 && times.backward_sec !== null) {
-    if (times.backward_flops_per_sec === null) return null;
-    found.push({ seconds: times.backward_sec, rate: times.backward_flops_per_sec, share: times.backward_utilization });
+    if (times.backward_flops_per_sec === null) return NO_RATES;
+    add(times.backward_sec, times.backward_flops_per_sec, times.backward_utilization);
   }
-  return found.length ? found : null;
-}
-
-function achieved(profile: ModuleProfile): number | null {
-  const found = phases(profile);
-  const seconds = found?.reduce((sum, one) => sum + one.seconds, 0) ?? 0;
-  return found && seconds > 0 ? found.reduce((sum, one) => sum + one.rate * one.seconds, 0) / seconds : null;
-}
-
-/** Time at the peak over time taken, of forward and backward together. */
-function shareOfPeak(profile: ModuleProfile): number | null {
-  const found = phases(profile);
-  const seconds = found?.reduce((sum, one) => sum + one.seconds, 0) ?? 0;
-  if (!found || seconds <= 0) return null;
-  let atPeak = 0;
-  for (const one of found) {
-    if (one.share === null) return null;
-    atPeak += one.share * one.seconds;
-  }
-  return atPeak / seconds;
+  if (seconds <= 0) return NO_RATES;
+  return { share: atPeak === null ? null : atPeak / seconds, achieved: flops / seconds };
 }
 
 /** Bytes that each module's forward keeps in one step, with and without the modules inside. */

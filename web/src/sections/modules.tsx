@@ -277,7 +277,19 @@ function colored(module: Module, tree: ModuleTree): number | null {
 function matching(tree: ModuleTree, search: string): ReadonlySet<Module> | null {
   const wanted = search.trim().toLowerCase().split(/\s+/).filter(Boolean);
   if (!wanted.length) return null;
-  return new Set(tree.all.filter((one) => wanted.every((word) => one.found.includes(word))));
+  const words = searched(tree);
+  return new Set(tree.all.filter((_, at) => wanted.every((word) => (words[at] as string).includes(word))));
+}
+
+const SEARCHED = new WeakMap<ModuleTree, string[]>();
+
+/** Name and class of each module in lower case, made when somebody searches. */
+function searched(tree: ModuleTree): string[] {
+  const known = SEARCHED.get(tree);
+  if (known) return known;
+  const made = tree.all.map((one) => `${one.name} ${one.profile.type_name}`.toLowerCase());
+  SEARCHED.set(tree, made);
+  return made;
 }
 
 interface Openness {

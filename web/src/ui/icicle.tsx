@@ -151,7 +151,7 @@ export function Icicle(props: {
         width="100%"
         height={rows * row + 1}
         role="application"
-        tabIndex={0}
+        tabindex={0}
         aria-label={`Icicle of the modules. ${selected ? props.wordsOf(selected) : ""} Arrow keys move, Enter zooms in, Backspace out. The table below has every figure.`}
         onKeyDown={onKeyDown}
         onMouseMove={(event) => {

@@ -78,7 +78,7 @@ export function Strip(props: {
         width="100%"
         height={height}
         role={props.onSelect ? "listbox" : "img"}
-        tabIndex={0}
+        tabindex={0}
         aria-label={`${props.caption}. ${at === null ? "Arrow keys go through them." : lines(at)}`}
         onMouseMove={(event) => {
           const place = placeOf(event);
