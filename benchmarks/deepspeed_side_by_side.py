@@ -29,7 +29,7 @@ LEFT_OUT = "[...]"
 LAYER = 2 * 8 * 256 * 256
 """FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8."""
 
-SUMMARY = (r"^Profile Summary", r"^Counted:", r"^fwd flops per GPU:")
+SUMMARY = (r"^Profile Summary", r"^The report came out", r"^fwd flops per GPU:")
 
 
 @dataclass(frozen=True, kw_only=True)
