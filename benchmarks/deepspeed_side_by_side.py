@@ -335,7 +335,8 @@ def section(row: Row) -> str:
                         f"{row.name}: {found} FLOPs, by hand {row.flops_by_hand}; status {status}\n{output}"
                     )
                 if row.name == "lightnings_self":
-                    output = (folder / "profile.txt").read_text() + output
+                    (text,) = folder.rglob("profile.txt")
+                    output = text.read_text() + output
             else:
                 output = "\n".join(line for line in output.splitlines() if "frame.py" not in line)
         who = "with this profiler" if ours else "with DeepSpeed's own"
