@@ -452,6 +452,10 @@ class WindowRecord:
     """How the run is set up; None if nobody looked."""
     processor: ProcessorLoss | None = None
     """Over the timed steps; None if they were too short to tell."""
+    slowed_batches: int = 0
+    """Batches that ran while they were counted or traced, warm-up included."""
+    slowed_sec: float = 0.0
+    """Wall seconds of these together, on the host."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()

@@ -360,15 +360,15 @@ def _pageable_copies(evidence: Evidence, thresholds: AdviceThresholds) -> Advice
 
 def _without_flops(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     one = evidence.without_flops
-    if one is None or one.share <= thresholds.without_flops:
+    if one is None or one.stake <= thresholds.without_flops:
         return None
     return Advice(
         rule="without_flops",
         evidence=one.evidence,
-        threshold=f"more than {percent(thresholds.without_flops)}",
+        threshold=f"more than {percent(thresholds.without_flops)}, without what Python does between operators",
         action=what_helps(one, compiles=evidence.device.compiles),
         source=_OWN,
-        stake=one.stake or None,
+        stake=one.stake,
     )
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import get_args
 
 from lightning_flops.analysis.rates import mean, peak_seconds
-from lightning_flops.records import OperatorCell, TimePhase
+from lightning_flops.records import OperatorCell, TimePhase, WindowRecord
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.budget import Budget, BudgetKey, BudgetRow, RunKey, RunShare
 from lightning_flops.schema.step import PartTiming, TimingProfile
@@ -132,6 +132,7 @@ def build_budget(
     advice: Sequence[Advice],
     lower_bound: bool,
     step_word: str = "step",
+    own_sec: float = 0.0,
 ) -> Budget | None:
     """The account of one step.
 
@@ -144,6 +145,7 @@ def build_budget(
         advice: what the rows link to.
         lower_bound: FLOPs are lower bounds, so what is "slower than the peak" is at most that.
         step_word: what users call a step of this run.
+        own_sec: what the profiler's window took beyond the steps in it.
 
     Returns:
         None if no step was timed.
@@ -200,7 +202,7 @@ def build_budget(
         rows=rows,
         traced_step=None if filling is None or traced is None else traced.index,
         knows_peak=knows_peak,
-        run=_run(timing),
+        run=_run(timing, own_sec=own_sec),
         notes=tuple(notes),
     )
     return link_advice(budget, advice)
@@ -363,9 +365,20 @@ def _label(
     return f"{label}, with {', '.join(unknown)}" if unknown else label
 
 
-def _run(timing: TimingProfile) -> tuple[RunShare, ...]:
-    """The timed steps, and what came between them."""
+def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
+    """Wall seconds by which batches took longer for being counted or traced; 0 where nothing was timed to compare."""
+    batches = sum(step.micro_steps for step in window.timed_steps)
+    if timing is None or not batches:
+        return 0.0
+    usual_sec = timing.global_step_sec * timing.timed_steps / batches
+    return max(0.0, window.slowed_sec - window.slowed_batches * usual_sec)
+
+
+def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:
+    """The timed steps, what came between them, and what the profiler took beside them."""
     times: list[tuple[RunKey, str, float]] = [("training", "timed steps", timing.global_step_sec * timing.timed_steps)]
     for cause, seconds in timing.excluded_sec.items():
         times.append((*_RUN_ROWS.get(cause, ("elsewhere", cause)), seconds))
+    if own_sec > 0:
+        times.append(("profiler", "the profiler's own, counting and tracing", own_sec))
     return tuple(RunShare(key=key, label=label, time_ns=round(seconds * _NS_PER_SEC)) for key, label, seconds in times)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lightning_flops.analysis.advice import advise
-from lightning_flops.analysis.budget import build_budget, seconds_at_peak
+from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_at_peak
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
 from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
@@ -138,6 +138,7 @@ def build_profile(
             advice=advice,
             lower_bound=lower_bound,
             step_word=window.context.step_word,
+            own_sec=own_seconds(window, timing),
         ),
         memory_bytes_per_sec=bandwidth,
         rates=rates,

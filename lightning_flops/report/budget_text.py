@@ -38,9 +38,7 @@ def budget_lines(profile: Profile) -> list[str]:
     lines += paragraph(f"{_about(profile, budget)} {' '.join(budget.notes)}".strip())
     beside = [f"{one.label} {duration(one.time_ns / _NS_PER_SEC)}" for one in budget.run]
     if len(beside) > 1:
-        lines += paragraph(
-            f"Beside it the run, from the first timed {profile.context.step_word} to the last: {', '.join(beside)}."
-        )
+        lines += paragraph(f"Beside it the run, while the profiler's window was open: {', '.join(beside)}.")
     return lines
 
 

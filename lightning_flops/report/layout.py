@@ -85,6 +85,11 @@ def table(
     ]
 
 
+def and_more(number: int) -> list[str]:
+    """A line that says how many rows a list was cut by; none if it is whole."""
+    return [f"(and {number:,} more)"] if number > 0 else []
+
+
 def shortened(name: str, *, chars: int) -> str:
     """*name*, cut to *chars* characters."""
     name = printable(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from lightning_flops.analysis.module_tree import (
     ModuleNode,
@@ -57,36 +58,46 @@ def aggregated_lines(profile: Profile) -> list[str]:
     ]
     shown, deepest = depth_shown(profile.modules, limit=limit), depth_shown(profile.modules, limit=-1)
     blocks = [
-        [
-            (
-                label,
-                [
-                    (name, words(value))
-                    for name, value in heaviest_types(profile.modules, depth=depth, weight=weight, top=top)
-                    if value
-                ],
-            )
-            for label, words, weight in columns
-        ]
+        [_row(profile.modules, label, words, weight, depth=depth, top=top) for label, words, weight in columns]
         for depth in range(shown + 1)
     ]
     for first, last, block in _alike(blocks):
         lines.append(f"depth {first}:" if first == last else f"depth {first}-{last}:")
-        for label, heaviest in block:
-            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{value}'" for name, value in heaviest)
-            lines += paragraph(f"{{{entries}}}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19)
+        for row in block:
+            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{value}'" for name, value in row.heaviest)
+            words = f"{{{entries}}}" + (f" and {row.more} more" if row.more else "") if entries else "none"
+            lines += paragraph(words, first=f"    {row.label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
 
-_Entries = Sequence[tuple[str, str]]
-_Block = Sequence[tuple[str, _Entries]]
-"""Of each column of one depth: classes, and their values as text."""
+class _Row(NamedTuple):
+    """One column of figures at one depth: the classes that weigh most, and their values as text."""
+
+    label: str
+    heaviest: Sequence[tuple[str, str]]
+    more: int
+    """Other classes that have any."""
 
 
+_Block = Sequence[_Row]
 _LATENCIES = ("fwd latency", "bwd latency")
+
+
+def _row(
+    modules: Sequence[ModuleProfile],
+    label: str,
+    words: Callable[[float], str],
+    weight: Callable[[ModuleProfile], float],
+    *,
+    depth: int,
+    top: int,
+) -> _Row:
+    found = heaviest_types(modules, depth=depth, weight=weight, top=len(modules))
+    heaviest = [(name, words(value)) for name, value in found if value]
+    return _Row(label, heaviest[:top], max(0, len(heaviest) - top))
 
 
 def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
@@ -101,8 +112,10 @@ def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
     for depth, block in enumerate((*blocks[1:], None), start=1):
         if block is not None and _repeats(last, block):
             kept = [
-                (label, [_drawn_together(*pair) for pair in zip(entries, inside, strict=True)])
-                for (label, entries), (_, inside) in zip(kept, block, strict=True)
+                row._replace(
+                    heaviest=[_drawn_together(*pair) for pair in zip(row.heaviest, below.heaviest, strict=True)]
+                )
+                for row, below in zip(kept, block, strict=True)
             ]
             last = block
             continue
@@ -113,13 +126,15 @@ def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
 
 def _repeats(block: _Block, below: _Block) -> bool:
     """Whether *below* has the values of *block*; latencies may differ where one class stands alone in both."""
-    alone = all(len({name for _, entries in one for name, _ in entries}) == 1 for one in (block, below))
-    alone &= [len(entries) for _, entries in block] == [len(entries) for _, entries in below]
+    alone = all(len({name for row in one for name, _ in row.heaviest}) == 1 for one in (block, below))
+    alone &= [len(row.heaviest) for row in block] == [len(row.heaviest) for row in below]
 
-    def values(one: _Block) -> list[list[str]]:
-        return [[value for _, value in entries] for label, entries in one if not (alone and label in _LATENCIES)]
+    def values(one: _Block) -> list[tuple[list[str], int]]:
+        return [
+            ([] if alone and row.label in _LATENCIES else [value for _, value in row.heaviest], row.more) for row in one
+        ]
 
-    return values(block) == values(below) and any(values(block))
+    return values(block) == values(below) and any(row.heaviest for row in block)
 
 
 def _drawn_together(outer: tuple[str, str], inner: tuple[str, str]) -> tuple[str, str]:

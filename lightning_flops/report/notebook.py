@@ -212,6 +212,8 @@ def _advice_table(whole: Element, profile: Profile) -> None:
         for one in profile.advice[:_ADVICE_SHOWN]
     ]
     page.table(whole, ("at stake", "what was measured", "what to try"), rows, left=(1, 2))
+    if more := len(profile.advice) - len(rows):
+        page.paragraph(whole, f"And {plain(more)} more in render_text(profile).")
 
 
 def _throughput(summary: ThroughputSummary) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.layout import line, paragraph, shortened, table, title
+from lightning_flops.report.layout import and_more, line, paragraph, shortened, table, title
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
@@ -155,14 +155,15 @@ def _module_lines(profile: Profile) -> list[str]:
     def own_sec(module: ModuleProfile) -> float:
         return module.times.own_forward_sec + (module.times.own_backward_sec or 0.0) if module.times else 0.0
 
-    longest = sorted(profile.modules, key=own_sec, reverse=True)[:_ROWS_SHOWN]
+    timed = [module for module in profile.modules if own_sec(module)]
+    longest = sorted(timed, key=own_sec, reverse=True)[:_ROWS_SHOWN]
     whole = sum(map(own_sec, profile.modules))
     backward = profile.has_backward
     on_device = any(module.times is not None and module.times.clock == "device" for module in longest)
     rows = []
     for module in longest:
         times = module.times
-        if times is None or not own_sec(module):
+        if times is None:
             continue
         rows.append(
             [
@@ -182,7 +183,7 @@ def _module_lines(profile: Profile) -> list[str]:
     least = (
         ["FLOP/s of modules in which something could not be counted are lower bounds."] if profile.lower_bound else []
     )
-    return ["", *table(head, rows), *least] if rows else []
+    return ["", *table(head, rows), *and_more(len(timed) - len(rows)), *least] if rows else []
 
 
 def _operator_lines(tables: TraceReport) -> list[str]:
@@ -196,7 +197,8 @@ def _operator_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.operators or ())[:_ROWS_SHOWN]
     ]
-    return ["", *table(["operator", "calls", "self", "share", "total"], rows)] if rows else []
+    head = ["operator", "calls", "self", "share", "total"]
+    return ["", *table(head, rows), *and_more(len(tables.operators or ()) - len(rows))] if rows else []
 
 
 def _kernel_lines(tables: TraceReport) -> list[str]:
@@ -210,7 +212,8 @@ def _kernel_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.kernels or ())[:_ROWS_SHOWN]
     ]
-    return ["", *table(["kernel", "calls", "total", "share", "mean"], rows)] if rows else []
+    head = ["kernel", "calls", "total", "share", "mean"]
+    return ["", *table(head, rows), *and_more(len(tables.kernels or ()) - len(rows))] if rows else []
 
 
 def _scope_lines(tables: TraceReport) -> list[str]:
@@ -224,15 +227,18 @@ def _scope_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.user_scopes or ())[:_ROWS_SHOWN]
     ]
-    return ["", *table(["user-defined scope", "calls", "host", "device", "of the step"], rows)] if rows else []
+    head = ["user-defined scope", "calls", "host", "device", "of the step"]
+    return ["", *table(head, rows), *and_more(len(tables.user_scopes or ()) - len(rows))] if rows else []
 
 
 def _memory_lines(tables: TraceReport) -> list[str]:
     lines = []
     if tables.module_memory:
         lines += ["", *module_memory_table(tables.module_memory[:_ROWS_SHOWN])]
+        lines += and_more(len(tables.module_memory) - _ROWS_SHOWN)
     if tables.memory:
         lines += ["", *operator_memory_table(tables.memory[:_ROWS_SHOWN])]
+        lines += and_more(len(tables.memory) - _ROWS_SHOWN)
     about = "Bytes. Size increase: allocated less freed. Self: without what is inside, or was called."
     return [*lines, *paragraph(about)] if lines else []
 

@@ -25,7 +25,7 @@ BudgetKey = Literal[
 """What a row of the budget is of."""
 
 RunKey = Literal["training", "validation", "checkpoint", "between_epochs", "profiler", "elsewhere"]
-"""What the run did between the first and the last timed step."""
+"""What the run did while the profiler's window was open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,12 @@ class BudgetRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShare:
-    """What the run did in a part of its wall time, from the first timed step to the last."""
+    """What the run did in a part of its wall time, while the profiler's window was open."""
 
     key: RunKey
-    """``training``: the timed steps themselves."""
+    """``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user
+    named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others;
+    making the report is not in it."""
     label: str
     """The same for people."""
     time_ns: int
@@ -78,6 +80,6 @@ class Budget:
     knows_peak: bool
     """Whether the peak is known; if not, the rows are times only."""
     run: tuple[RunShare, ...]
-    """Beside the step: the run while these steps were timed."""
+    """Beside the step: the run while the window was open."""
     notes: tuple[str, ...]
     """What was joined, and why, in sentences."""

@@ -272,6 +272,17 @@ def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
     ]
 
 
+def test_the_profilers_own_time_is_what_counted_and_traced_batches_took_beyond_others() -> None:
+    # Three batches in 100 ms, where a timed one takes 20 ms.
+    window = replace(windows.mlp_window(), slowed_batches=3, slowed_sec=0.1)
+    profile = build_profile(window, config=PEAK)
+    assert profile.budget is not None
+    assert [one.time_ns for one in profile.budget.run if one.key == "profiler"] == [40_000_000]
+    faster = build_profile(replace(window, slowed_sec=0.05), config=PEAK)
+    assert faster.budget is not None
+    assert "profiler" not in {one.key for one in faster.budget.run}
+
+
 def test_every_threshold_belongs_to_a_rule_that_says_which_rows_it_lowers() -> None:
     limits = AdviceThresholds.__dataclass_fields__
     for name in limits:
