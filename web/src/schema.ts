@@ -45,6 +45,12 @@ export interface Profile {
    */
   local_params: number | null;
   /**
+   * Bytes of ``params`` by the dtype in which the parameters are kept; empty if no model was described.
+   */
+  parameter_bytes: {
+    [k: string]: number;
+  };
+  /**
    * Batches in one step, mean over the counted steps.
    */
   micro_steps: number;
@@ -85,6 +91,14 @@ export interface Profile {
    * None if no step was timed.
    */
   timing: TimingProfile | null;
+  /**
+   * Where peak x time went: rows that add up to a step's wall time. None if no step was timed.
+   */
+  budget: Budget | null;
+  /**
+   * Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known.
+   */
+  memory_bytes_per_sec: number | null;
   rates: Rates;
   /**
    * Why a rate (by its field's name) is None, in a few words.
@@ -245,6 +259,10 @@ export interface ReportSettings {
    * How many timed steps were asked for.
    */
   timing_steps: number;
+  /**
+   * Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'.
+   */
+  peak_given: boolean;
 }
 /**
  * FLOPs of one global step on this rank; a multiply-add is two.
@@ -467,6 +485,112 @@ export interface PartTiming {
   steps_sec: number[];
 }
 /**
+ * One account of one step of this rank: its rows add up to ``wall_ns`` exactly.
+ */
+export interface Budget {
+  /**
+   * Wall time of a step: ``timing.global_step_sec``, to the nearest nanosecond.
+   */
+  wall_ns: number;
+  /**
+   * The FLOPs at the peak first. Rows that took no time are left out.
+   */
+  rows: BudgetRow[];
+  /**
+   * Index of the step whose trace divides the phases; their times are those of the timed steps. None without one.
+   */
+  traced_step: number | null;
+  /**
+   * Whether the peak is known; if not, the rows are times only.
+   */
+  knows_peak: boolean;
+  /**
+   * Beside the step: the run while the window was open.
+   */
+  run: RunShare[];
+  /**
+   * What was joined, and why, in sentences.
+   */
+  notes: string[];
+}
+/**
+ * One row of the budget: so much of a step's wall time.
+ */
+export interface BudgetRow {
+  /**
+   * ``model``: useful model FLOPs at the peak; its share of the step is MFU. ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in ``model`` that fused causal attention does not execute; above zero where ``causal_attention="half"`` counts fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart. ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``: all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``, ``other``: these parts of a step.
+   */
+  key:
+    | "model"
+    | "recompute"
+    | "optimizer_flops"
+    | "causal_skipped"
+    | "matmul"
+    | "other_operators"
+    | "operators"
+    | "communication"
+    | "copies"
+    | "idle"
+    | "compute"
+    | "bubble"
+    | "data_wait"
+    | "transfer"
+    | "other";
+  /**
+   * The same for people, for this device.
+   */
+  label: string;
+  /**
+   * Of one step. Below zero in ``causal_skipped`` alone; the rows add up to the step.
+   */
+  time_ns: number;
+  /**
+   * The rows that are in this one because nothing tells them apart; empty for a row that stands for itself.
+   */
+  joined: (
+    | "model"
+    | "recompute"
+    | "optimizer_flops"
+    | "causal_skipped"
+    | "matmul"
+    | "other_operators"
+    | "operators"
+    | "communication"
+    | "copies"
+    | "idle"
+    | "compute"
+    | "bubble"
+    | "data_wait"
+    | "transfer"
+    | "other"
+  )[];
+  /**
+   * Of ``other_operators``: at most so much of it is explained by moving their bytes at the memory's bandwidth. None in other rows, and where the bandwidth is not known.
+   */
+  memory_ns: number | null;
+  /**
+   * Rules of the advice in this profile that lower this row, in its order.
+   */
+  advice: string[];
+}
+/**
+ * What the run did in a part of its wall time, while the profiler's window was open.
+ */
+export interface RunShare {
+  /**
+   * ``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others; making the report is not in it.
+   */
+  key: "training" | "validation" | "checkpoint" | "between_epochs" | "profiler" | "elsewhere";
+  /**
+   * The same for people.
+   */
+  label: string;
+  /**
+   * All of it together.
+   */
+  time_ns: number;
+}
+/**
  * Every ratio of a profile, per step; None where numerator or denominator is not known.
  */
 export interface Rates {
@@ -574,6 +698,10 @@ export interface ModuleProfile {
    * Its times in the traced step; None if no step was traced, or it was not called there.
    */
   times: ModuleTimes | null;
+  /**
+   * With the modules below it; None if it spent no FLOPs.
+   */
+  roofline: Roofline | null;
 }
 /**
  * Seconds of one module in one step, with the modules below it, unless the name says *own*.
@@ -625,6 +753,23 @@ export interface ModuleTimes {
   backward_utilization: number | null;
 }
 /**
+ * One module or operator in the roofline model: forward, backward and recomputation together.
+ */
+export interface Roofline {
+  /**
+   * Arithmetic intensity: FLOPs / bytes that its operators read and write, each counted by itself. None where no bytes were seen.
+   */
+  flops_per_byte: number | null;
+  /**
+   * FLOPs of the counted step / seconds of the traced step; None where the two differ, or without a trace.
+   */
+  achieved_flops_per_sec: number | null;
+  /**
+   * The least of the peak of its dtypes and flops_per_byte x the memory's bandwidth; None where one of them is not known. What stays in a cache or is fused moves fewer bytes, so more than this can be achieved.
+   */
+  attainable_flops_per_sec: number | null;
+}
+/**
  * One operator in all modules, over all counted steps.
  */
 export interface OperatorProfile {
@@ -649,6 +794,10 @@ export interface OperatorProfile {
    * Its outputs.
    */
   bytes_written: number;
+  /**
+   * None if it spent no FLOPs.
+   */
+  roofline: Roofline | null;
 }
 /**
  * An operator that ran, has no FLOP formula and is not known to be free, or whose formula failed.
@@ -767,6 +916,10 @@ export interface TracedStep {
    * Where the time went, and what of it was communication; empty if there is no trace.
    */
   parts: TracedPart[];
+  /**
+   * What filled these parts; None if there is no trace, or if the trace does not show the device.
+   */
+  filling: StepFilling | null;
   /**
    * Every call of every collective: what another rank's are matched with. Empty in a run of one rank.
    */
@@ -1531,6 +1684,48 @@ export interface TracedPart {
   exposed_sec: number;
 }
 /**
+ * What filled each part of a traced step.
+ */
+export interface StepFilling {
+  /**
+   * ``device``: kernels, each of the kind of the operator that launched it. ``host``: operators, without a device.
+   */
+  clock: "host" | "device";
+  /**
+   * As in ``TracedStep.parts``.
+   */
+  parts: PartFilling[];
+}
+/**
+ * What filled one part of a traced step, mean over the traced steps; the fields add up to the part's wall time.
+ */
+export interface PartFilling {
+  /**
+   * As in ``TracedPart``.
+   */
+  name: string;
+  /**
+   * Matmul-like operators: matrix products, convolutions, attention, recurrent layers.
+   */
+  matmul_ns: number;
+  /**
+   * All other operators.
+   */
+  operators_ns: number;
+  /**
+   * Copies and memsets on the device.
+   */
+  copies_ns: number;
+  /**
+   * Collectives, and what goes from one rank to another.
+   */
+  communication_ns: number;
+  /**
+   * Nothing of these ran: a device waited for its host, or the host ran Python between operators.
+   */
+  idle_ns: number;
+}
+/**
  * The calls that one rank made of one collective in one process group and step, in the order of their starts.
  */
 export interface CollectiveCalls {
@@ -2168,7 +2363,7 @@ export interface Comparison {
    */
   modules: ModuleDifference[];
   /**
-   * FLOPs that one byte weighs in the sum that work is measured by.
+   * FLOPs that one byte weighs in the sum that work is measured by: the devices' peak ÷ memory bandwidth, or 10.
    */
   flops_per_byte: number;
   /**
@@ -2204,6 +2399,10 @@ export interface ComparedRun {
    * Name of its device.
    */
   device: string;
+  /**
+   * What was measured if it had too little processor time, which qualifies all its times; empty if it had enough.
+   */
+  starved: string;
 }
 /**
  * What is set up differently in the two runs, as text.
