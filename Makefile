@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs-profile test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults clean
+.PHONY: help demo demo-deepspeed docs-profile page test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
 	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json and the tables of settings in docs/deepspeed.md anew"
+	@echo "make page      build the page's script and style from web/ anew (needs node)"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
 	@echo "make bench-counting  what counting costs, beside the peers"
 	@echo "make bench-zoo  hundreds of architectures of transformers and timm beside an oracle of their Python calls"
@@ -47,10 +48,12 @@ PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_induc
 
 test: lint
 	$(RUN) -m tests.deepspeed.compile_operators
+	$(RUN) -m tests.page.install_tools
 	$(PYTEST) -m "not slow"
 
 test-all: lint test-deepspeed-0.16
 	$(RUN) -m tests.deepspeed.compile_operators
+	$(RUN) -m tests.page.install_tools
 	$(PYTEST)
 
 # The older of the two DeepSpeeds in use, which Lightning still asks for, in an environment of its own. There is no
@@ -66,6 +69,12 @@ $(OLD_VENV)/.installed: pyproject.toml constraints.txt
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(OLD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(OLD_VENV)/constraints.txt --editable '.[tensorboard,trace]' deepspeed==0.16.9 pytest pytest-timeout
 	@touch $@
+
+# Builds the page's script and style, which lie in the package, from their sources.
+page:
+	npm --prefix web ci --no-audit --no-fund
+	npm --prefix web run types
+	npm --prefix web run build
 
 # DeepSpeed's own tests are no part of this project: a folder that holds deepspeedai/DeepSpeed at the tag of the version
 # that is installed. Writes benchmarks/results/deepspeed_suite.md anew; takes up to 25 minutes, and is ended after them

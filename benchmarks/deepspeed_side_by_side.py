@@ -29,7 +29,7 @@ LEFT_OUT = "[...]"
 LAYER = 2 * 8 * 256 * 256
 """FLOPs of the forward of a linear layer from 256 to 256 features, on a batch of 8."""
 
-SUMMARY = (r"^Profile Summary", r"^Counted:", r"^fwd flops per GPU:")
+SUMMARY = (r"^Profile Summary", r"^The report came out", r"^fwd flops per GPU:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ ROWS = (
             "Two layers on a batch of 8. The forward on 1,600 samples under `no_grad` and `eval()` is none of the "
             "step's: DeepSpeed adds its time to the step's forward; ours lists it as left out."
         ),
-        keep=(*SUMMARY, r"^fwd latency:", r"^Between the timed steps", r"user's own clock"),
+        keep=(*SUMMARY, r"^fwd latency:", r"^Beside it the run", r"user's own clock"),
     ),
     Row(
         name="attention_by_keywords",
@@ -335,7 +335,8 @@ def section(row: Row) -> str:
                         f"{row.name}: {found} FLOPs, by hand {row.flops_by_hand}; status {status}\n{output}"
                     )
                 if row.name == "lightnings_self":
-                    output = (folder / "profile.txt").read_text() + output
+                    (text,) = folder.rglob("profile.txt")
+                    output = text.read_text() + output
             else:
                 output = "\n".join(line for line in output.splitlines() if "frame.py" not in line)
         who = "with this profiler" if ours else "with DeepSpeed's own"

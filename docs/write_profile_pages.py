@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import IsInstanceSchema
 
+from lightning_flops.schema.comparison import SCHEMA_VERSION as COMPARISON_VERSION
+from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import SCHEMA_VERSION as PROFILE_VERSION
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import SCHEMA_VERSION as THROUGHPUT_VERSION
@@ -37,6 +39,7 @@ FILES: Mapping[type, tuple[str, int]] = {
     Profile: ("`profile.json`, `Profile.to_json()`", PROFILE_VERSION),
     ThroughputSummary: ("`throughput.json`, `ThroughputSummary.to_json()`", THROUGHPUT_VERSION),
     TracesReport: ("`lightning-flops trace --json`", TRACES_VERSION),
+    Comparison: ("`lightning-flops compare --json`, `Comparison.to_json()`", COMPARISON_VERSION),
 }
 """What is written as JSON: the file or command, and the version of its shape."""
 
@@ -84,10 +87,11 @@ class _Files(BaseModel):
     profile: Profile
     throughput: ThroughputSummary
     traces: TracesReport
+    comparison: Comparison
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of all three files; one of them is ``#/$defs/Profile`` and so on."""
+    """JSON Schema 2020-12 of all these files; one of them is ``#/$defs/Profile`` and so on."""
     definitions = _Files.model_json_schema(mode="serialization", schema_generator=_Schema)["$defs"]
     records = {record.__name__: record for record in all_records()}
     assert definitions.keys() == records.keys(), definitions.keys() ^ records.keys()

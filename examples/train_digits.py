@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,6 +147,27 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def measured_peak(precision: str, *, size: int = 1024, products: int = 10) -> dict[str, float]:
+    """FLOP/s of this CPU in the dtype of *precision*, by the name of that dtype: the fastest of some matrix products.
+
+    No vendor publishes this figure for the threads that a process has, and MFU needs one. It is no upper limit of the
+    chip, only what torch's own product reaches here.
+    """
+    name = next(
+        (name for prefix, name in (("bf16", "bfloat16"), ("16", "float16")) if precision.startswith(prefix)), ""
+    )
+    found = {}
+    for dtype in dict.fromkeys(("float32", name or "float32")):
+        left, right = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
+        seconds = []
+        for _ in range(products):
+            begin = time.perf_counter()
+            left @ right
+            seconds.append(time.perf_counter() - begin)
+        found[dtype] = 2 * size**3 / min(seconds)
+    return found
+
+
 def _tensorboard() -> str:
     """The command that is installed beside this Python, as short as it can be typed from here."""
     command = Path(sys.executable).with_name("tensorboard")
@@ -160,7 +182,12 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # networks as small as these only wait for a second core
     pl.seed_everything(options.seed)
 
-    profiler = FlopsProfilerCallback(profile_step=options.profile_step)
+    peak = None
+    if not torch.accelerator.is_available():  # an accelerator's peak is its vendor's
+        peak = measured_peak(options.precision)
+        rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in peak.items())
+        print(f"Peak of this CPU with one thread, measured once with a matrix product: {rates}")
+    profiler = FlopsProfilerCallback(profile_step=options.profile_step, peak_flops_per_sec=peak)
     accuracy = PrintAccuracy()
     logger = TensorBoardLogger(options.log_dir, name=f"digits-{options.model}")
     train_loader, validation_loader = loaders(options.batch_size)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_flops.schema import shown as _shown
 
 if TYPE_CHECKING:
+    from lightning_flops.analysis.compare import compare_profiles as compare_profiles
     from lightning_flops.config import ProfilerConfig as ProfilerConfig
     from lightning_flops.errors import ConfigError as ConfigError
     from lightning_flops.errors import LightningFlopsError as LightningFlopsError
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from lightning_flops.report.deepspeed_units import number_to_string as number_to_string
     from lightning_flops.report.deepspeed_units import params_to_string as params_to_string
     from lightning_flops.report.text import render_text as render_text
+    from lightning_flops.schema.comparison import Comparison as Comparison
     from lightning_flops.schema.profile import Profile as Profile
     from lightning_flops.transformers import FlopsProfilerTrainerCallback as FlopsProfilerTrainerCallback
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "Comparison": "schema.comparison",
     "ConfigError": "errors",
     "FlopsProfiler": "pytorch",
     "FlopsProfilerCallback": "lightning",
@@ -43,6 +46,7 @@ _MODULES = {
     "Profile": "schema.profile",
     "ProfilerConfig": "config",
     "bytes_to_string": "report.deepspeed_units",
+    "compare_profiles": "analysis.compare",
     "count_flops": "pytorch",
     "count_offline": "pytorch",
     "duration_to_string": "report.deepspeed_units",
@@ -59,6 +63,7 @@ _MODULES = {
 """Where each public name lives, below this package."""
 
 __all__ = [
+    "Comparison",
     "ConfigError",
     "FlopsProfiler",
     "FlopsProfilerCallback",
@@ -68,6 +73,7 @@ __all__ = [
     "ProfilerConfig",
     "__version__",
     "bytes_to_string",
+    "compare_profiles",
     "count_flops",
     "count_offline",
     "duration_to_string",

@@ -1,4 +1,4 @@
-"""Front door of the command line: ``lightning-flops run PROGRAM…``, ``lightning-flops trace FILE…``."""
+"""Front door of the command line: ``run PROGRAM…``, ``report PATH``, ``compare A B``, ``trace FILE…``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import lightning_flops
-from lightning_flops.errors import ConfigError, LightningFlopsError
+from lightning_flops.errors import ComparisonError, ConfigError, LightningFlopsError
 from lightning_flops.text.json_text import MOST_DIGITS, shown
 from lightning_flops.text.printable import printable
 
@@ -31,8 +31,11 @@ PROGRAM = "lightning-flops"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
-    0: done. 1: a file cannot be read, files do not belong together, or there is no such module to run; standard error
-    says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised here.
+    0: done. 1: a file cannot be read or written, files do not belong together, or there is no such module to run;
+    standard error says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised
+    here.
+
+    Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 2 that something cannot be compared or read.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # DeepSpeed's launcher, and torch's old one, put this argument first. It is meant for the program.
@@ -41,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments[len(launcher) :])
         return _run(options, [*options.program[:1], *launcher, *options.program[1:]])
     options = _parser().parse_args(arguments)
-    return _print(_law if options.command == "law" else _trace, options)
+    act: Callable[[argparse.Namespace], int] = options.act
+    return act(options)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {lightning_flops.__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
         help="run a training program unchanged, profiled",
@@ -88,11 +92,28 @@ def _parser() -> argparse.ArgumentParser:
         help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
     )
     _add_law(commands)
+    report = commands.add_parser(
+        "report",
+        help="write profiles as one HTML page",
+        description="Write profiles as one HTML page, which needs no network and opens from disk.",
+    )
+    report.set_defaults(act=_write_page)
+    report.add_argument(
+        "path", metavar="PATH", help="a profile.json, or a folder of logs with such files below it; path or URL"
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="path or URL of the page; by default beside the profile, or profile.html in the folder; of a URL, "
+        "profile.html in the working directory",
+    )
     trace = commands.add_parser(
         "trace",
         help="say where the time went in trace files of torch.profiler",
         description="Say where the time went in trace files of torch.profiler, of CPU or GPU, without torch.",
     )
+    trace.set_defaults(act=_print_trace)
     trace.add_argument(
         "files", nargs="+", metavar="FILE", help="trace, .json or .json.gz, path or URL; several: one of each rank"
     )
@@ -109,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="a limit from which on advice is given, named as in advice_thresholds: straggler=1.05",
     )
+    _add_compare(commands)
     return parser
 
 
@@ -124,6 +146,7 @@ def _add_law(commands: argparse._SubParsersAction[_Parser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    law.set_defaults(act=_print_law)
     law.add_argument(
         "example", metavar="FILE.py:FUNCTION", help="returns a model and a batch; MODULE:FUNCTION may be given as well"
     )
@@ -164,6 +187,45 @@ def _sizes(text: str) -> dict[str, int]:
         raise argparse.ArgumentTypeError(
             f"must be names and sizes, as batch=8,sequence=512, got {shown(text)}"
         ) from None
+
+
+def _add_compare(commands: argparse._SubParsersAction[_Parser]) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="say why the steps of one run take longer than those of another",
+        description=(
+            "Give every millisecond between the steps of two profiled runs a cause: more work, worse efficiency or\n"
+            "more waiting, by part of the step and by module, and say what is noise."
+        ),
+        epilog=(
+            "examples:\n"
+            f"  {PROGRAM} compare before/profile.json after/profile.json\n"
+            f"  {PROGRAM} compare lightning_logs/version_0 lightning_logs/version_1\n"
+            f"  {PROGRAM} compare --json s3://runs/main/profile.json logs > difference.json\n"
+            f"  {PROGRAM} compare --fail-if 'global_step_sec > 1.05' --fail-if 'hardware_flops > 1' main branch\n"
+            "\n"
+            "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared, and\n"
+            "standard error says why."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    compare.set_defaults(act=_compare)
+    where = "profile.json of a run, or its folder of logs, path or URL"
+    compare.add_argument("a", metavar="A", help=f"what is compared with: {where}")
+    compare.add_argument("b", metavar="B", help="what is compared, likewise")
+    compare.add_argument("--json", action="store_true", help="print the whole comparison as JSON")
+    compare.add_argument("--html", metavar="FILE", help="write it also as a page, to a path or URL")
+    compare.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help=(
+            "end with status 1 if this holds beyond noise: a figure of Profile.summary(), which stands for its ratio "
+            "B / A, one of > >= < <=, and a number; may be given several times"
+        ),
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -346,18 +408,62 @@ def _install(deepspeed: ModuleType) -> None:
     install()
 
 
-def _print(answer: Callable[[argparse.Namespace], str], options: argparse.Namespace) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
+def _write_page(options: argparse.Namespace) -> int:
+    from lightning_flops.report.html_page import ShownRun, render_page
+    from lightning_flops.sinks.file import write_text_file
+    from lightning_flops.sinks.profile_files import read_runs
+
+    output = options.output or _page_of(options.path)
     try:
-        sys.stdout.write(answer(options))
-        sys.stdout.flush()
+        runs = read_runs(options.path)
+        problems = [problem for run in runs for problem in run.problems]
+        if not any(run.windows for run in runs):
+            raise LightningFlopsError("; ".join(problems))
+        page = render_page([ShownRun(name=one.name, windows=one.windows, problems=one.problems) for one in runs])
+        write_text_file(output, page)
+    except (LightningFlopsError, OSError) as error:
+        sys.stderr.write(f"{PROGRAM}: {printable(str(error))}\n")
+        return 1
+    for problem in problems:
+        _say(problem)
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(f"{printable(output)}\n")
+    return 0
+
+
+def _page_of(path: str) -> str:
+    """Where the page of what lies at *path* goes if nobody says: never to another machine."""
+    if "://" in path or "::" in path:
+        return "profile.html"
+    return os.path.join(path, "profile.html") if os.path.isdir(path) else f"{os.path.splitext(path)[0]}.html"
+
+
+def _print_trace(options: argparse.Namespace) -> int:
+    try:
+        _print(_trace(options))
     except LightningFlopsError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return 1
+    return 0
+
+
+def _print(text: str) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). At exit Python would flush into it and report the error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_law(options: argparse.Namespace) -> int:
+    try:
+        _print(_law(options))
+    except LightningFlopsError as error:
+        sys.stderr.write(f"{PROGRAM}: {error}\n")
+        return 1
     return 0
 
 
@@ -412,6 +518,47 @@ def _trace(options: argparse.Namespace) -> str:
     if options.json:
         return report.to_json()
     return render_traces(report, top_rows=options.rows or None, children=options.children)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from lightning_flops.analysis.compare import compare_profiles
+    from lightning_flops.analysis.compare_rules import SETTING, judge, parse_condition
+    from lightning_flops.report.compare_text import render_comparison
+    from lightning_flops.sinks.file import write_text_file
+    from lightning_flops.sinks.profile_files import read_profile
+
+    try:
+        conditions = [parse_condition(text) for text in options.fail_if]
+        (a, source_a), (b, source_b) = read_profile(options.a), read_profile(options.b)
+        comparison = compare_profiles(a, b, sources=(source_a, source_b))
+    except ConfigError as wrong:
+        _complain(str(wrong).replace(SETTING, "--fail-if", 1))
+        return 2
+    except LightningFlopsError as error:
+        _complain(str(error))
+        return 2
+    _print(comparison.to_json() if options.json else render_comparison(comparison))
+    status = 0
+    if options.html is not None:
+        try:
+            write_text_file(options.html, comparison.to_html())
+        except OSError as error:
+            _complain(str(error))
+            status = 2
+    for condition in conditions:
+        try:
+            verdict = judge(comparison, condition)
+        except ComparisonError as error:
+            _complain(f"--fail-if {error}")
+            status = 2
+            continue
+        _complain(f"--fail-if '{condition.text}' {'holds' if verdict.holds else 'does not hold'}: {verdict.words}")
+        status = max(status, int(verdict.holds))
+    return status
+
+
+def _complain(words: str) -> None:
+    sys.stderr.write(f"{PROGRAM} compare: {printable(words)}\n")
 
 
 def _refuse_repeated(files: Sequence[str]) -> None:

@@ -17,3 +17,7 @@ class ConfigError(LightningFlopsError, ValueError):
 
 class ProfileFormatError(LightningFlopsError, ValueError):
     """A saved profile cannot be read, or a profile cannot be written; the message names what is wrong and where."""
+
+
+class ComparisonError(LightningFlopsError, ValueError):
+    """Two runs, or a figure of theirs, cannot be compared; the message says why."""

@@ -73,9 +73,9 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     """Counts and times one step of training, and reports it to the run's loggers.
 
     Add it to a ``Trainer``; nothing else changes. The step that begins after ``profile_step`` steps of the fit is
-    counted, and the steps after it are timed. The report goes to the loggers, to the console's log and to
-    ``profile.json``. That file lies beside the logs, or in ``lightning_flops_logs`` below ``default_root_dir`` if no
-    logger has a folder.
+    counted, and the steps after it are timed. The report goes to the loggers, to the console's log, to ``profile.json``
+    and to a page, ``profile.html``. These files lie beside the logs, or in ``lightning_flops_logs`` below
+    ``default_root_dir`` if no logger has a folder. W&B and MLflow keep the page as an artifact.
 
     ``Trainer.predict``, ``test`` and ``validate`` are profiled, too. There a step is one batch, without a backward and
     an optimizer. Tags and names of files say which loop it was, such as ``flops_profiler/predict/fwd_flops`` and
@@ -118,6 +118,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         advice_thresholds: Mapping[str, float] | None = None,
         ranks_timeout_sec: float | None = None,
         all_ranks: bool | None = None,
+        html: bool | None = None,
         tag_prefix: str | None = None,
         **unknown: NoReturn,
     ) -> None:

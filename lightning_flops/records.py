@@ -150,6 +150,8 @@ class ModuleRecord:
     trainable_params: int = 0
     local_params: int = 0
     """Parameters that this rank holds in memory."""
+    parameter_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of ``params`` by the dtype in which they are kept, such as ``float32``."""
     alias_of: str | None = None
     """Name under which the same module object was listed before, if it was."""
     weight_sizes: tuple[int, ...] = ()
@@ -271,6 +273,11 @@ class RunContext:
     def step_word(self) -> str:
         """What users call a step of this run."""
         return "step" if self.trains else "batch"
+
+    @property
+    def device_word(self) -> str:
+        """What a figure of one rank is "per": an accelerator, or a process on the host."""
+        return "process" if self.device_type == "cpu" else "device"
 
     @property
     def activity(self) -> str:
@@ -417,6 +424,16 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorLoss:
+    """Processor time that was asked for while steps were timed, and not given; None where nobody can tell."""
+
+    waited_share: float | None
+    """Of the time, how much the thread that trains was ready to run and had no processor."""
+    stolen_share: float | None
+    """Of the processor time that this machine asked for, what its hypervisor gave to other machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
     """One whole window, ready for analysis."""
 
@@ -441,6 +458,12 @@ class WindowRecord:
     """None if nobody looked."""
     facts: RunFacts | None = None
     """How the run is set up; None if nobody looked."""
+    processor: ProcessorLoss | None = None
+    """Over the timed steps; None if they were too short to tell."""
+    slowed_batches: int = 0
+    """Batches that ran while they were counted or traced, warm-up included."""
+    slowed_sec: float = 0.0
+    """Wall seconds of these together, on the host."""
     mixed_phases: tuple[TimePhase, ...] = ()
     """Phases whose seconds cannot be told apart, so their latencies and rates are n/a; their sum is still true."""
     notes: tuple[str, ...] = ()

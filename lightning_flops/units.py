@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 NOT_AVAILABLE = "n/a"
@@ -64,6 +64,12 @@ def plural(noun: str, number: float) -> str:
     if number == 1:
         return noun
     return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+
+
+def bytes_by_dtype(sizes: Mapping[str, int]) -> str:
+    """Bytes of parameters in each dtype: "407.85 KB of float32", the most first."""
+    ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{si(size, 'B')} of {dtype}" for dtype, size in ordered)
 
 
 def runs_of(numbers: Iterable[int]) -> list[range]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lightning_flops.sinks.tensorboard_tab import TabWindow
+
 
 class MemorySink:
     """Keeps scalars and texts by tag and step."""
@@ -13,11 +15,23 @@ class MemorySink:
         """``{tag: {step: value}}``"""
         self.texts: dict[str, dict[int, str]] = {}
         """``{tag: {step: text}}``"""
+        self.files: list[str] = []
+        """Paths of pages."""
+        self.windows: dict[str, TabWindow] = {}
+        """By tag."""
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Keep every scalar; one that is written again at the same step replaces the first."""
         for tag, value in scalars.items():
             self.scalars.setdefault(tag, {})[step] = value
+
+    def keep_file(self, path: str) -> None:
+        """Keep the path."""
+        self.files.append(path)
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Keep *window*; one that is written again under the same tag replaces the first."""
+        self.windows[window.tag] = window
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Keep *text*; one that is written again at the same step replaces the first."""

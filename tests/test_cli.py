@@ -67,7 +67,7 @@ def test_json_holds_every_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rows_of_long_tables_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "--rows", "1", RANKS[0]]) == 0
-    assert "(2 more)" in capsys.readouterr().out
+    assert "(and 2 more)" in capsys.readouterr().out
     assert main(["trace", "--rows", "0", RANKS[0]]) == 0
     assert "more)" not in capsys.readouterr().out
 

@@ -11,11 +11,14 @@ import jsonschema
 import pytest
 
 from docs import write_profile_pages
+from lightning_flops import compare_profiles, render_text
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.errors import ComparisonError
 from lightning_flops.records import BatchTotals, Extremes
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
+from tests.analysis.test_compare import assert_adds_up
 from tests.golden_files import golden
 from tests.report import windows
 from tests.report.test_ranks_text import CASES as JOBS
@@ -26,14 +29,16 @@ from tests.report.windows import build_profile
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = json.loads(write_profile_pages.SCHEMA.read_text(encoding="utf-8"))
 
-KINDS = {"json/mlp.json": "Profile", "json/throughput.json": "ThroughputSummary", "trace/cpu.json": "TracesReport"}
+KINDS = {"json/mlp.json": "Profile", "json/throughput.json": "ThroughputSummary", "trace/cpu.json": "TracesReport"} | {
+    "json/comparison.json": "Comparison"
+}
 """What each golden file of numbers is; a new one has its line here."""
 
 MLP = json.loads((GOLDEN / "json" / "mlp.json").read_text(encoding="utf-8"))
 
 
 def validate(data: Any, record: str) -> None:
-    """Hold *data* to one of the three records."""
+    """Hold *data* to one of these records."""
     jsonschema.Draft202012Validator({**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{record}"}]}).validate(data)
 
 
@@ -79,6 +84,21 @@ PROFILES = {
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_kind_of_profile_keeps_to_it(name: str) -> None:
     validate(json.loads(PROFILES[name].to_json()), "Profile")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_comparisons_of_every_kind_of_profile_keep_to_it_and_add_up(name: str) -> None:
+    a, names = PROFILES[name], list(PROFILES)
+    for step in (0, 1, 5):  # with itself and two others
+        b = PROFILES[names[(names.index(name) + step) % len(names)]]
+        if a.timing is None or b.timing is None or a.context.loop != b.context.loop:
+            with pytest.raises(ComparisonError):
+                compare_profiles(a, b)
+            continue
+        comparison = compare_profiles(a, b)
+        assert_adds_up(comparison)
+        assert all(line.isprintable() for line in render_text(comparison).splitlines())
+        validate(json.loads(comparison.to_json()), "Comparison")
 
 
 def test_throughput_keeps_to_it() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lightning_flops.analysis.advice_claims import STRAGGLER, claim, set_apart
-from lightning_flops.analysis.advice_rules import LOW_MFU, low_mfu, seen_alone
+from lightning_flops.analysis.advice_rules import LOW_MFU, STARVED, low_mfu, seen_alone
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.advice import Advice
@@ -44,5 +44,7 @@ def advise(
 
 
 def in_order(found: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The most at stake first; advice whose stake is not known comes last."""
-    return tuple(sorted(found, key=lambda advice: (advice.stake is None, -(advice.stake or 0.0))))
+    """The most at stake first; advice whose stake is not known comes last, but for what puts all else in question."""
+    return tuple(
+        sorted(found, key=lambda advice: (advice.rule != STARVED, advice.stake is None, -(advice.stake or 0.0)))
+    )

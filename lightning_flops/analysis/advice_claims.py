@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from lightning_flops.schema.advice import Advice
 
-_STEP = frozenset(("data wait", "transfer", "waiting", "copies", "kernels", "idle"))
-"""The parts of a step; no moment is in two of them. Of transfer and waiting, only what no computation hides."""
+_STEP = frozenset(("data wait", "transfer", "waiting", "copies", "products", "operators", "idle"))
+"""The parts of a step; no moment is in two of them. Of transfer and waiting, only what no computation hides. Products
+are what matmul-like operators run, operators what all others do."""
 
 STRAGGLER = "straggler"
 
@@ -22,8 +23,9 @@ _PARTS: Mapping[str, frozenset[str]] = {
     "overlap": frozenset(("transfer",)),
     "pageable_copies": frozenset(("copies",)),
     "optimizer": _STEP - {"data wait"},  # it launches kernels, may wait for them, and in ZeRO communicates
-    "tensor_core_eligible": frozenset(("kernels",)),
-    "blocks_per_sm": frozenset(("kernels",)),
+    "tensor_core_eligible": frozenset(("products",)),
+    "without_flops": frozenset(("operators",)),
+    "blocks_per_sm": frozenset(("products", "operators")),
     "idle": frozenset(("idle",)),
     "short_kernels": frozenset(("idle",)),
     "gpu_utilization": frozenset(("idle",)),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from lightning_flops.analysis.advice_claims import STRAGGLER
 from lightning_flops.analysis.evidence import ALIGNMENT_16_BITS, Evidence
 from lightning_flops.analysis.straggler_words import straggler_action, straggler_evidence
+from lightning_flops.analysis.without_flops import what_helps
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.advice import Advice
 from lightning_flops.units import duration, percent, plain
@@ -19,6 +20,9 @@ _OWN = "this project"
 
 _OCCUPANCY_ENOUGH = 0.30
 _MODULES_NAMED = 3
+
+STARVED = "starved"
+"""The rule that comes first: what else was measured is that of a starved run."""
 
 LOW_MFU = "mfu"
 """The rule that points at the others."""
@@ -188,11 +192,13 @@ def _memory(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     if peak is None:
         return None
     if peak > thresholds.memory_high:
+        dtypes = evidence.device.tensor_core_dtypes
+        mixed = f", or train with mixed precision in {dtypes[0]}," if dtypes else ""
         return Advice(
             rule="memory_high",
             evidence=f"Peak memory is {percent(peak)} of the device's memory.",
             threshold=f"more than {percent(thresholds.memory_high)}",
-            action="Checkpoint activations, or train with mixed precision, before a larger batch runs out of memory.",
+            action=f"Checkpoint activations{mixed} before a larger batch runs out of memory.",
             source=_TORCH_PROFILER,
             stake=None,
         )
@@ -369,6 +375,37 @@ def _pageable_copies(evidence: Evidence, thresholds: AdviceThresholds) -> Advice
     )
 
 
+def _without_flops(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    one = evidence.without_flops
+    if one is None or one.stake <= thresholds.without_flops:
+        return None
+    return Advice(
+        rule="without_flops",
+        evidence=one.evidence,
+        threshold=f"more than {percent(thresholds.without_flops)}, without what Python does between operators",
+        action=what_helps(one, compiles=evidence.device.compiles),
+        source=_OWN,
+        stake=one.stake,
+    )
+
+
+def _starved(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    share = evidence.processor_lost_share
+    if share is None or share <= thresholds.starved:
+        return None
+    return Advice(
+        rule=STARVED,
+        evidence=(
+            f"While steps were timed, {percent(share)} of the processor time that this process asked for went to "
+            "others: all times, rates and shares here are those of a starved run."
+        ),
+        threshold=f"more than {percent(thresholds.starved)}",
+        action="Give it processors of its own, or fewer threads and workers, and profile again before all else.",
+        source=_OWN,
+        stake=None,
+    )
+
+
 def low_mfu(evidence: Evidence, thresholds: AdviceThresholds, *, largest: Advice | None) -> Advice | None:
     """The rule that comes last: it points at *largest*, the piece of advice with most at stake."""
     mfu = evidence.mfu
@@ -408,4 +445,6 @@ _RULES: tuple[_Check, ...] = (
     _backend,
     _pageable_copies,
     _padding,
+    _without_flops,
+    _starved,
 )

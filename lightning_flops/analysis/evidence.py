@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.without_flops import WithoutFlops
 from lightning_flops.config import AdviceThresholds
-from lightning_flops.records import ModuleRecord, OperatorCell, OptimizerFacts, RunContext, RunFacts
+from lightning_flops.records import (
+    ModuleRecord,
+    OperatorCell,
+    OptimizerFacts,
+    ProcessorLoss,
+    RunContext,
+    RunFacts,
+)
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import DtypeFlops, Rates, TimingProfile
 from lightning_flops.schema.trace import TraceReport
@@ -82,6 +90,10 @@ class Evidence:
     loader_workers: int | None = None
     padding_share: float | None = None
     """Of the tokens of the run's batches so far."""
+    processor_lost_share: float | None = None
+    """Processor time that was asked for while steps were timed, and not given: the thread's, or the machine's."""
+    without_flops: WithoutFlops | None = None
+    """What takes most of the step and computes no products."""
 
 
 def gather_evidence(
@@ -97,6 +109,8 @@ def gather_evidence(
     peak_memory_bytes: int | None,
     lower_bound: bool,
     thresholds: AdviceThresholds,
+    processor: ProcessorLoss | None = None,
+    without_flops: WithoutFlops | None = None,
 ) -> Evidence:
     """What a window knows that a rule can use.
 
@@ -112,6 +126,8 @@ def gather_evidence(
         peak_memory_bytes: most bytes that the device's memory held; None if not known.
         lower_bound: FLOPs are lower bounds.
         thresholds: the one for a kernel's blocks per SM is used here.
+        processor: what the timed steps lost of it.
+        without_flops: what takes most of the traced step without FLOPs.
     """
     whole = sum(one.model for one in dtypes)
     single = sum(one.model for one in dtypes if one.dtype == "float32")
@@ -129,6 +145,8 @@ def gather_evidence(
         misaligned_modules=misaligned,
         optimizer_share=None if timing is None else ratio(part=timing.optimizer_sec, whole=timing.global_step_sec),
         mfu=None if lower_bound else rates.mfu,
+        processor_lost_share=None if processor is None else _most(processor.waited_share, processor.stolen_share),
+        without_flops=without_flops,
     )
     if facts is not None:
         evidence = replace(
@@ -146,6 +164,10 @@ def gather_evidence(
             loader_workers=facts.loader_workers,
         )
     return evidence if trace is None else with_trace(evidence, trace, thresholds)
+
+
+def _most(*shares: float | None) -> float | None:
+    return max((share for share in shares if share is not None), default=None)
 
 
 def _single_tensor(optimizers: tuple[OptimizerFacts, ...] | None) -> tuple[str, ...] | None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import parent_name, with_those_below
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseBytes, PhaseFlops, UncountedOperator
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
+from lightning_flops.schema.roofline import Roofline
 
 _NONE = PhaseFlops()
 _NO_BYTES = PhaseBytes()
 
 
 def build_modules(
-    records: Iterable[ModuleRecord], counts: FlopCounts, times: Mapping[str, ModuleTimes] | None = None
+    records: Iterable[ModuleRecord],
+    counts: FlopCounts,
+    times: Mapping[str, ModuleTimes] | None = None,
+    rooflines: Mapping[str, Roofline] | None = None,
 ) -> tuple[ModuleProfile, ...]:
     """Every module in tree order: each before those below it, siblings in the model's own order.
 
@@ -27,8 +33,9 @@ def build_modules(
         records: the model's modules.
         counts: what they spent.
         times: what each took in the traced step.
+        rooflines: of each that spent FLOPs.
     """
-    times = times or {}
+    times, rooflines = times or {}, rooflines or {}
     by_name: dict[str, ModuleRecord] = {}
     for record in records:
         by_name.setdefault(record.name, record)
@@ -58,6 +65,7 @@ def build_modules(
             total_bytes=total_bytes.get(name, _NO_BYTES),
             alias_of=by_name[name].alias_of,
             times=times.get(name),
+            roofline=rooflines.get(name),
         )
         for name in ordered
     )
@@ -136,7 +144,8 @@ def module_tree(
     """The tree of *modules*, runs of equal neighbours named 0, 1, 2 … folded into their first.
 
     Two neighbours are equal when their whole trees are: types, settings, parameters, calls, FLOPs, aliases, and whether
-    their FLOPs are lower bounds. Bytes and times may differ.
+    their FLOPs are lower bounds. Bytes and times may differ; but a module whose time stands out among its equals is a
+    node of its own, as no mean shows it.
 
     Args:
         modules: in tree order.
@@ -152,6 +161,7 @@ def module_tree(
     for module in modules:
         if module.name:
             children.setdefault(parent_name(module.name), []).append(module)
+    whole_sec = _seconds(modules[0]) or 0.0
     numbers: dict[object, int] = {}  # a number for every different tree, so that comparing two trees is comparing ints
     tree_numbers: dict[str, int] = {}
     nodes: dict[str, ModuleNode] = {}
@@ -162,7 +172,11 @@ def module_tree(
         tree_numbers[module.name] = numbers.setdefault(tree, len(numbers))
         nodes[module.name] = ModuleNode(
             module=module,
-            children=tuple(_folded(below, nodes, tree_numbers) if fold else [nodes[child.name] for child in below]),
+            children=tuple(
+                _folded(below, nodes, tree_numbers, whole_sec=whole_sec)
+                if fold
+                else [nodes[child.name] for child in below]
+            ),
             size=1 + sum(nodes[child.name].size for child in below),
             called=module.calls > 0 or any(nodes[child.name].called for child in below),
         )
@@ -170,20 +184,60 @@ def module_tree(
 
 
 def _folded(
-    siblings: Sequence[ModuleProfile], nodes: Mapping[str, ModuleNode], tree_numbers: Mapping[str, int]
+    siblings: Sequence[ModuleProfile],
+    nodes: Mapping[str, ModuleNode],
+    tree_numbers: Mapping[str, int],
+    *,
+    whole_sec: float,
 ) -> list[ModuleNode]:
     folded: list[ModuleNode] = []
-    for module in siblings:
-        before = folded[-1] if folded else None
-        if (
-            before is not None
-            and tree_numbers[before.module.name] == tree_numbers[module.name]
-            and _follows(before.last or before.module, module)
-        ):
-            folded[-1] = replace(before, last=module, count=before.count + 1)
-        else:
-            folded.append(nodes[module.name])
+    for run in _runs(siblings, tree_numbers):
+        apart = _standing_out(run, whole_sec=whole_sec)
+        for alone, group in groupby(run, key=lambda module: module.name if module.name in apart else ""):
+            members = list(group)
+            first = nodes[members[0].name]
+            folded.append(first if alone or len(members) == 1 else replace(first, last=members[-1], count=len(members)))
     return folded
+
+
+def _runs(siblings: Sequence[ModuleProfile], tree_numbers: Mapping[str, int]) -> Iterator[list[ModuleProfile]]:
+    """*siblings* in order, neighbours that are equal and numbered one after the other together."""
+    run: list[ModuleProfile] = []
+    for module in siblings:
+        if run and not (tree_numbers[run[-1].name] == tree_numbers[module.name] and _follows(run[-1], module)):
+            yield run
+            run = []
+        run.append(module)
+    if run:
+        yield run
+
+
+_STANDS_OUT = 2.0
+"""A time above this many times the median of its equals, or below the median over this ..."""
+
+_LEAST_SHARE = 0.01
+"""... and off by more than this share of the whole model's time: less is noise, and holds nobody back."""
+
+_MOST_APART = 3
+"""Of more that stand out, these are shown; the others are within the range that is printed."""
+
+
+def _standing_out(run: Sequence[ModuleProfile], *, whole_sec: float) -> frozenset[str]:
+    """Names of those in *run* whose time is far from that of their equals; of two, none can be called the odd one."""
+    seconds = {module.name: spent for module in run if (spent := _seconds(module)) is not None}
+    if len(seconds) < 3 or len(seconds) < len(run) or not whole_sec:
+        return frozenset()
+    usual = statistics.median(seconds.values())
+    far = {
+        name: abs(spent - usual)
+        for name, spent in seconds.items()
+        if not usual / _STANDS_OUT <= spent <= usual * _STANDS_OUT and abs(spent - usual) > _LEAST_SHARE * whole_sec
+    }
+    return frozenset(sorted(far, key=lambda name: -far[name])[:_MOST_APART])
+
+
+def _seconds(module: ModuleProfile) -> float | None:
+    return None if module.times is None else module.times.forward_sec + (module.times.backward_sec or 0.0)
 
 
 def _follows(before: ModuleProfile, module: ModuleProfile) -> bool:

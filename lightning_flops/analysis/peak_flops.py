@@ -96,14 +96,20 @@ def peak_flops_per_sec(device_name: str, dtype: str) -> float | None:
     Returns:
         None if the device, or its rate in that dtype, is not known. An unknown device never takes another's figure.
     """
-    name = device_name.strip()
-    while vendor := _VENDOR.match(name):
-        name = name[vendor.end() :]
+    name = without_vendor(device_name)
     for device in _DEVICES:
         if re.fullmatch(device.name, name, re.IGNORECASE):
             peak = device.peaks.get(dtype)
             return None if peak is None else float(round(peak * _TERA))
     return None
+
+
+def without_vendor(device_name: str) -> str:
+    """The name of a device as the tables have it: without its vendor's."""
+    name = device_name.strip()
+    while vendor := _VENDOR.match(name):
+        name = name[vendor.end() :]
+    return name
 
 
 def peak_for(*, device_name: str, dtype: str, given: float | Mapping[str, float] | None) -> float | None:

@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_flops.analysis.advice import advise
+from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_at_peak
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
+from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
 from lightning_flops.analysis.module_tree import build_modules
 from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.rates import mean, per_second
+from lightning_flops.analysis.roofline import Roof, module_rooflines, operator_rooflines
 from lightning_flops.analysis.step_flops import flop_spread, flops_by_dtype, flops_by_operator, mean_flops, total_flops
 from lightning_flops.analysis.step_rates import build_rates, hardware_peak_seconds, model_peak_seconds
 from lightning_flops.analysis.timing import build_timing, is_timed
 from lightning_flops.analysis.traced_step import module_times
+from lightning_flops.analysis.without_flops import longest_without_flops
 from lightning_flops.config import DTYPE_NAMES, ProfilerConfig
-from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, PhaseFlops, WindowRecord
+from lightning_flops.records import OUTSIDE, MemoryRecord, ModuleRecord, OperatorCell, PhaseFlops, WindowRecord
+from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.profile import SCHEMA_VERSION, Profile, ReportSettings
 from lightning_flops.schema.step import Rates
 from lightning_flops.schema.trace import TracedStep
@@ -59,6 +64,15 @@ def build_profile(
     )
     root = _root(window.modules)
     lower_bound = counts.is_lower_bound
+    times: Mapping[str, ModuleTimes] = {}
+    if traced is not None:
+        times = module_times(
+            traced,
+            counts,
+            counted_steps=steps,
+            peak_of=peak_of,
+            has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
+        )
     evidence = gather_evidence(
         rates=rates,
         timing=timing,
@@ -71,7 +85,14 @@ def build_profile(
         peak_memory_bytes=_device_peak_bytes(window.memory),
         lower_bound=lower_bound,
         thresholds=config.thresholds,
+        processor=window.processor,
+        without_flops=longest_without_flops(
+            cells=window.flops.cells, modules=window.modules, times=times, traced=traced
+        ),
     )
+    advice = advise(evidence, config.thresholds)
+    bandwidth = memory_bytes_per_sec(window.context.device_name)
+    roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
@@ -84,6 +105,7 @@ def build_profile(
             recompute_fwd_factor=float(config.recompute_fwd_factor),
             causal_attention=config.causal_attention,
             timing_steps=window.timing_steps,
+            peak_given=config.peak_flops_per_sec is not None,
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
@@ -91,6 +113,7 @@ def build_profile(
         params=None if root is None else root.params,
         trainable_params=None if root is None else root.trainable_params,
         local_params=None if root is None else root.local_params,
+        parameter_bytes={} if root is None else dict(root.parameter_bytes),
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
         tokens=tokens,
@@ -107,35 +130,47 @@ def build_profile(
         model_flops_peak_sec=mean(total=model_peak_seconds(dtypes), steps=steps),
         hardware_flops_peak_sec=mean(total=hardware_peak_seconds(dtypes), steps=steps),
         timing=timing,
+        budget=build_budget(
+            timing=timing,
+            traced=traced,
+            at_peak=seconds_at_peak(window.flops.cells, peak_of=peak_of, counted_steps=steps),
+            memory_sec=mean(total=per_second(amount=_other_bytes(window.flops.cells), seconds=bandwidth), steps=steps),
+            advice=advice,
+            lower_bound=lower_bound,
+            step_word=window.context.step_word,
+            own_sec=own_seconds(window, timing),
+        ),
+        memory_bytes_per_sec=bandwidth,
         rates=rates,
         unavailable=unavailable,
         lower_bound=lower_bound,
         modules=build_modules(
             window.modules,
             counts,
-            {}
-            if traced is None
-            else module_times(
-                traced,
-                counts,
-                counted_steps=steps,
-                peak_of=peak_of,
-                has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
-            ),
+            times,
+            module_rooflines(window.flops.cells, times, roof, counted_steps=steps),
         ),
         outside=counts.own_by_module().get(OUTSIDE, PhaseFlops()),
-        operators=flops_by_operator(window.flops.cells),
+        operators=flops_by_operator(
+            window.flops.cells, operator_rooflines(window.flops.cells, traced, roof, counted_steps=steps)
+        ),
         uncounted=dict(window.flops.uncounted),
         memory=window.memory,
         traced=traced,
         ranks=None,
-        advice=advise(evidence, config.thresholds),
+        advice=advice,
         notes=_notes(window, timed=len(timed), rates=rates),
     )
 
 
 def _root(modules: Sequence[ModuleRecord]) -> ModuleRecord | None:
     return next((module for module in modules if module.name == ""), None)
+
+
+def _other_bytes(cells: Sequence[OperatorCell]) -> int:
+    """Bytes that operators without FLOPs read and wrote."""
+    spending = {cell.operator for cell in cells if cell.flops}
+    return sum(cell.bytes_read + cell.bytes_written for cell in cells if cell.operator not in spending)
 
 
 def _device_peak_bytes(memory: MemoryRecord | None) -> int | None:

@@ -15,6 +15,7 @@ from typing import get_args
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.advice_rules import RULES_ON_COMMUNICATION
+from lightning_flops.analysis.budget import link_advice
 from lightning_flops.analysis.evidence import Evidence
 from lightning_flops.analysis.job_rates import (
     build_job_rates,
@@ -63,7 +64,9 @@ def with_ranks(
     evidence, known = _evidence(ranks), profile.advice
     if evidence.waiting_share is not None:
         known = tuple(one for one in known if one.rule not in RULES_ON_COMMUNICATION)
-    return replace(profile, ranks=ranks, advice=advise(evidence, limits, known=known, rank=profile.context.rank))
+    advice = advise(evidence, limits, known=known, rank=profile.context.rank)
+    budget = None if profile.budget is None else link_advice(profile.budget, advice)
+    return replace(profile, ranks=ranks, advice=advice, budget=budget)
 
 
 def _evidence(ranks: RanksProfile) -> Evidence:

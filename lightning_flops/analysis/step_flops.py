@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_phase, grouped
 from lightning_flops.records import OperatorCell, PhaseFlops, StepRecord
+from lightning_flops.schema.roofline import Roofline
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, StepFlops
 
 
@@ -66,7 +67,7 @@ def flops_by_dtype(cells: Sequence[OperatorCell], *, peak_of: Callable[[str], fl
     )
 
 
-def flops_by_operator(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, ...]:
+def flops_by_operator(cells: Sequence[OperatorCell], rooflines: Mapping[str, Roofline]) -> tuple[OperatorProfile, ...]:
     """Each operator that ran and has a place in the counts, most FLOPs first."""
     operators = [
         OperatorProfile(
@@ -76,6 +77,7 @@ def flops_by_operator(cells: Sequence[OperatorCell]) -> tuple[OperatorProfile, .
             dtypes=tuple(sorted({cell.dtype for cell in group if cell.flops})),
             bytes_read=sum(cell.bytes_read for cell in group),
             bytes_written=sum(cell.bytes_written for cell in group),
+            roofline=rooflines.get(operator),
         )
         for operator, group in grouped(cells, lambda cell: cell.operator).items()
     ]

@@ -101,6 +101,7 @@ def _part(name: str, times: Sequence[float], *, mean_sec: float, whole_sec: floa
         median_sec=statistics.median(times),
         maximum_sec=max(times),
         deviation_sec=statistics.stdev(times) if len(times) > 1 else 0.0,
+        steps_sec=tuple(times),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.flop_counts import FlopCounts
@@ -14,7 +14,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import OUTSIDE, PhaseFlops, RunContext, StepSignature, TracedStepRecord, WindowRecord
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
-from lightning_flops.schema.trace import TracedPart, TracedStep, TraceReport
+from lightning_flops.schema.trace import StepFilling, TracedPart, TracedStep, TraceReport
 from lightning_flops.schema.trace_steps import ModuleTable
 
 _US_PER_SEC = 1e6
@@ -61,7 +61,8 @@ def build_traced_step(window: WindowRecord, *, files: Mapping[int, str]) -> Trac
     like_counted = is_like_counted(best.signature)
     if clocked is not None:
         like_counted &= is_like_counted(clocked.signature)
-    read = _read(best, window.context, source=files.get(best.index, "(this run)"))
+    counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
+    read = _read(best, window.context, source=files.get(best.index, "(this run)"), counted=counted)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
@@ -69,6 +70,7 @@ def build_traced_step(window: WindowRecord, *, files: Mapping[int, str]) -> Trac
         tables=read.tables,
         own_forward_sec=own_forward_sec,
         parts=read.parts,
+        filling=read.filling,
         collectives=read.collectives,
     )
 
@@ -79,16 +81,18 @@ class _Read:
 
     tables: TraceReport
     parts: tuple[TracedPart, ...]
+    filling: StepFilling | None
     collectives: tuple[CollectiveCalls, ...]
 
 
-def _read(record: TracedStepRecord, context: RunContext, *, source: str) -> _Read:
+def _read(record: TracedStepRecord, context: RunContext, *, source: str, counted: Collection[str]) -> _Read:
     if not can_read_traces():
         raise LightningFlopsError(NEEDS_NUMPY)
     from lightning_flops.analysis.trace import (
         analyze_trace,
         collective_calls,
         load_trace,
+        step_filling,
         step_parts,
         trace_from_columns,
     )
@@ -100,12 +104,14 @@ def _read(record: TracedStepRecord, context: RunContext, *, source: str) -> _Rea
     else:
         raise LightningFlopsError("the traced step left no events")
     tables = replace(analyze_trace(trace), rank=context.rank, source=source)
-    if context.device_type != "cpu" and tables.modules is not None and tables.modules.clock == "host":
-        tables = replace(tables, modules=None)  # the host only launches the device's work: its time is not the modules'
+    filling: StepFilling | None = step_filling(trace, counted=counted)
+    if context.device_type != "cpu" and not trace.has_device:
+        # The host only launches the device's work: its time is neither the modules' nor the step's.
+        tables, filling = replace(tables, modules=None), None
     if context.world_size == 1:
         # Some frameworks run their collectives all the same: a rank alone has nobody to wait for.
-        return _Read(tables=replace(tables, overlap=None), parts=step_parts(trace), collectives=())
-    return _Read(tables=tables, parts=step_parts(trace), collectives=collective_calls(trace))
+        return _Read(tables=replace(tables, overlap=None), parts=step_parts(trace), filling=filling, collectives=())
+    return _Read(tables=tables, parts=step_parts(trace), filling=filling, collectives=collective_calls(trace))
 
 
 def module_times(

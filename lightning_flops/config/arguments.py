@@ -39,6 +39,7 @@ class SettingArguments(TypedDict, total=False):
     trace_schedule: Mapping[str, int] | None
     ranks_timeout_sec: float | None
     all_ranks: bool | None
+    html: bool | None
     tag_prefix: str | None
 
 

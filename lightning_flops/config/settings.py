@@ -220,6 +220,12 @@ class ProfilerConfig:
         BOOLEAN,
         "Let every rank write files of its own profile, such as profile.rank3.json beside the profile.json of rank 0.",
     )
+    html: bool = _setting(
+        True,
+        BOOLEAN,
+        "Write the report also as a page to look at, profile.html, beside the profile.json of rank 0, and "
+        "into TensorBoard's files for its tab FLOPs.",
+    )
     tensorboard_dir: str | None = _setting(
         None,
         PATH_OR_NONE,

@@ -68,6 +68,11 @@ class AdviceThresholds:
     """Padding above this share of the tokens."""
     pageable_copies: float = 0.05
     """Copies from pageable host memory above this share."""
+    without_flops: float = 0.15
+    """An operator, or a class of modules, that computes no products above this share, Python between operators left
+    out."""
+    starved: float = 0.05
+    """The thread that trains, or this machine, had no processor above this share of the timed steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,6 +112,7 @@ def engine_output(engine: Any, config: ProfilerConfig) -> LoggedOutput:
             output_file=config.output_file,
             folder=lambda: monitors.folder() or OWN_FOLDER,
             timer_only=config.timer_only,
+            html=config.html,
         ),
         text_file=False,
         x_axis=lambda step: int(engine.global_samples),

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.modules import children_of
 from lightning_flops.schema.profile import Profile
@@ -56,10 +56,8 @@ class LoopFinder:
         self._given_up = ""
         self.profiles: list[Profile] = []
         """What was measured."""
-        self._hooks = (
-            register_optimizer_step_pre_hook(self._update_begins),
-            register_optimizer_step_post_hook(self._update_ended),
-        )
+        self._any_optimizer = OptimizerHooks(self._update_begins, self._update_ended, failed=self._fail)
+        self._any_optimizer.put_up()
 
     @property
     def reason(self) -> str:
@@ -72,8 +70,7 @@ class LoopFinder:
 
     def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured."""
-        for hook in self._hooks:
-            hook.remove()
+        self._any_optimizer.remove()
         self._calls.undo()
         if self._loop is not None:
             self._loop.end(error)

@@ -183,6 +183,7 @@ def training_output(trainer: Trainer, config: ProfilerConfig, *, log: TrainerLog
             output_file=config.output_file,
             folder=lambda: f"{str(trainer.args.output_dir).rstrip('/')}/{OWN_FOLDER}",
             timer_only=config.timer_only,
+            html=config.html,
         ),
         text_file=True,
         x_axis=lambda step: step,

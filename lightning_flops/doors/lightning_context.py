@@ -183,6 +183,7 @@ def run_output(
             folder=lambda: None if development else _log_folder(trainer) or own_folder,
             part=part,
             timer_only=config.timer_only,
+            html=config.html,
         ),
         text_file=True,
         x_axis=lambda step: step,

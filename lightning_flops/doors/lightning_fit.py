@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.doors.lightning_context import (
     is_lightnings_own,
@@ -23,6 +22,7 @@ from lightning_flops.doors.lightning_context import (
 )
 from lightning_flops.doors.lightning_deepspeed import engine_of
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
@@ -77,7 +77,6 @@ class LightningFit:
         self._module = pl_module
         self._config = config
         self._engine = engine_of(trainer)
-        self._hooks: list[Any] = []
         self._in_strategy_step = False
         self._raw_updates = 0
         self._raw_depth = 0
@@ -99,6 +98,9 @@ class LightningFit:
             publish=publish,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+        )
+        self._any_optimizer = OptimizerHooks(
+            self._raw_step_begins, self._raw_step_ends, failed=self.session.border.broke
         )
 
     @property
@@ -166,8 +168,7 @@ class LightningFit:
             taps.replace(self._trainer.strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
-            self._hooks.append(register_optimizer_step_pre_hook(self._raw_step_begins))
-            self._hooks.append(register_optimizer_step_post_hook(self._raw_step_ends))
+            self._any_optimizer.put_up()
 
     def _batch_is_on_host(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         """A batch is going to be moved: what its tokens are can still be read without waiting for the device."""
@@ -379,7 +380,6 @@ class LightningFit:
     def take_out(self) -> None:
         """Remove torch's hooks, and our wrappers that the data fetcher keeps."""
         try:
-            while self._hooks:
-                self._hooks.pop().remove()
+            self._any_optimizer.remove()
         finally:
             reset_fetcher(self._trainer.fit_loop, self._trainer.fit_loop.epoch_loop)

@@ -22,6 +22,7 @@ from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
+from lightning_flops.sinks.tensorboard_tab import TabWindow
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
 from lightning_flops.text.json_text import shown
 
@@ -170,7 +171,12 @@ class LoopOutput:
             config,
             loggers=_Both(self._writers, self._loggers),
             console=ConsoleSink(),
-            files=RunFiles(output_file=config.output_file, folder=self._files_folder, timer_only=config.timer_only),
+            files=RunFiles(
+                output_file=config.output_file,
+                folder=self._files_folder,
+                timer_only=config.timer_only,
+                html=config.html,
+            ),
             text_file=True,
             x_axis=lambda step: step,
             announce=announce,
@@ -200,6 +206,14 @@ class _Both:
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         taken = [sink.write_text(tag, text, step=step) for sink in self._sinks]  # all of them, whoever takes it
         return any(taken)
+
+    def keep_file(self, path: str) -> None:
+        for sink in self._sinks:
+            sink.keep_file(path)
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        for sink in self._sinks:
+            sink.write_window(window, step=step)
 
 
 # ---- optimizers

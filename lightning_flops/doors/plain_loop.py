@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.doors.loader_taps import LoaderTaps
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private.autograd import backward_entries
@@ -90,12 +90,14 @@ class PlainLoop:
         self._in_backward = False
         self._ends_after_backward = False
         self._update_depth = 0
-        self._hooks: list[Any] = []
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(self, lambda: self._root, goes_on=True)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
+        )
+        self._any_optimizer = OptimizerHooks(
+            self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
         )
         self.loaders = LoaderTaps(
             self.session, self, batches_a_step=lambda: self._steps.batches_a_step, takes_batches=True
@@ -142,8 +144,7 @@ class PlainLoop:
                 module, name, make.around(self._backward_begins, self._backward_ends, fails=self._backward_fails)
             )
         if not self._optimizers:  # torch's own hooks see every optimizer
-            self._hooks.append(register_optimizer_step_pre_hook(self._any_update_begins))
-            self._hooks.append(register_optimizer_step_post_hook(self._any_update_ends))
+            self._any_optimizer.put_up()
         # If a scaler finds gradients that are not finite, it does not call the optimizer: this is a step all the same.
         taps.replace(
             torch.amp.GradScaler,
@@ -177,8 +178,7 @@ class PlainLoop:
 
     def take_out(self) -> None:
         """Remove what is not in the session's taps."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._any_optimizer.remove()
         self.loaders.take_out()
 
     # ---- what the loaders' taps ask

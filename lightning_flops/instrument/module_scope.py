@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
@@ -237,7 +238,7 @@ def describe_modules(
         described = modules[-1]
         alias_of = first_name.get(described)
         first_name.setdefault(described, name)
-        params, trainable, local = sizes.of(modules[0])
+        params, trainable, local, parameter_bytes = sizes.of(modules[0])
         shapes = _parameter_shapes(described, flat)
         records.append(
             ModuleRecord(
@@ -247,6 +248,7 @@ def describe_modules(
                 params=params,
                 trainable_params=trainable,
                 local_params=local,
+                parameter_bytes=parameter_bytes,
                 alias_of=alias_of,
                 weight_sizes=_weight_sizes(shapes),
                 parameter_shapes=shapes,
@@ -287,17 +289,21 @@ class _SubtreeSizes:
 
     def __init__(self, flat: FlatParameters) -> None:
         self._flat = flat
-        self._sizes: dict[Hashable, tuple[int, bool, int]] = {}
+        self._sizes: dict[Hashable, tuple[int, bool, int, torch.dtype]] = {}
         self._below: dict[nn.Module, frozenset[Hashable]] = {}
 
-    def of(self, module: nn.Module) -> tuple[int, int, int]:
-        """(params, trainable params, params held in this rank's memory)."""
-        sizes = [self._sizes[key] for key in self._parameters(module)]
-        return (
-            sum(size for size, _, _ in sizes),
-            sum(size for size, trainable, _ in sizes if trainable),
-            sum(local for _, _, local in sizes),
-        )
+    def of(self, module: nn.Module) -> tuple[int, int, int, dict[str, int]]:
+        """(params, trainable params, params held in this rank's memory, bytes of the params by dtype)."""
+        params = trainable_params = local_params = 0
+        by_dtype: dict[torch.dtype, int] = {}
+        for key in self._parameters(module):
+            size, trainable, local, dtype = self._sizes[key]
+            params += size
+            trainable_params += size if trainable else 0
+            local_params += local
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + size * dtype.itemsize
+        named = {str(dtype).removeprefix("torch."): size for dtype, size in by_dtype.items() if size}
+        return params, trainable_params, local_params, dict(sorted(named.items()))
 
     def _parameters(self, module: nn.Module) -> frozenset[Hashable]:
         known = self._below.get(module)
@@ -320,11 +326,11 @@ class _SubtreeSizes:
             own: set[Hashable] = set()
             for piece in self._flat.of(current):
                 own.add(piece.key)
-                self._sizes[piece.key] = (piece.size, piece.trainable, piece.local)
+                self._sizes[piece.key] = (piece.size, piece.trainable, piece.local, piece.dtype)
             for parameter in parameters_of(current).values():
                 if parameter is not None and parameter not in self._flat:
                     own.add(id(parameter))
-                    self._sizes.setdefault(id(parameter), parameter_sizes(parameter))
+                    self._sizes.setdefault(id(parameter), (*parameter_sizes(parameter), parameter.dtype))
             children = [child for child in children_of(current).values() if child is not None]
             below = [self._below.get(child, frozenset()) for child in children]
             self._below[current] = frozenset(own.union(*below))

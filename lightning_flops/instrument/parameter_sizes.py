@@ -26,6 +26,7 @@ class FlatPiece:
     trainable: bool
     local: int
     """Elements that this rank's shard has of it."""
+    dtype: torch.dtype
 
     @property
     def size(self) -> int:
@@ -74,6 +75,7 @@ class FlatParameters:
                 shape=tuple(shape),
                 trainable=bool((flat if originals is None else originals[index]).requires_grad),
                 local=shard.numel_in_shard or 0,
+                dtype=flat.dtype,
             )
             pieces[info.module, info.param_name] = piece
             self._pieces.setdefault(info.module, []).append(piece)

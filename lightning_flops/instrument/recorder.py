@@ -10,6 +10,7 @@ counted, which are timed, and when the window is over::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, get_args
@@ -59,6 +60,7 @@ class Recorder:
         tracing: traces steps after the timed ones; None: none is traced.
         whole: returns *root* with all its wrappers, which may know more about its parameters; None: it has no wrapper.
         counted: is told of every step that was counted to its end.
+        now: the host's clock, in seconds.
     """
 
     def __init__(
@@ -75,7 +77,11 @@ class Recorder:
         tracing: TraceCycles | None = None,
         whole: Callable[[], nn.Module] | None = None,
         counted: Callable[[CountedStep], None] = lambda step: None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._now = now
+        self._slowed_batches = 0
+        self._slowed_sec = 0.0
         self._undo = ExitStack()
         self._scope = ExitStack()  # of the batch that runs
         self._window = window = WindowParts(
@@ -200,11 +206,15 @@ class Recorder:
         belongs to it. After ``abandon`` or ``close``, leaving a scope only removes what torch has put back since; torch
         does so if they were called inside a backward.
         """
-        state = self._state
+        state, began = self._state, self._now()
+        slowed = (state.counting and not state.waiting) or state.tracing
         self._reached |= state.counting and not state.waiting
         with self._scope:
             state.batch_begins(self._scope)
             yield
+        if slowed:
+            self._slowed_batches += 1
+            self._slowed_sec += self._now() - began
         if state is self._state:
             self._go_on(state.batch_ends())
         elif self.closed:
@@ -328,6 +338,8 @@ class Recorder:
             traces=window.tracing.traces,
             module_seconds=window.tracing.module_seconds,
             mixed_phases=_in_order(mixed | self._unseen),
+            slowed_batches=self._slowed_batches,
+            slowed_sec=self._slowed_sec,
             notes=(*window.notes.sentences, *window.tracing.notes),
         )
 

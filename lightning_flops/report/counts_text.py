@@ -11,7 +11,7 @@ from lightning_flops.analysis.module_tree import ModuleNode, build_modules, lowe
 from lightning_flops.records import OUTSIDE, ModuleRecord, PhaseFlops
 from lightning_flops.report.layout import paragraph, rule, shortened, some_of, table, title
 from lightning_flops.text.printable import page
-from lightning_flops.units import NOT_AVAILABLE, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, plural, si
 
 _ROWS = 200
 _NAME_CHARS = 60
@@ -79,6 +79,9 @@ def counts_table(counts: FlopCounts, *, most: int) -> CountsTable:
         left_out = _size(root) - len(rows)
         if left_out > 0:
             remarks.append(f"And {plain(left_out)} more {plural('row', left_out)}; by_module() has every module.")
+        sizes = next((one.parameter_bytes for one in records if not one.name), {})
+        if sizes:
+            remarks.append(f"Parameters: {bytes_by_dtype(sizes)}.")
     if outside.total:
         rows.append((OUTSIDE, "", "", *flops(outside)))
         depths.append(0)

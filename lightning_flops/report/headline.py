@@ -1,14 +1,31 @@
-"""What a report says in one line."""
+"""What a report says first: the answer in at most twelve lines, or in one."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
+from lightning_flops.report.layout import WIDTH, wrapped
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.answer import Answer
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.text.printable import printable
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, run_text, runs_of, si
+
+MOST_LINES = 12
+"""Lines of the answer, whatever the model, the job and the advice are called."""
+
+_BAR_COLUMNS = 80
+"""The bar is not to be broken by a narrow terminal."""
+
+_CELLS = 40
+"""Width of a step's bar, all its parts together."""
+
+_BLOCK = "█"
+_NAME_CHARS = 44
+_DEVICES_SHOWN = 2
 
 _WIDTH = 200
 """Characters of a headline, if its figures leave room for the advice."""
@@ -17,11 +34,219 @@ _LEAST_ADVICE = 120
 """Characters of an advice that are shown in any case."""
 
 
+def answer_lines(profile: Profile) -> list[str]:
+    """The answer in plain words: what ran where, a step's time and its parts, MFU, FLOPs, the longest modules, advice.
+
+    At most ``MOST_LINES`` lines of ``layout.WIDTH`` columns, names of the user's apart; nothing stands in them that the
+    report does not say again, with its evidence.
+    """
+    answer = profile.answer
+    lines = [
+        *_sentences(f"{_what(profile)} {_when(profile)}"),
+        *_sentences(f"{_step(profile, answer)} {_utilization(profile, answer)}"),
+        *_bar(answer),
+        *_sentences(_flops(profile, answer)),
+        *_sentences(_longest(answer, lower_bound=profile.lower_bound)),
+    ]
+    return [*lines, *_try_first(answer, room=max(len(answer.advice), MOST_LINES - len(lines)))][:MOST_LINES]
+
+
+def _sentences(text: str) -> list[str]:
+    return _cut(wrapped(text, width=WIDTH, first="", rest="  "), most=2)
+
+
+def _what(profile: Profile) -> str:
+    context = profile.context
+    name = profile.modules[0].type_name if profile.modules else ""
+    loop = "" if context.trains else f" in a {context.loop} loop"
+    parts = [f"{name or 'A model'}{loop} on {_where(profile)}"]
+    if context.precision:
+        parts.append(f"precision {context.precision}")
+    if context.micro_batch_size is not None:
+        batch = f"batch {plain(context.micro_batch_size)}"
+        if profile.micro_steps != 1:
+            batch += f" x {plain(profile.micro_steps)} micro-steps"
+        parts.append(batch if context.dp_size == 1 else f"{batch} on each of {plain(context.dp_size)} ranks")
+    return f"{', '.join(parts)}."
+
+
+def _where(profile: Profile) -> str:
+    context, ranks = profile.context, profile.ranks
+    device = context.device_name or "unknown device"
+    if device.lower() != context.device_type.lower():
+        device = f"{context.device_type} ({device})"
+    if context.world_size == 1:
+        return device
+    if ranks is None:
+        return f"{device}, rank {plain(context.rank)} of {plain(context.world_size)}"
+    groups = [f"{plain(one.ranks)} x {one.device_name or 'unknown device'}" for one in ranks.devices]
+    more = len(groups) - _DEVICES_SHOWN
+    shown = f"{', '.join(groups[:_DEVICES_SHOWN])}" + (f" and {more} more kinds" if more > 0 else "")
+    missing = f", {plain(ranks.world_size - ranks.answered)} ranks did not answer" if ranks.absences else ""
+    return f"{shown}{missing}, times of rank {plain(context.rank)}"
+
+
+def _when(profile: Profile) -> str:
+    word = profile.context.step_word
+    counted = _indexes(word, profile.counted_steps) if profile.counted_steps else f"No whole {word}"
+    timed = _indexes(word, profile.timed_steps).lower() if profile.timed_steps else f"no {word}"
+    return f"{counted} counted, {timed} timed."
+
+
+def _indexes(word: str, steps: Sequence[int]) -> str:
+    """Their numbers: "Step 10", "Steps 13-32", or how many there are where they lie apart."""
+    runs = runs_of(steps)
+    if len(runs) > 2:
+        return f"{plain(len(steps))} {plural(word, 2)} of {min(steps)}-{max(steps)}"
+    return f"{plural(word, len(steps)).title()} {', '.join(map(run_text, runs))}"
+
+
+def _step(profile: Profile, answer: Answer) -> str:
+    word = profile.context.step_word
+    if answer.global_step_sec is None:
+        return f"No {word} was timed, so samples/s, MFU and HFU are {NOT_AVAILABLE}."
+    figures = [duration(answer.global_step_sec)]
+    if answer.samples_per_sec is not None:
+        figures.append(f"{plain(answer.samples_per_sec)} samples/s")
+    else:
+        reason = answer.unavailable.get("samples_per_sec", "")
+        figures.append(f"samples/s {NOT_AVAILABLE}" + (f" ({reason})" if reason else ""))
+    if answer.tokens_per_sec is not None:
+        figures.append(f"{plain(answer.tokens_per_sec)} tokens/s")
+    in_all = " in all" if profile.context.world_size > 1 else ""
+    return f"One {word}: {', '.join(figures)}{in_all} over the wall clock."
+
+
+def _utilization(profile: Profile, answer: Answer) -> str:
+    if answer.global_step_sec is None:
+        return ""
+    if answer.mfu is None or answer.hfu is None:
+        reason = answer.unavailable.get("mfu") or answer.unavailable.get("hfu", "")
+        known = "" if answer.mfu is None else f"MFU {percent(answer.mfu)}, "
+        return f"{known}{'MFU and HFU' if answer.mfu is None else 'HFU'} {NOT_AVAILABLE}: {reason}."
+    least = "at least " if profile.lower_bound else ""
+    values = f"MFU {least}{percent(answer.mfu)}, HFU {least}{percent(answer.hfu)}"
+    given = ", as given" if profile.settings.peak_given else ""
+    if profile.ranks is not None:
+        return f"{values} of {si(profile.ranks.peak_flops_per_sec, 'FLOP/s')} of all ranks{given}."
+    peaks = [
+        f"{si(one.peak_flops_per_sec, 'FLOP/s')} ({one.dtype})" for one in profile.dtypes if one.peak_flops_per_sec
+    ]
+    return f"{values} of {', '.join(peaks)}{given}."
+
+
+def _bar(answer: Answer) -> Iterator[str]:
+    """Each part's share, which add up to 100%, and blocks of that length."""
+    if not answer.parts:
+        return
+    shares = _apportioned(answer.parts, among=1000)
+    cells = _apportioned(answer.parts, among=_CELLS)
+    pieces = [
+        f"{name} {share / 10:.1f}%{' ' if cells[name] else ''}{_BLOCK * cells[name]}"
+        for name, share in shares.items()
+        if share
+    ]
+    line = ""
+    for piece in pieces:
+        if line and len(line) + 2 + len(piece) > _BAR_COLUMNS:
+            yield line
+            line = ""
+        line += f"{'  ' if line else ''}{piece}"
+    yield line
+
+
+def _apportioned(parts: Sequence[tuple[str, float]], *, among: int) -> dict[str, int]:
+    """*among* whole units over *parts* by their sizes: each at most one unit off, and none lost (largest remainder)."""
+    whole = sum(Fraction(size) for _, size in parts)
+    exact = {name: Fraction(size) * among / whole for name, size in parts}
+    units = {name: int(one) for name, one in exact.items()}
+    left = among - sum(units.values())
+    for name in sorted(exact, key=lambda name: units[name] - exact[name])[:left]:
+        units[name] += 1
+    return units
+
+
+def _flops(profile: Profile, answer: Answer) -> str:
+    flops, context = profile.flops, profile.context
+    of_rank = "" if context.world_size == 1 else " on this rank"
+    parts = [f"forward {si(answer.forward_flops)}"]
+    if profile.has_backward:
+        parts.append(f"backward {si(answer.backward_flops)}")
+    least = "At least " if profile.lower_bound else ""
+    words = f"{least}{si(flops.model, 'FLOPs')} a {context.step_word}{of_rank}: {', '.join(parts)}"
+    beside = [
+        f"{name} {si(amount)}"
+        for name, amount in (("recomputed", flops.recompute), ("optimizer", flops.optimizer))
+        if amount
+    ]
+    if beside:
+        words += f"; beside them {', '.join(beside)}"
+    if flops.causal_skipped > 0:
+        words += f"; causal attention skips {si(flops.causal_skipped)}"
+    return f"{words}. {plain(answer.params)} parameters." if answer.params is not None else f"{words}."
+
+
+def _longest(answer: Answer, *, lower_bound: bool) -> str:
+    if not answer.longest:
+        return ""
+    shown = [f"{_module(one.name)} {100 * one.share:.1f}%" for one in answer.longest]
+    if answer.longest_of == "FLOPs":
+        of_what = " of those that could be counted" if lower_bound else ""
+        return f"Most FLOPs by themselves: {', '.join(shown)}{of_what}."
+    whole = "the traced step" if answer.longest_of == "traced step" else "all modules' forwards"
+    return f"Longest by themselves: {', '.join(shown)} of {whole}."
+
+
+def _module(name: str) -> str:
+    """*name*; of a long one, the end."""
+    name = printable(name) or "(root)"
+    if len(name) <= _NAME_CHARS:
+        return name
+    kept = ""
+    for part in reversed(name.split(".")):
+        if kept and len(kept) + len(part) + 4 > _NAME_CHARS:
+            break
+        kept = f".{part}{kept}"
+    return f"..{kept[-_NAME_CHARS:]}"
+
+
+def _try_first(answer: Answer, *, room: int) -> Iterator[str]:
+    """The first pieces of advice in at most *room* lines, at least one each."""
+    if not answer.advice:
+        yield "Nothing that was measured is above its threshold."
+        return
+    for index, one in enumerate(answer.advice):
+        lines = _in_lines(one, first="Then: " if index else "Try first: ", most=room - (len(answer.advice) - index - 1))
+        room -= len(lines)
+        yield from lines
+
+
+def _in_lines(advice: Advice, *, first: str, most: int) -> list[str]:
+    """What was measured and what to try; where there is room for one alone, what to try."""
+    stake = "" if advice.stake is None else f" ({percent(advice.stake)} of the step at stake.)"
+    lines: list[str] = []
+    for text in (f"{advice.evidence} {advice.action}", f"{advice.action}{stake}"):
+        lines = wrapped(text, width=WIDTH, first=first, rest="  ")
+        if len(lines) <= most:
+            return lines
+    return _cut(lines, most=max(1, most))
+
+
+def _cut(lines: list[str], *, most: int) -> list[str]:
+    """At most so many of *lines*; the last says that there are more."""
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1]
+    while len(last) + 2 > WIDTH and " " in last.strip():
+        last = last.rpartition(" ")[0]
+    return [*lines[: most - 1], f"{last} …"]
+
+
 def headline(profile: Profile) -> str:
     """One line of whole sentences: FLOPs and time of a step, samples/s, MFU or why there is none, the first advice."""
     sentences = f"{figures(profile)}."
-    if profile.advice:
-        first = profile.advice[0]
+    if profile.answer.advice:
+        first = profile.answer.advice[0]
         opening = f"{sentences} First advice: "
         words = printable(f"{first.evidence} {first.action}")
         room = max(_LEAST_ADVICE, _WIDTH - len(opening))
@@ -31,7 +256,7 @@ def headline(profile: Profile) -> str:
 
 def figures(profile: Profile) -> str:
     """FLOPs and time of a step, samples/s, and MFU or why there is none, in one line."""
-    context, ranks, timing, job = profile.context, profile.ranks, profile.timing, profile.job_rates
+    context, ranks, answer = profile.context, profile.ranks, profile.answer
     word = context.step_word
     of_rank = in_all = of_whom = ""
     if context.world_size > 1:
@@ -39,26 +264,24 @@ def figures(profile: Profile) -> str:
         of_whom = " of this rank" if ranks is None else " of all ranks"
     flops = f"{'at least ' if profile.lower_bound else ''}{si(profile.flops.model, 'FLOPs')}"
     known = [f"{flops} a {word}{of_rank}"]
-    if timing is not None:
-        known = [f"{flops} and {duration(timing.global_step_sec)} a {word}{of_rank}"]
-    if job.samples_per_sec is not None:
-        known.append(f"{plain(job.samples_per_sec)} samples/s{in_all}")
-    if job.mfu is not None:
-        known.append(f"MFU {'at least ' if profile.lower_bound else ''}{percent(job.mfu)}{of_whom}")
-    return ", ".join((*known, *_missing(profile)))
+    if answer.global_step_sec is not None:
+        known = [f"{flops} and {duration(answer.global_step_sec)} a {word}{of_rank}"]
+    if answer.samples_per_sec is not None:
+        known.append(f"{plain(answer.samples_per_sec)} samples/s{in_all}")
+    if answer.mfu is not None:
+        known.append(f"MFU {'at least ' if profile.lower_bound else ''}{percent(answer.mfu)}{of_whom}")
+    return ", ".join((*known, *_missing(answer)))
 
 
-def _missing(profile: Profile) -> Iterator[str]:
+def _missing(answer: Answer) -> Iterator[str]:
     """The figures that are not known, and why; one phrase for each reason."""
-    job = profile.job_rates
-    reasons = profile.unavailable if profile.ranks is None else profile.ranks.unavailable
     by_reason: dict[str, list[str]] = {}
     for name, value, rate in (
-        ("samples/s", job.samples_per_sec, "samples_per_sec"),
-        ("MFU", job.mfu, "mfu"),
+        ("samples/s", answer.samples_per_sec, "samples_per_sec"),
+        ("MFU", answer.mfu, "mfu"),
     ):
         if value is None:
-            by_reason.setdefault(reasons.get(rate, ""), []).append(name)
+            by_reason.setdefault(answer.unavailable.get(rate, ""), []).append(name)
     for reason, names in by_reason.items():
         yield f"{' and '.join(names)} {NOT_AVAILABLE}" + (f" ({reason})" if reason else "")
 

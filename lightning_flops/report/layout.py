@@ -58,6 +58,11 @@ def marked(text: str, *words: str) -> str:
     return f"{text.rstrip()} ({', '.join(words)})" if words else text
 
 
+def marked_before(text: str, *words: str) -> str:
+    """*words* in brackets, if there are any, and then *text*, so that it ends its line: ``(measured) 6.28 G``."""
+    return f"({', '.join(words)}) {text}" if words else text
+
+
 def some_of(names: Collection[str], *, most: int) -> str:
     """Names of modules; of many, the first *most* and the number of the others."""
     shown = [name or "the root" for name in names][:most]
@@ -78,6 +83,11 @@ def table(
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+def and_more(number: int) -> list[str]:
+    """A line that says how many rows a list was cut by; none if it is whole."""
+    return [f"(and {number:,} more)"] if number > 0 else []
 
 
 def shortened(name: str, *, chars: int) -> str:

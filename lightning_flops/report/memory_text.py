@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_flops.records import MemoryRecord
 from lightning_flops.report.layout import line, paragraph, shortened, table, title
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.schema.trace_events import MemoryRow, ModuleMemoryRow
-from lightning_flops.units import NOT_AVAILABLE, plain, si
+from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, si
 
 _NAMES = {"forward": "fwd", "backward": "bwd", "optimizer": "optimizer"}
 _NAME_CHARS = 56
@@ -54,13 +54,20 @@ def _sizes(row: MemoryRow | ModuleMemoryRow) -> tuple[str, ...]:
     return increase, own_increase, plain(row.allocation_bytes), plain(row.self_allocation_bytes)
 
 
-def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None, *, trains: bool = True) -> list[str]:
+def memory_lines(
+    memory: MemoryRecord | None,
+    traced: TracedStep | None,
+    *,
+    trains: bool = True,
+    parameter_bytes: Mapping[str, int] | None = None,
+) -> list[str]:
     """A section of the report; empty if memory was not looked at.
 
     Args:
         memory: what was looked at in the counted step.
         traced: the traced step, whose allocations tell what resident memory does not.
         trains: the run trains; if not, gradients and states of optimizers are none of its own.
+        parameter_bytes: of the whole model's parameters, by dtype.
     """
     if memory is None:
         return []
@@ -89,6 +96,7 @@ def memory_lines(memory: MemoryRecord | None, traced: TracedStep | None, *, trai
         lines.append(line("peak reserved, of this process so far", si(memory.run_reserved_peak_bytes, "B")))
     lines += [
         line("parameters on this rank", si(memory.parameter_bytes, "B")),
+        *([line("parameters of the model", bytes_by_dtype(parameter_bytes))] if parameter_bytes else []),
         line("buffers", si(memory.buffer_bytes, "B")),
     ]
     if not trains:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 from lightning_flops.analysis.module_tree import (
     ModuleNode,
@@ -32,7 +33,7 @@ def aggregated_lines(profile: Profile) -> list[str]:
         ("MACs", lambda macs: si(macs, "MACs"), lambda module: profile.per_step(module.total.forward) / 2),
     ]
     if profile.has_backward:
-        columns.append(("bwd flops", si, lambda module: profile.per_step(module.total.backward)))
+        columns.append(("bwd FLOPs", si, lambda module: profile.per_step(module.total.backward)))
     timed = any(module.times is not None for module in profile.modules)
     if timed:
         columns.append(("fwd latency", duration, lambda module: module.times.forward_sec if module.times else 0.0))
@@ -44,53 +45,132 @@ def aggregated_lines(profile: Profile) -> list[str]:
         return []
     terms = ["params", "MACs"]
     if profile.has_backward:
-        terms.append("bwd flops")
+        terms.append("bwd FLOPs")
     if timed:
         terms.append(f"latency (of the traced {profile.context.step_word})")
     lines = [
-        title("Aggregated Profile per GPU"),
+        title(f"Aggregated Profile per {profile.context.device_word}"),
         *paragraph(
             f"Top {top} modules in terms of {', '.join(terms[:-1])} or {terms[-1]}"
             + " at different model depths, modules of one class at one depth added up"
-            + ("; flops and MACs are lower bounds:" if profile.lower_bound else ":")
+            + ("; FLOPs and MACs are lower bounds:" if profile.lower_bound else ":")
         ),
     ]
     shown, deepest = depth_shown(profile.modules, limit=limit), depth_shown(profile.modules, limit=-1)
-    for depth in range(shown + 1):
-        lines.append(f"depth {depth}:")
-        for label, words, weight in columns:
-            heaviest = heaviest_types(profile.modules, depth=depth, weight=weight, top=top)
-            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{words(value)}'" for name, value in heaviest if value)
-            lines += paragraph(f"{{{entries}}}" if entries else "none", first=f"    {label:<11} - ", rest=" " * 19)
+    blocks = [
+        [_row(profile.modules, label, words, weight, depth=depth, top=top) for label, words, weight in columns]
+        for depth in range(shown + 1)
+    ]
+    for first, last, block in _alike(blocks):
+        lines.append(f"depth {first}:" if first == last else f"depth {first}-{last}:")
+        for row in block:
+            entries = ", ".join(f"'{name or _NOT_DESCRIBED}': '{value}'" for name, value in row.heaviest)
+            words = f"{{{entries}}}" + (f" and {row.more} more" if row.more else "") if entries else "none"
+            lines += paragraph(words, first=f"    {row.label:<11} - ", rest=" " * 19)
     if shown == limit < deepest:
         levels = f"{deepest} {plural('level', deepest)}"
         lines.append(f"(module_depth is {limit}; the model has {levels} below the root)")
     return lines
 
 
+class _Row(NamedTuple):
+    """One column of figures at one depth: the classes that weigh most, and their values as text."""
+
+    label: str
+    heaviest: Sequence[tuple[str, str]]
+    more: int
+    """Other classes that have any."""
+
+
+_Block = Sequence[_Row]
+_LATENCIES = ("fwd latency", "bwd latency")
+
+
+def _row(
+    modules: Sequence[ModuleProfile],
+    label: str,
+    words: Callable[[float], str],
+    weight: Callable[[ModuleProfile], float],
+    *,
+    depth: int,
+    top: int,
+) -> _Row:
+    found = heaviest_types(modules, depth=depth, weight=weight, top=len(modules))
+    heaviest = [(name, words(value)) for name, value in found if value]
+    return _Row(label, heaviest[:top], max(0, len(heaviest) - top))
+
+
+def _alike(blocks: Sequence[_Block]) -> Iterator[tuple[int, int, _Block]]:
+    """First and last depth and the block of *blocks*, those in a row with the same values drawn together.
+
+    A module around another one that does all the work repeats its figures: their classes then stand as "Net > Trunk",
+    and the two latencies, which differ by what the outer one does itself, in the same way.
+    """
+    first = 0
+    last: _Block = blocks[0] if blocks else ()
+    kept = last
+    for depth, block in enumerate((*blocks[1:], None), start=1):
+        if block is not None and _repeats(last, block):
+            kept = [
+                row._replace(
+                    heaviest=[_drawn_together(*pair) for pair in zip(row.heaviest, below.heaviest, strict=True)]
+                )
+                for row, below in zip(kept, block, strict=True)
+            ]
+            last = block
+            continue
+        yield first, depth - 1, kept
+        if block is not None:
+            first, last, kept = depth, block, block
+
+
+def _repeats(block: _Block, below: _Block) -> bool:
+    """Whether *below* has the values of *block*; latencies may differ where one class stands alone in both."""
+    alone = all(len({name for row in one for name, _ in row.heaviest}) == 1 for one in (block, below))
+    alone &= [len(row.heaviest) for row in block] == [len(row.heaviest) for row in below]
+
+    def values(one: _Block) -> list[tuple[list[str], int]]:
+        return [
+            ([] if alone and row.label in _LATENCIES else [value for _, value in row.heaviest], row.more) for row in one
+        ]
+
+    return values(block) == values(below) and any(row.heaviest for row in block)
+
+
+def _drawn_together(outer: tuple[str, str], inner: tuple[str, str]) -> tuple[str, str]:
+    (name, value), (below, inside) = outer, inner
+    values = value if value.split(" > ")[-1] == inside else f"{value} > {inside}"
+    return f"{name or _NOT_DESCRIBED} > {below or _NOT_DESCRIBED}", values
+
+
 def detailed_lines(profile: Profile) -> list[str]:
     """The tree of modules with the figures of each."""
-    lines = [title("Detailed Profile per GPU")]
+    lines = [title(f"Detailed Profile per {profile.context.device_word}")]
     lower_bounds = lower_bound_modules(profile.uncounted)
     root = module_tree(profile.modules, lower_bounds)
     if root is None:
         return [*lines, "No module was described."]
     lines += paragraph(
         "Each module profile is listed after its name in the following order: params, percentage of total params, "
-        "fwd MACs, percentage of total MACs, fwd flops, "
+        "fwd MACs, percentage of total MACs, fwd FLOPs, "
         + (
-            "bwd flops (measured), recomputed flops where there are any, percentage of total flops (fwd, bwd and "
+            "bwd FLOPs (measured), recomputed FLOPs where there are any, percentage of total FLOPs (fwd, bwd and "
             "recomputed). "
             if profile.has_backward
-            else "percentage of total flops. "
+            else "percentage of total FLOPs. "
         )
         + _about_times(profile)
         + f"All of one {profile.step_name}, the modules inside included. "
         "(0-11): 12 x Block stands for 12 modules in a row that are equal in everything shown; the figures are those "
         "of each"
-        + (", the times their mean." if profile.modules[0].times else ".")
         + (
-            " Lower bound: flops, MACs and FLOPS of a module in which something could not be counted."
+            ", the times their mean, with the least and the greatest in brackets; one whose time stands out among "
+            "them is shown by itself."
+            if profile.modules[0].times
+            else "."
+        )
+        + (
+            " Lower bound: FLOPs, MACs and FLOP/s of a module in which something could not be counted."
             if lower_bounds
             else ""
         )
@@ -104,7 +184,7 @@ def detailed_lines(profile: Profile) -> list[str]:
             ("optimizer", profile.outside.optimizer),
         )
         figures = ", ".join(f"{name} {si(profile.per_step(flops))}" for name, flops in spent if flops)
-        lines.append(f"Flops outside the model: {figures}")
+        lines.append(f"FLOPs outside the model: {figures}")
     return lines
 
 
@@ -120,7 +200,7 @@ def _about_times(profile: Profile) -> str:
     }[clock]
     return (
         f"In angle brackets, from the traced {profile.context.step_word}: fwd latency, percentage of all modules' fwd "
-        "latency, fwd FLOPS and percentage of the peak where it is known"
+        "latency, fwd FLOP/s and percentage of the peak where it is known"
         + (", and the same of the bwd" if clock != "borders" and profile.has_backward else "")
         + f"; a module's latency is the {what}. "
     )
@@ -151,7 +231,7 @@ class _Tree:
         opening = printable(f"{indent}{name}{module.type_name or _NOT_DESCRIBED}(")
         extra = " ".join(printable_lines(module.extra_repr).split())
         figures = printable(self._figures(node))
-        times = self._times_text(mean_times([self._times.get(one) for one in names]))
+        times = self._times_text([self._times.get(one) for one in names])
         if not node.children:
             if times:
                 yield from _timed_leaf_lines(opening, figures, times, extra, indent=indent)
@@ -172,21 +252,40 @@ class _Tree:
                 yield from self.lines(child, names=_names_below(names, child), indent=inside)
         yield f"{indent})"
 
-    def _times_text(self, times: ModuleTimes | None) -> str:
+    def _times_text(self, all_times: Sequence[ModuleTimes | None]) -> str:
+        """Times of one module, or the means of several and how far they differ."""
+        times = mean_times(all_times)
         if times is None or self._root.times is None:
             return ""
-        root = self._root.times
+        root, known = self._root.times, [one for one in all_times if one is not None]
         sides = (
-            ("fwd", times.forward_sec, root.forward_sec, times.forward_flops_per_sec, times.forward_utilization),
-            ("bwd", times.backward_sec, root.backward_sec, times.backward_flops_per_sec, times.backward_utilization),
+            (
+                "fwd",
+                times.forward_sec,
+                [one.forward_sec for one in known],
+                root.forward_sec,
+                times.forward_flops_per_sec,
+                times.forward_utilization,
+            ),
+            (
+                "bwd",
+                times.backward_sec,
+                [one.backward_sec for one in known if one.backward_sec is not None],
+                root.backward_sec,
+                times.backward_flops_per_sec,
+                times.backward_utilization,
+            ),
         )
         parts = []
-        for name, seconds, whole, flops_per_sec, utilization in sides:
+        for name, seconds, each, whole, flops_per_sec, utilization in sides:
             if seconds is None:
                 continue
-            part = f"{name} latency {duration(seconds)}, {percent(ratio(part=seconds, whole=whole))} {name} latency"
+            part = f"{name} latency {duration(seconds)}"
+            if each and duration(min(each)) != duration(max(each)):
+                part += f" ({duration(min(each))} to {duration(max(each))})"
+            part += f", {percent(ratio(part=seconds, whole=whole))} {name} latency"
             if flops_per_sec is not None:
-                part += f", {si(flops_per_sec, 'FLOPS')}"
+                part += f", {si(flops_per_sec, 'FLOP/s')}"
             if utilization is not None:
                 part += f", {percent(utilization)} of peak"
             parts.append(part)
@@ -202,7 +301,7 @@ class _Tree:
         at_least = module.name in self._lower_bounds
         share_of_params = f"{percent(ratio(part=module.params, whole=root.params))} Params"
         if module.params and not total.total:
-            parts += [si(module.params), share_of_params, "no flops counted" if at_least else "no flops"]
+            parts += [si(module.params), share_of_params, "no FLOPs counted" if at_least else "no FLOPs"]
         elif total.total:
             per_step = self._profile.per_step
             spent = total.forward + total.backward + total.recompute
@@ -216,10 +315,10 @@ class _Tree:
                 *([f"bwd {si(per_step(total.backward))}"] if self._profile.has_backward else []),
                 *([f"recomputed {si(per_step(total.recompute))}"] if total.recompute else []),
                 *([f"optimizer {si(per_step(total.optimizer))}"] if total.optimizer else []),
-                f"{percent(ratio(part=spent, whole=root_spent))} flops",
+                f"{percent(ratio(part=spent, whole=root_spent))} FLOPs",
             ]
         else:
-            parts.append("no params, no flops counted" if at_least else "no params, no flops")
+            parts.append("no params, no FLOPs counted" if at_least else "no params, no FLOPs")
         if at_least and total.total:
             parts.append("lower bound")
         micro_steps = self._profile.micro_steps

@@ -10,13 +10,16 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.rates import ratio
 from lightning_flops.records import PhaseFlops
 from lightning_flops.report import html as page
+from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.counts_text import ABOUT, counts_table
 from lightning_flops.report.headline import figures, headline, throughput_headline
+from lightning_flops.report.html_page import ShownRun, render_comparison_page, render_page
 from lightning_flops.report.law_text import render_law
 from lightning_flops.report.layout import shortened
 from lightning_flops.report.step_text import missing_rates_lines
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.law import LawReport
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
@@ -33,16 +36,18 @@ _SENTENCE_CHARS = 300
 _Shown = Profile | ThroughputSummary | FlopCounts
 
 
-def line(report: _Shown) -> str:
+def line(report: _Shown | Comparison) -> str:
     """*report* in one line, for ``repr``."""
     if isinstance(report, Profile):
         return f"<Profile of step {report.profile_step}: {headline(report)}>"
     if isinstance(report, ThroughputSummary):
         return f"<ThroughputSummary: {throughput_headline(report)}>"
+    if isinstance(report, Comparison):
+        return f"<Comparison: {comparison_headline(report)}>"
     return repr(report)
 
 
-def text(report: _Shown | LawReport) -> str:
+def text(report: _Shown | Comparison | LawReport) -> str:
     """*report* as text."""
     if isinstance(report, LawReport):
         return render_law(report)
@@ -54,6 +59,13 @@ def html(report: _Shown) -> str:
     if isinstance(report, Profile):
         return _profile(report)
     return _throughput(report) if isinstance(report, ThroughputSummary) else _counts(report)
+
+
+def whole_page(report: Profile | Comparison) -> str:
+    """*report* as an HTML file of its own."""
+    if isinstance(report, Comparison):
+        return render_comparison_page(report)
+    return render_page([ShownRun(name="this run", windows=[report])])
 
 
 def _profile(profile: Profile) -> str:
@@ -204,6 +216,8 @@ def _advice_table(whole: Element, profile: Profile) -> None:
         for one in profile.advice[:_ADVICE_SHOWN]
     ]
     page.table(whole, ("at stake", "what was measured", "what to try"), rows, left=(1, 2))
+    if more := len(profile.advice) - len(rows):
+        page.paragraph(whole, f"And {plain(more)} more in render_text(profile).")
 
 
 def _throughput(summary: ThroughputSummary) -> str:

@@ -50,8 +50,8 @@ def ranks_lines(profile: Profile) -> list[str]:
 
 
 def whose(ranks: RanksProfile) -> str:
-    """Which ranks a figure is of: " (3 of 4 ranks)"; nothing where all answered."""
-    return f" ({_number_of(ranks)} ranks)" if ranks.absences else ""
+    """Which ranks a figure is of: "3 of 4 ranks"; nothing where all answered."""
+    return f"{_number_of(ranks)} ranks" if ranks.absences else ""
 
 
 def _number_of(ranks: RanksProfile) -> str:
@@ -111,7 +111,8 @@ def _no_straggler(ranks: RanksProfile) -> str:
 
 
 def _rate_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
-    rates, mark, name = ranks.rates, whose(ranks), profile.step_name
+    rates, name = ranks.rates, profile.step_name
+    mark = f" ({whose(ranks)})" if ranks.absences else ""
     latency = "iter latency (as DeepSpeed)" if profile.context.trains else "fwd latency"
     bound = " (lower bound)" if ranks.lower_bound else ""
 
@@ -119,25 +120,25 @@ def _rate_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
         return text if text == NOT_AVAILABLE else "".join((text, *marks))
 
     lines = [
-        line(f"MFU of all ranks = model flops / (peaks * {name} times)", marked(percent(rates.mfu), bound, mark)),
-        line(f"HFU of all ranks = hardware flops / (peaks * {name} times)", marked(percent(rates.hfu), bound, mark)),
-        line("  peak FLOPS of all devices", marked(si(ranks.peak_flops_per_sec, "FLOPS"), mark)),
+        line(f"MFU of all ranks = model FLOPs / (peaks * {name} times)", marked(percent(rates.mfu), bound, mark)),
+        line(f"HFU of all ranks = hardware FLOPs / (peaks * {name} times)", marked(percent(rates.hfu), bound, mark)),
+        line("  peak FLOP/s of all devices", marked(si(ranks.peak_flops_per_sec, "FLOP/s"), mark)),
     ]
     shown = ranks.devices[:_DEVICES_SHOWN]
     lines += [
         line(
-            f"    {one.device_name or 'unknown device'}", f"{plain(one.ranks)} x {si(one.peak_flops_per_sec, 'FLOPS')}"
+            f"    {one.device_name or 'unknown device'}", f"{plain(one.ranks)} x {si(one.peak_flops_per_sec, 'FLOP/s')}"
         )
         for one in shown
     ]
     if more := len(ranks.devices) - len(shown):
         others = sum(one.ranks for one in ranks.devices[len(shown) :])
-        lines.append(line(f"    {more} more kinds of devices", f"{others} of them"))
+        lines.append(line(f"    and {more} more kinds of devices", f"{others} of them"))
     lines += [
         line(f"samples/second over the {name}", marked(plain(rates.samples_per_sec), mark)),
         line(f"samples/second over the {latency}", marked(plain(rates.iter_samples_per_sec), mark)),
         line(f"tokens/second over the {name}", marked(plain(rates.tokens_per_sec), mark)),
-        line("tokens/second per GPU", marked(plain(rates.tokens_per_sec_per_device), mark)),
+        line(f"tokens/second per {profile.context.device_word}", marked(plain(rates.tokens_per_sec_per_device), mark)),
     ]
     return lines + missing_rates_lines(ranks.unavailable)
 
@@ -150,11 +151,11 @@ def _flops_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
         ("bwd (measured)", "backward"),
         ("recomputed in the bwd", "recompute"),
         ("optimizer", "optimizer"),
-        ("model flops = fwd + bwd", "model"),
-        ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
+        ("model FLOPs = fwd + bwd", "model"),
+        ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
     ]
     if not profile.has_backward:
-        rows = [("fwd = model flops", "forward"), ("hardware flops = fwd - skipped", "hardware")]
+        rows = [("fwd = model FLOPs", "forward"), ("hardware FLOPs = fwd - skipped", "hardware")]
     mark = f"{_number_of(ranks)} ranks" if ranks.absences else f"all {plain(ranks.world_size)} ranks"
     least = "at least, " if ranks.lower_bound else ""
     cells = [
@@ -166,7 +167,7 @@ def _flops_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
         ]
         for label, name in rows
     ]
-    return table([f"flops of a {profile.step_name}", f"{least}{mark}", "exact", "of model"], cells)
+    return table([f"FLOPs of a {profile.step_name}", f"{least}{mark}", "exact", "of model"], cells)
 
 
 def _spread_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
@@ -176,7 +177,7 @@ def _spread_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
     rows = [_spread_row(f"{part.name}, {unit}", part.seconds, seconds, of=ranks.answered) for part in ranks.parts]
     if ranks.global_step is not None:
         rows.append(_spread_row(f"{profile.step_name}, {unit}", ranks.global_step.seconds, seconds, of=ranks.answered))
-    rows.append(_spread_row("model flops", ranks.model_flops, si, of=ranks.answered))
+    rows.append(_spread_row("model FLOPs", ranks.model_flops, si, of=ranks.answered))
     if ranks.local_params is not None:
         rows.append(_spread_row("params on the rank", ranks.local_params, si, of=ranks.answered))
     if ranks.peak_memory_bytes is not None:
@@ -228,11 +229,11 @@ def _stage_lines(ranks: RanksProfile) -> list[str]:
         ]
         for stage in sorted(longest, key=lambda stage: stage.stage)
     ]
-    head = ["stage", "ranks", "params", "fwd flops", "bwd flops", "forward", "backward", "bubble"]
+    head = ["stage", "ranks", "params", "fwd FLOPs", "bwd FLOPs", "forward", "backward", "bubble"]
     lines = ["", *table(head, rows, least_width=9)]
-    lines += paragraph("Flops and params are of one copy of the model; times are medians of the stage's ranks.")
+    lines += paragraph("FLOPs and params are of one copy of the model; times are medians of the stage's ranks.")
     if more := len(ranks.stages) - len(rows):
-        lines += paragraph(f"{more} more stages spend less time in forward and backward.")
+        lines += paragraph(f"And {more} more stages, with less time in forward and backward.")
     return lines
 
 
@@ -275,7 +276,7 @@ def _communication_lines(communication: RanksCommunication | None) -> list[str]:
     head = ["collective, all ranks", "calls", "matched", "bytes", "transfer", "wait", "longest wait", ""]
     lines += ["", *table(head, cells, least_width=7, left=(0, 7))]
     if more := len(communication.collectives) - len(shown):
-        lines.append(f"{more} more collectives take less time.")
+        lines.append(f"And {more} more collectives, which take less time.")
     unsaid = ""
     if any(one.bytes is None for one in shown):
         unsaid = " Bytes are n/a where the traces do not say them; gloo's do with record_shapes=True."
@@ -286,7 +287,7 @@ def _communication_lines(communication: RanksCommunication | None) -> list[str]:
     for note in communication.notes[:_NOTES_SHOWN]:
         lines += paragraph(note, first="- ", rest="  ")
     if len(communication.notes) > _NOTES_SHOWN:
-        lines.append(f"- {len(communication.notes) - _NOTES_SHOWN} more such notes are in profile.json.")
+        lines.append(f"- And {len(communication.notes) - _NOTES_SHOWN} more such notes, in profile.json.")
     return lines
 
 
@@ -302,7 +303,7 @@ def _left_out_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
     for sentence in ranks.left_out[:_NOTES_SHOWN]:
         lines += paragraph(f"Left out of the record of {sentence}.", first="- ", rest="  ")
     if len(ranks.left_out) > _NOTES_SHOWN:
-        lines.append(f"- {len(ranks.left_out) - _NOTES_SHOWN} more like this are in profile.json.")
+        lines.append(f"- And {len(ranks.left_out) - _NOTES_SHOWN} more like this, in profile.json.")
     noting = [one.rank for one in ranks.ranks if one.notes > len(profile.notes)]
     if noting:
         have = "has" if len(noting) == 1 else "have"

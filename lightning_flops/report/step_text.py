@@ -19,21 +19,21 @@ _NOT_OPERATORS = ("cuda", "inductor", "triton")
 
 _ROWS_OF_A_FORWARD = {
     "fwd": "fwd",
-    "model flops = fwd + bwd": "model flops = fwd",
-    "hardware flops = fwd + bwd + recomputed + optimizer - skipped": "hardware flops = fwd - skipped",
+    "model FLOPs = fwd + bwd": "model FLOPs = fwd",
+    "hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped": "hardware FLOPs = fwd - skipped",
 }
 """What the rows are called that are left where there is no backward and no optimizer."""
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 _RATE_WORDS = {
-    "forward_flops_per_sec": "fwd FLOPS",
-    "backward_flops_per_sec": "bwd FLOPS",
-    "backward_flops_per_sec_estimated": "bwd FLOPS",
-    "forward_backward_flops_per_sec": "fwd+bwd FLOPS",
-    "forward_backward_flops_per_sec_estimated": "fwd+bwd FLOPS",
-    "iter_flops_per_sec": "FLOPS",
-    "iter_flops_per_sec_estimated": "FLOPS",
+    "forward_flops_per_sec": "fwd FLOP/s",
+    "backward_flops_per_sec": "bwd FLOP/s",
+    "backward_flops_per_sec_estimated": "bwd FLOP/s",
+    "forward_backward_flops_per_sec": "fwd+bwd FLOP/s",
+    "forward_backward_flops_per_sec_estimated": "fwd+bwd FLOP/s",
+    "iter_flops_per_sec": "FLOP/s",
+    "iter_flops_per_sec_estimated": "FLOP/s",
     "samples_per_sec": "samples/second",
     "iter_samples_per_sec": "samples/second",
     "tokens_per_sec": "tokens/second",
@@ -63,11 +63,11 @@ def flops_lines(profile: Profile) -> list[str]:
         ("recomputed in the bwd", mean.recompute, total.recompute),
         ("optimizer", mean.optimizer, total.optimizer),
         (skipped, mean.causal_skipped, total.causal_skipped),
-        ("model flops = fwd + bwd", mean.model, total.model),
-        ("hardware flops = fwd + bwd + recomputed + optimizer - skipped", mean.hardware, total.hardware),
+        ("model FLOPs = fwd + bwd", mean.model, total.model),
+        ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", mean.hardware, total.hardware),
     ]
     counted_steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
-    head = ["", "flops", f"all {counted_steps}" if several else "exact"]
+    head = ["", "FLOPs", f"all {counted_steps}" if several else "exact"]
     cells = [[label, si(one), plain(all_steps)] for label, one, all_steps in rows]
     if several:
         head[1] = f"mean of a {profile.context.step_word}"
@@ -78,7 +78,7 @@ def flops_lines(profile: Profile) -> list[str]:
             "bwd (measured)": (least.backward, most.backward),
             "recomputed in the bwd": (least.recompute, most.recompute),
             "optimizer": (least.optimizer, most.optimizer),
-            "model flops = fwd + bwd": (profile.flops_spread.model_minimum, profile.flops_spread.model_maximum),
+            "model FLOPs = fwd + bwd": (profile.flops_spread.model_minimum, profile.flops_spread.model_maximum),
         }
         head += ["min", "max"]
         for row in cells:
@@ -104,9 +104,9 @@ def flops_lines(profile: Profile) -> list[str]:
         else "Attention that is flagged causal counts half the score matrix."
     )
     return [
-        title(f"FLOPs of a {profile.step_name} per GPU"),
+        title(f"FLOPs of a {profile.step_name} per {profile.context.device_word}"),
         *paragraph(
-            f"Matrix products, convolutions, attention and recurrent layers, two flops a multiply-add. {attention}"
+            f"Matrix products, convolutions, attention and recurrent layers, two FLOPs a multiply-add. {attention}"
         ),
         *(["Bytes are what all operators read and write, elementwise ones included."] if moved.total else []),
         *(paragraph(_lower_bound_words(profile)) if profile.lower_bound else []),
@@ -133,15 +133,12 @@ def time_lines(profile: Profile) -> list[str]:
     rows = [row(part) for part in (*timing.parts, timing.global_step)]
     lines += table(["", f"mean, {unit}", "share", "min", "median", "max"], rows)
     steps = f"{plain(timing.timed_steps)} timed {plural(word, timing.timed_steps)}"
-    lines.append(f"Mean, min, median and max of {steps}. Counted {many} are not among them.")
+    lines.append(f"Mean, min, median and max of {steps}. Counted and traced {many} are not among them.")
     if timing.reader_sec is not None:
         lines.append(
             f"The data loader ran {duration(timing.reader_sec)} per {word} on the host, whether other work hid it or "
             "not."
         )
-    if timing.excluded_sec:
-        causes = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in timing.excluded_sec.items())
-        lines += paragraph(f"Between the timed {many}, and in none of these figures: {causes}.")
     return lines
 
 
@@ -153,6 +150,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 def throughput_lines(profile: Profile) -> list[str]:
     """What the run achieves, and what share of the device's peak that is."""
     rates, job, name = profile.rates, profile.job_rates, profile.step_name
+    device = profile.context.device_word
     latency = "iter latency (as DeepSpeed)" if profile.context.trains else "fwd latency"
     bound = " (lower bound)" if profile.lower_bound else ""
 
@@ -161,13 +159,13 @@ def throughput_lines(profile: Profile) -> list[str]:
 
     lines = [
         title("Throughput and utilization"),
-        line(f"MFU = model flops per GPU / peak FLOPS / {name} time", utilization(rates.mfu)),
-        line(f"HFU = hardware flops per GPU / peak FLOPS / {name} time", utilization(rates.hfu)),
+        line(f"MFU = model FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.mfu)),
+        line(f"HFU = hardware FLOPs per {device} / peak FLOP/s / {name} time", utilization(rates.hfu)),
         *_peak_lines(profile),
         line(f"samples/second over the {name}", plain(job.samples_per_sec)),
         line(f"samples/second over the {latency}", plain(job.iter_samples_per_sec)),
         line(f"tokens/second over the {name}", plain(job.tokens_per_sec)),
-        line("tokens/second per GPU", plain(job.tokens_per_sec_per_device)),
+        line(f"tokens/second per {device}", plain(job.tokens_per_sec_per_device)),
         line(f"data wait, share of the {name}", percent(rates.data_wait_ratio)),
     ]
     lines += _whose_lines(profile)
@@ -213,8 +211,8 @@ def _peak_lines(profile: Profile) -> list[str]:
     whole = sum(one.model for one in profile.dtypes)
     return [
         line(
-            f"  peak FLOPS for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model flops",
-            si(one.peak_flops_per_sec, "FLOPS"),
+            f"  peak FLOP/s for {one.dtype}, {percent(ratio(part=one.model, whole=whole))} of the model FLOPs",
+            si(one.peak_flops_per_sec, "FLOP/s"),
         )
         for one in profile.dtypes
     ]
@@ -252,7 +250,7 @@ def operator_lines(profile: Profile) -> list[str]:
     if len(spending) > _OPERATORS_SHOWN:
         rest = sum(operator.flops.total for operator in spending[_OPERATORS_SHOWN:])
         share = percent(ratio(part=rest, whole=whole))
-        lines.append(f"{plain(len(spending) - _OPERATORS_SHOWN)} more operators spend {share}.")
+        lines.append(f"And {plain(len(spending) - _OPERATORS_SHOWN)} more operators, which spend {share}.")
     return lines
 
 
@@ -296,8 +294,8 @@ def notes_lines(profile: Profile) -> list[str]:
 def _lower_bound_words(profile: Profile) -> str:
     heavy = sorted(name for name, operator in profile.uncounted.items() if operator.heavy)
     return (
-        f"LOWER BOUND: {', '.join(heavy)} may spend flops and could not be counted, so flops, MACs, FLOPS, MFU and HFU "
-        "are at least what is printed."
+        f"LOWER BOUND: {', '.join(heavy)} may spend FLOPs and could not be counted, so FLOPs, MACs, FLOP/s, MFU and "
+        "HFU are at least what is printed."
     )
 
 

@@ -442,7 +442,7 @@ def _statistics(durations: Durations | None) -> list[str]:
 
 def _left_out(rows: Sequence[object], top_rows: int | None) -> Iterable[str]:
     hidden = 0 if top_rows is None else max(len(rows) - top_rows, 0)
-    return [f"({plain(hidden)} more)"] if hidden else []
+    return [f"(and {plain(hidden)} more)"] if hidden else []
 
 
 def _us(time_us: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_flops.analysis.rates import ratio
-from lightning_flops.report.layout import line, paragraph, shortened, table, title
+from lightning_flops.report.layout import and_more, line, paragraph, shortened, table, title
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.profile import Profile
@@ -55,7 +55,7 @@ def traced_lines(profile: Profile) -> list[str]:
     lines += _step_lines(tables, profile)
     lines += _device_lines(tables)
     if tables.modules is not None:
-        lines += ["", *_phase_lines(tables.modules, has_backward=profile.has_backward), *_module_lines(profile)]
+        lines += ["", *_phase_lines(tables.modules, profile), *_module_lines(profile)]
     lines += _operator_lines(tables)
     lines += _kernel_lines(tables)
     lines += _scope_lines(tables)
@@ -114,26 +114,38 @@ def _device_lines(tables: TraceReport) -> list[str]:
     return lines
 
 
-def _phase_lines(modules: ModuleTable, *, has_backward: bool) -> list[str]:
+def _phase_lines(modules: ModuleTable, profile: Profile) -> list[str]:
+    """Each phase as it was traced, beside the mean of the timed steps."""
     seconds = _US / max(1, modules.steps)
     where = "on the device" if modules.clock == "device" else "on the host"
 
-    def spent(time_us: float, lost_us: float) -> str:
-        return f"{duration(time_us * seconds)} ({percent(ratio(part=lost_us, whole=time_us))} of it unattributed)"
+    timing = profile.timing
+
+    def spent(time_us: float, timed_sec: float | None) -> str:
+        beside = "" if timed_sec is None else f", {duration(timed_sec)} timed"
+        return f"{duration(time_us * seconds)} traced{beside}"
+
+    def unattributed(time_us: float, lost_us: float) -> list[str]:
+        share = percent(ratio(part=lost_us, whole=time_us))
+        return [line("  of it unattributed", f"{duration(lost_us * seconds)} ({share})")] if lost_us else []
 
     inside = (
         ("gradient accumulation", modules.gradient_accumulation_us),
         ("communication", modules.backward_communication_us),
         ("operators outside of autograd's nodes", modules.backward_outside_nodes_us),
     )
-    forward = line(f"forward {where}", spent(modules.forward_us, modules.unattributed_forward_us))
-    if not has_backward:
-        return [forward]
+    lines = [
+        line(f"forward {where}", spent(modules.forward_us, None if timing is None else timing.forward_sec)),
+        *unattributed(modules.forward_us, modules.unattributed_forward_us),
+    ]
+    if not profile.has_backward:
+        return lines
     return [
-        forward,
-        line(f"backward {where}", spent(modules.backward_us, modules.unattributed_backward_us)),
+        *lines,
+        line(f"backward {where}", spent(modules.backward_us, None if timing is None else timing.backward_sec)),
+        *unattributed(modules.backward_us, modules.unattributed_backward_us),
         *(line(f"  of it {name}", duration(time_us * seconds)) for name, time_us in inside if time_us),
-        line(f"optimizer {where}", duration(modules.optimizer_us * seconds)),
+        line(f"optimizer {where}", spent(modules.optimizer_us, None if timing is None else timing.optimizer_sec)),
     ]
 
 
@@ -143,14 +155,15 @@ def _module_lines(profile: Profile) -> list[str]:
     def own_sec(module: ModuleProfile) -> float:
         return module.times.own_forward_sec + (module.times.own_backward_sec or 0.0) if module.times else 0.0
 
-    longest = sorted(profile.modules, key=own_sec, reverse=True)[:_ROWS_SHOWN]
+    timed = [module for module in profile.modules if own_sec(module)]
+    longest = sorted(timed, key=own_sec, reverse=True)[:_ROWS_SHOWN]
     whole = sum(map(own_sec, profile.modules))
     backward = profile.has_backward
     on_device = any(module.times is not None and module.times.clock == "device" for module in longest)
     rows = []
     for module in longest:
         times = module.times
-        if times is None or not own_sec(module):
+        if times is None:
             continue
         rows.append(
             [
@@ -160,17 +173,17 @@ def _module_lines(profile: Profile) -> list[str]:
                 percent(ratio(part=own_sec(module), whole=whole)),
                 *([plain(times.forward_kernels)] if on_device else []),
                 *([plain(times.backward_kernels)] if on_device and backward else []),
-                si(times.forward_flops_per_sec, "FLOPS"),
-                *([si(times.backward_flops_per_sec, "FLOPS")] if backward else []),
+                si(times.forward_flops_per_sec, "FLOP/s"),
+                *([si(times.backward_flops_per_sec, "FLOP/s")] if backward else []),
             ]
         )
     sides = ["fwd", "bwd"] if backward else ["fwd"]
     kernels = [f"{side} kernels" for side in sides] if on_device else []
     head = ["module", *(f"own {side}" for side in sides), "share", *kernels, *sides]
     least = (
-        ["FLOPS of modules in which something could not be counted are lower bounds."] if profile.lower_bound else []
+        ["FLOP/s of modules in which something could not be counted are lower bounds."] if profile.lower_bound else []
     )
-    return ["", *table(head, rows), *least] if rows else []
+    return ["", *table(head, rows), *and_more(len(timed) - len(rows)), *least] if rows else []
 
 
 def _operator_lines(tables: TraceReport) -> list[str]:
@@ -184,7 +197,8 @@ def _operator_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.operators or ())[:_ROWS_SHOWN]
     ]
-    return ["", *table(["operator", "calls", "self", "share", "total"], rows)] if rows else []
+    head = ["operator", "calls", "self", "share", "total"]
+    return ["", *table(head, rows), *and_more(len(tables.operators or ()) - len(rows))] if rows else []
 
 
 def _kernel_lines(tables: TraceReport) -> list[str]:
@@ -198,7 +212,8 @@ def _kernel_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.kernels or ())[:_ROWS_SHOWN]
     ]
-    return ["", *table(["kernel", "calls", "total", "share", "mean"], rows)] if rows else []
+    head = ["kernel", "calls", "total", "share", "mean"]
+    return ["", *table(head, rows), *and_more(len(tables.kernels or ()) - len(rows))] if rows else []
 
 
 def _scope_lines(tables: TraceReport) -> list[str]:
@@ -212,15 +227,18 @@ def _scope_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.user_scopes or ())[:_ROWS_SHOWN]
     ]
-    return ["", *table(["user-defined scope", "calls", "host", "device", "of the step"], rows)] if rows else []
+    head = ["user-defined scope", "calls", "host", "device", "of the step"]
+    return ["", *table(head, rows), *and_more(len(tables.user_scopes or ()) - len(rows))] if rows else []
 
 
 def _memory_lines(tables: TraceReport) -> list[str]:
     lines = []
     if tables.module_memory:
         lines += ["", *module_memory_table(tables.module_memory[:_ROWS_SHOWN])]
+        lines += and_more(len(tables.module_memory) - _ROWS_SHOWN)
     if tables.memory:
         lines += ["", *operator_memory_table(tables.memory[:_ROWS_SHOWN])]
+        lines += and_more(len(tables.memory) - _ROWS_SHOWN)
     about = "Bytes. Size increase: allocated less freed. Self: without what is inside, or was called."
     return [*lines, *paragraph(about)] if lines else []
 

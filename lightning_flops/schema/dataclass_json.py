@@ -12,7 +12,7 @@ import re
 import types
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -40,33 +40,39 @@ def dump(value: object, *, indented: bool = True) -> str:
     Raises:
         ProfileFormatError: a number in it is not finite, or a value's type is none of those above.
     """
-    plain = _to_plain(value, "")
+    try:
+        plain = _to_plain(value)
+    except _Misfit as misfit:
+        _fail(str(misfit))
     text = (_text(plain, indent="") if indented else _encode(plain)) + "\n"
     # A lone surrogate, which a module's description may contain, is allowed in JSON only as an escape.
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def load(cls: type[_T], text: str, *, version_field: str, version: int) -> _T:
+def load(cls: type[_T], text: str, *, version_field: str, version: int, oldest: int | None = None) -> _T:
     """The dataclass *cls* that ``dump`` wrote as *text*; every field must be there, and no other.
+
+    In a text of an older version a field may be missing if it has a default: that is what it was before it came.
 
     Args:
         cls: class to build.
         text: JSON.
         version_field: field of *cls* that says which shape the JSON has; it is looked at before any other.
-        version: the only value of that field that can be read.
+        version: value of that field in what ``dump`` writes today.
+        oldest: the oldest version that can be read; None if that is *version*.
 
     Raises:
         ProfileFormatError: not JSON, another version, or a field that is missing, unknown or of a wrong type.
     """
+    oldest = version if oldest is None else oldest
     plain = _parsed(text)
     if not isinstance(plain, dict):
         _fail(f"the profile must be a JSON object, got {shown(plain, chars=_SHOWN_CHARS)}")
     found = plain.get(version_field)
-    if type(found) is not int or found != version:
-        _fail(
-            f"{version_field} must be {version}, the version this package reads, got {shown(found, chars=_SHOWN_CHARS)}"
-        )
-    return _read(cls, plain)
+    if type(found) is not int or not oldest <= found <= version:
+        known = f"{version}, the version" if oldest == version else f"{oldest} to {version}, the versions"
+        _fail(f"{version_field} must be {known} this package reads, got {shown(found, chars=_SHOWN_CHARS)}")
+    return _read(cls, plain, fill=found < version)
 
 
 def load_part(cls: type[_T], text: str) -> _T:
@@ -85,29 +91,60 @@ def _parsed(text: str) -> Any:
         raise ProfileFormatError(f"the profile {error}") from error
 
 
-def _read(cls: type[_T], plain: Any) -> _T:
+def _read(cls: type[_T], plain: Any, *, fill: bool = False) -> _T:
     try:
-        return cast("_T", _reader(cast("Any", cls))(plain))
+        return cast("_T", _reader(cast("Any", cls), fill)(plain))
     except _Misfit as misfit:
         _fail(str(misfit))
 
 
-def _to_plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, (bool, int, str)):
+def _to_plain(value: Any) -> Any:
+    """*value* as JSON's own kinds.
+
+    Raises:
+        _Misfit: something in it has no JSON form.
+    """
+    kind: Any = type(value)
+    if value is None or kind is int or kind is str or kind is bool:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            _fail(f"{where or 'the value'} is {value}, which JSON cannot hold")
+            raise _Misfit(f"is {value}, which JSON cannot hold")
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _to_plain(getattr(value, field.name), _join(where, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _to_plain(item, _join(where, str(key))) for key, item in value.items()}
+    if isinstance(value, (int, str)):  # of a class that is one of these
+        return value
     if isinstance(value, array):
         return value.tolist()
-    if isinstance(value, (tuple, list)):
-        return [_to_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    _fail(f"{where or 'the value'} is a {type(value).__name__}, which has no JSON form here")
+    place = ""
+    try:
+        if (names := _field_names(kind)) is not None:
+            plain = {}
+            for name in names:
+                place = name
+                plain[name] = _to_plain(getattr(value, name))
+            return plain
+        if isinstance(value, Mapping):
+            plain = {}
+            for key, item in value.items():
+                place = str(key)
+                plain[key] = _to_plain(item)
+            return plain
+        if isinstance(value, (tuple, list)):
+            items: list[Any] = []
+            for item in value:
+                place = f"[{len(items)}]"
+                items.append(_to_plain(item))
+            return items
+    except _Misfit as misfit:
+        misfit.inside(place)
+        raise
+    raise _Misfit(f"is a {kind.__name__}, which has no JSON form here")
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    """Of a dataclass; None of any other class."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 def _quoted(plain: Any) -> str:
@@ -148,31 +185,34 @@ class _Misfit(Exception):
 
     def __str__(self) -> str:
         where = "".join(place if place.startswith("[") else f".{place}" for place in reversed(self.places))
-        return f"{where.removeprefix('.')} {self.words}"
+        return f"{where.removeprefix('.') or 'the value'} {self.words}"
 
 
 @cache
-def _reader(kind: Any) -> _Reader:
-    """The function that makes a value of *kind* from plain JSON or raises _Misfit; made once for each kind."""
+def _reader(kind: Any, fill: bool) -> _Reader:
+    """The function that makes a value of *kind* from plain JSON or raises _Misfit; made once for each kind.
+
+    With *fill*, a field of a dataclass that is missing has its default.
+    """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return _optional_reader(kind)
+        return _optional_reader(kind, fill)
     if origin is Literal:
         return _choice_reader(get_args(kind))
     if origin is tuple:
-        return _list_reader(get_args(kind)[0])
+        return _list_reader(get_args(kind)[0], fill)
     if kind is array:
         return _read_whole_numbers
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping_reader(get_args(kind)[1])
+        return _mapping_reader(get_args(kind)[1], fill)
     if is_dataclass(kind):
-        return _object_reader(cast("type", kind))
+        return _object_reader(cast("type", kind), fill)
     return _read_number if kind is float else _exact_reader(kind)
 
 
-def _optional_reader(kind: Any) -> _Reader:
+def _optional_reader(kind: Any, fill: bool) -> _Reader:
     (inner,) = (one for one in get_args(kind) if one is not type(None))
-    read = _reader(inner)
+    read = _reader(inner, fill)
     return lambda plain: None if plain is None else read(plain)
 
 
@@ -185,8 +225,8 @@ def _choice_reader(choices: tuple[str, ...]) -> _Reader:
     return read
 
 
-def _list_reader(kind: Any) -> _Reader:
-    read_item = _reader(kind)
+def _list_reader(kind: Any, fill: bool) -> _Reader:
+    read_item = _reader(kind, fill)
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, list):
@@ -212,8 +252,8 @@ def _read_whole_numbers(plain: Any) -> array[int]:
         _wrong("a list of integers of 64 bits", plain)
 
 
-def _mapping_reader(kind: Any) -> _Reader:
-    read_item = _reader(kind)
+def _mapping_reader(kind: Any, fill: bool) -> _Reader:
+    read_item = _reader(kind, fill)
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, dict):
@@ -223,18 +263,26 @@ def _mapping_reader(kind: Any) -> _Reader:
     return read
 
 
-def _object_reader(cls: type) -> _Reader:
+def _object_reader(cls: type, fill: bool) -> _Reader:
     hints = get_type_hints(cls)
-    readers = {field.name: _reader(hints[field.name]) for field in fields(cls)}
+    readers = {field.name: _reader(hints[field.name], fill) for field in fields(cls)}
+    may_miss = {field.name for field in fields(cls) if fill and not _must_be_given(field)}
 
     def read(plain: Any) -> Any:
         if not isinstance(plain, dict):
             _wrong("an object", plain)
-        if plain.keys() != readers.keys():
-            _name_difference(cls, expected=readers, found=plain)
-        return cls(**_read_items(plain, readers))
+        if plain.keys() == readers.keys():
+            return cls(**_read_items(plain, readers))
+        here = {name: reader for name, reader in readers.items() if name in plain or name not in may_miss}
+        if plain.keys() != here.keys():
+            _name_difference(cls, expected=here, found=plain)
+        return cls(**_read_items(plain, here))
 
     return read
+
+
+def _must_be_given(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _read_items(plain: Mapping[str, Any], readers: Mapping[str, _Reader]) -> dict[str, Any]:
@@ -287,10 +335,6 @@ def _exact_reader(kind: type) -> _Reader:
         return plain if type(plain) is kind else _wrong(words, plain)
 
     return read
-
-
-def _join(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
 
 
 def _wrong(words: str, plain: Any) -> NoReturn:

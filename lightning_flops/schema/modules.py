@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lightning_flops.records import PhaseBytes, PhaseFlops
+from lightning_flops.schema.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ class ModuleProfile:
     """Name under which the same module object stands earlier in the tree."""
     times: ModuleTimes | None = None
     """Its times in the traced step; None if no step was traced, or it was not called there."""
+    roofline: Roofline | None = None
+    """With the modules below it; None if it spent no FLOPs."""
 
     @property
     def short_name(self) -> str:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lightning_flops.records import MemoryRecord, PhaseBytes, PhaseFlops, RunContext, UncountedOperator
 from lightning_flops.schema import dataclass_json, shown
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.answer import Answer, answer_of
+from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
 from lightning_flops.schema.trace import TracedStep
 
 SCHEMA_VERSION = 4
-"""Version of the JSON that ``Profile.to_json`` writes; another one is not read.
+"""Version of the JSON that ``Profile.to_json`` writes.
 
 It goes up whenever a field of ``Profile``, or of a record in it, comes, goes or means something else.
 """
+
+OLDEST_VERSION = 3
+"""The oldest version that is read. What came after it has a default, such as ``context.loop``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,8 @@ class ReportSettings:
     """Whether causal attention counts its whole score matrix or half of it."""
     timing_steps: int
     """How many timed steps were asked for."""
+    peak_given: bool = False
+    """Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -65,6 +72,8 @@ class Profile:
     """Of ``params``, those that need a gradient."""
     local_params: int | None
     """Parameters that this rank holds in memory."""
+    parameter_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of ``params`` by the dtype in which the parameters are kept; empty if no model was described."""
     micro_steps: float
     """Batches in one step, mean over the counted steps."""
     samples: float | None
@@ -89,6 +98,10 @@ class Profile:
     """The same of hardware FLOPs: HFU."""
     timing: TimingProfile | None
     """None if no step was timed."""
+    budget: Budget | None = None
+    """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
+    memory_bytes_per_sec: float | None = None
+    """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
@@ -146,6 +159,11 @@ class Profile:
         """The rates that are meant for the whole job: those of all ranks, or, where they are not known, this rank's."""
         return self.rates if self.ranks is None else self.ranks.rates
 
+    @property
+    def answer(self) -> Answer:
+        """What a reader wants to know first: the figures of every headline, and of ``summary``."""
+        return answer_of(self)
+
     def summary(self) -> dict[str, float | dict[str, float | None] | None]:
         """The headline of the profile as a flat dict, for scripts; None is what could not be measured.
 
@@ -154,17 +172,18 @@ class Profile:
         ``hardware_flops`` (of one step on this rank, exact), ``data_wait_ratio`` (of this rank's step), ``params`` (of
         the whole model), and ``advice``: the share of the step at stake, or None, by the rule's name, the most first.
         """
+        answer = self.answer
         return {
-            "global_step_sec": None if self.timing is None else self.timing.global_step_sec,
-            "samples_per_sec": self.job_rates.samples_per_sec,
-            "tokens_per_sec": self.job_rates.tokens_per_sec,
-            "mfu": self.job_rates.mfu,
-            "hfu": self.job_rates.hfu,
-            "forward_flops": self.flops.forward,
-            "backward_flops": self.flops.backward,
-            "hardware_flops": self.flops.hardware,
-            "data_wait_ratio": self.rates.data_wait_ratio,
-            "params": self.params if self.ranks is None else self.ranks.params,
+            "global_step_sec": answer.global_step_sec,
+            "samples_per_sec": answer.samples_per_sec,
+            "tokens_per_sec": answer.tokens_per_sec,
+            "mfu": answer.mfu,
+            "hfu": answer.hfu,
+            "forward_flops": answer.forward_flops,
+            "backward_flops": answer.backward_flops,
+            "hardware_flops": answer.hardware_flops,
+            "data_wait_ratio": answer.data_wait_ratio,
+            "params": answer.params,
             "advice": {one.rule: one.stake for one in self.advice},
         }
 
@@ -176,11 +195,22 @@ class Profile:
         """
         return dataclass_json.dump(self)
 
+    def to_html(self) -> str:
+        """The profile as a page: one HTML file with everything in it, which needs no network and opens from disk.
+
+        Raises:
+            ProfileFormatError: a number of the profile is not finite.
+        """
+        return shown.find().whole_page(self)
+
     @staticmethod
     def from_json(text: str) -> Profile:
-        """The profile that ``to_json`` wrote as *text*.
+        """The profile that ``to_json`` wrote as *text*, today or when the schema was of version 3.
 
         Raises:
             ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
         """
-        return dataclass_json.load(Profile, text, version_field="schema_version", version=SCHEMA_VERSION)
+        found = dataclass_json.load(
+            Profile, text, version_field="schema_version", version=SCHEMA_VERSION, oldest=OLDEST_VERSION
+        )
+        return replace(found, schema_version=SCHEMA_VERSION)

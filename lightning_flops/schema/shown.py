@@ -16,6 +16,9 @@ class Renderers(Protocol):
     def html(self, report: Any, /) -> str:
         """Tables for a notebook, no longer than a screen."""
 
+    def whole_page(self, report: Any, /) -> str:
+        """A profile, or a comparison, as an HTML file of its own."""
+
     def line(self, report: Any, /) -> str:
         """One line, for ``repr``."""
 

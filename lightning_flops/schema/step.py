@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_flops.records import PhaseFlops
+from lightning_flops.schema.roofline import Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class OperatorProfile:
     """Its inputs."""
     bytes_written: int
     """Its outputs."""
+    roofline: Roofline | None = None
+    """None if it spent no FLOPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,8 @@ class PartTiming:
     """Of a single step."""
     deviation_sec: float
     """Standard deviation of the timed steps; 0 for a single one."""
+    steps_sec: tuple[float, ...] = ()
+    """Of each timed step, in the order of ``Profile.timed_steps``. Empty in a file of schema version 3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.advice import Advice
@@ -111,6 +112,37 @@ class TracedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartFilling:
+    """What filled one part of a traced step, mean over the traced steps; the fields add up to the part's wall time.
+
+    A moment that several kinds of work share belongs to the first of them in the order of the fields.
+    """
+
+    name: str
+    """As in ``TracedPart``."""
+    matmul_ns: int
+    """Matmul-like operators: matrix products, convolutions, attention, recurrent layers."""
+    operators_ns: int
+    """All other operators."""
+    copies_ns: int
+    """Copies and memsets on the device."""
+    communication_ns: int
+    """Collectives, and what goes from one rank to another."""
+    idle_ns: int
+    """Nothing of these ran: a device waited for its host, or the host ran Python between operators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFilling:
+    """What filled each part of a traced step."""
+
+    clock: Literal["host", "device"]
+    """``device``: kernels, each of the kind of the operator that launched it. ``host``: operators, without a device."""
+    parts: tuple[PartFilling, ...]
+    """As in ``TracedStep.parts``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
     """A step, or several in a row, that ran under torch.profiler, or whose modules a clock timed in its place."""
 
@@ -126,5 +158,7 @@ class TracedStep:
     """Own seconds of each module's forward by a clock at module borders; None unless that stands in for a trace."""
     parts: tuple[TracedPart, ...] = ()
     """Where the time went, and what of it was communication; empty if there is no trace."""
+    filling: StepFilling | None = None
+    """What filled these parts; None if there is no trace, or if the trace does not show the device."""
     collectives: tuple[CollectiveCalls, ...] = ()
     """Every call of every collective: what another rank's are matched with. Empty in a run of one rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
+from lightning_flops.report.html_page import packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
 from lightning_flops.report.text import render_text
@@ -17,6 +19,7 @@ from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
+from lightning_flops.sinks.tensorboard_tab import TabWindow
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
@@ -57,6 +60,7 @@ class WrittenProfile(NamedTuple):
 
     text_path: str | None
     json_path: str | None
+    html_path: str | None = None
 
 
 class RunFiles:
@@ -68,6 +72,7 @@ class RunFiles:
         rank: the rank that writes.
         part: a word that file names have if the run is not a training run.
         timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
+        html: a page is written beside each profile.
     """
 
     def __init__(
@@ -78,12 +83,14 @@ class RunFiles:
         rank: int = 0,
         part: str = "",
         timer_only: bool = False,
+        html: bool = False,
     ) -> None:
         self._output_file = output_file
         self.folder = folder
         """Returns the folder of the files."""
         self._suffix = (f".{part}" if part else "") + (f".rank{rank}" if rank else "")
         self._timer_only = timer_only
+        self._html = html
         self._profiles_written = 0
         self._free_paths = FreePaths()
 
@@ -102,7 +109,8 @@ class RunFiles:
         json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
-        return WrittenProfile(text_path, json_path)
+        html_path = _write_file(path.removesuffix(".json") + ".html", profile.to_html()) if self._html else None
+        return WrittenProfile(text_path, json_path, html_path)
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, unless a profile was asked for and there is none."""
@@ -168,7 +176,12 @@ class LoggedOutput:
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
         written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
+        if self._config.html:
+            self._loggers.write_window(tab_window(profile, prefix=prefix), step=at)
+        if written.html_path is not None:
+            self._loggers.keep_file(written.html_path)
         places = {
+            "the page is in": written.html_path,
             "the report is in": written.text_path,
             "the loggers show the report as the text": f"{prefix}/profile" if shown else None,
             "every number is in": written.json_path,
@@ -272,6 +285,12 @@ class _NoOutput:
 
     def write_throughput(self, summary: ThroughputSummary, *, step: int) -> None:
         """Nothing."""
+
+
+def tab_window(profile: Profile, *, prefix: str) -> TabWindow:
+    """*profile* as TensorBoard's tab reads it, under a tag that no other window of the run has."""
+    figures = json.dumps(window_figures(profile), allow_nan=False).encode()
+    return TabWindow(tag=f"{prefix}/window/{profile.profile_step}", figures=figures, packed=packed(profile))
 
 
 class KnowsFolder(Protocol):

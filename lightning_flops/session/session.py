@@ -642,7 +642,7 @@ class Session:
             return
         padding = None if self.monitor is None else padding_ratio(self._all_tokens(self.monitor))
         profile = profile_of_window(
-            record,
+            replace(record, processor=window.processors.loss()),
             config=self._config,
             optimizers=self._door.optimizers,
             facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),

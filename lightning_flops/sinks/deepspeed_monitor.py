@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 from lightning_flops.sinks.writers import TensorBoardFiles
 
 
@@ -43,6 +44,18 @@ class DeepSpeedMonitorSink:
             Whether any monitor took it.
         """
         return self._guarded.each(lambda monitor: _add_text(monitor, tag, text, step))
+
+    def keep_file(self, path: str) -> None:
+        """Nothing: no monitor keeps files."""
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Write *window* to the monitors that write TensorBoard's files."""
+
+        def write(monitor: Any) -> bool:
+            writer = getattr(monitor, "summary_writer", None)
+            return write_window(writer.inner if isinstance(writer, TensorBoardFiles) else writer, window, step=step)
+
+        self._guarded.each(write)
 
     def folder(self) -> str | None:
         """The local folder of the first monitor that has one."""

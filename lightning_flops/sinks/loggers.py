@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class LoggersSink:
@@ -32,6 +34,25 @@ class LoggersSink:
             Whether any logger took it.
         """
         return self._loggers.each(lambda target: _add_text(target, tag, text, step))
+
+    def keep_file(self, path: str) -> None:
+        """Keep the local file at *path* as an artifact of the run, in W&B's and MLflow's loggers."""
+        if os.path.isfile(path):
+            self._loggers.each(lambda target: _keep_file(target, path))
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Write *window* to TensorBoard's loggers."""
+        self._loggers.each(lambda target: write_window(getattr(target, "experiment", None), window, step=step))
+
+
+def _keep_file(target: Any, path: str) -> None:
+    # Told by their names: both services' runs have other methods under the same names.
+    kinds = {kind.__name__ for kind in type(target).__mro__}
+    if "WandbLogger" in kinds:
+        name, _ = os.path.splitext(os.path.basename(path))
+        target.experiment.log_artifact(path, name=f"flops-{name}", type="profile")
+    elif "MLFlowLogger" in kinds:
+        target.experiment.log_artifact(target.run_id, path)
 
 
 def _add_text(target: Any, tag: str, text: str, step: int) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from lightning_flops.sinks.tensorboard_tab import TabWindow
 
 
 class ScalarSink(Protocol):
@@ -24,5 +27,15 @@ class TextSink(Protocol):
         """
 
 
-class Sink(ScalarSink, TextSink, Protocol):
-    """Takes both."""
+class PageSink(Protocol):
+    """Takes what shows a whole profile."""
+
+    def keep_file(self, path: str) -> None:
+        """Keep the page at *path*, a local path or a URL, with the run, if the sink can keep files."""
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Write *window* for TensorBoard's tab, if the sink is TensorBoard's."""
+
+
+class Sink(ScalarSink, TextSink, PageSink, Protocol):
+    """Takes all of them."""

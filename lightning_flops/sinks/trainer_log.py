@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class TrainerLogSink:
@@ -44,6 +45,13 @@ class TrainerLogSink:
             Whether TensorBoard took it.
         """
         return self._callbacks.each(lambda callback: _add_text(callback, tag, text, step))
+
+    def keep_file(self, path: str) -> None:
+        """Nothing: a Trainer's callbacks keep no files of ours."""
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Write *window* to the writer of the TensorBoard callback."""
+        self._callbacks.each(lambda callback: write_window(getattr(callback, "tb_writer", None), window, step=step))
 
     # ---- the Trainer's log
 

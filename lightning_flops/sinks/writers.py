@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lightning_flops.sinks.services import Services
+from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class WritersSink:
@@ -36,6 +37,18 @@ class WritersSink:
         """
         return self._guarded.each(lambda writer: _write_text(writer, tag, text, step))
 
+    def keep_file(self, path: str) -> None:
+        """Nothing: no writer keeps files."""
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        """Write *window* to the writers of TensorBoard's files."""
+
+        def write(writer: Any) -> bool:
+            writer = _written_to(writer)
+            return write_window(writer.inner if isinstance(writer, TensorBoardFiles) else writer, window, step=step)
+
+        self._guarded.each(write)
+
     def folder(self) -> str | None:
         """The local folder of the first writer that has one."""
         for writer in self._writers:
@@ -56,26 +69,27 @@ class TensorBoardFiles:
         self.log_dir = folder
 
     @functools.cached_property
-    def _writer(self) -> Any:
+    def inner(self) -> Any:
+        """The writer that torch has."""
         # The one place here that needs torch, for its writer of TensorBoard's files.
         return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self.log_dir)
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         """Write one number."""
-        self._writer.add_scalar(tag, value, step)
+        self.inner.add_scalar(tag, value, step)
 
     def add_text(self, tag: str, text: str, step: int) -> None:
         """Write one text, which TensorBoard reads as Markdown."""
-        self._writer.add_text(tag, text, step)
+        self.inner.add_text(tag, text, step)
 
     def flush(self) -> None:
         """Let TensorBoard see what was written."""
-        self._writer.flush()
+        self.inner.flush()
 
     def close(self) -> None:
         """Close the files, if any were made."""
-        if "_writer" in vars(self):
-            self._writer.close()
+        if "inner" in vars(self):
+            self.inner.close()
 
 
 def is_writer(value: object) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, device_abilities
 from lightning_flops.analysis.evidence import Evidence
+from lightning_flops.analysis.without_flops import WithoutFlops, what_helps
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
 from lightning_flops.errors import ConfigError
 from lightning_flops.report.advice_text import advice_lines, render_advice_markdown
@@ -42,6 +43,10 @@ def late(rank: int) -> Straggler:
         exposed_sec=None,
         others_exposed_sec=None,
     )
+
+
+def dropout(share: float) -> WithoutFlops:
+    return WithoutFlops(kind="class", name="Dropout", share=share, stake=share)
 
 
 # For each rule: evidence at its threshold, where it is silent, and a little beyond, where it speaks.
@@ -93,6 +98,8 @@ BORDERS = {
     "backend": (Evidence(backend="nccl"), Evidence(backend="gloo")),
     "padding": (Evidence(padding_share=0.20), Evidence(padding_share=0.20 + A_LITTLE)),
     "pageable_copies": (Evidence(pageable_copy_share=0.05), Evidence(pageable_copy_share=0.05 + A_LITTLE)),
+    "without_flops": (Evidence(without_flops=dropout(0.15)), Evidence(without_flops=dropout(0.15 + A_LITTLE))),
+    "starved": (Evidence(processor_lost_share=0.05), Evidence(processor_lost_share=0.05 + A_LITTLE)),
     "mfu": (Evidence(mfu=0.3), Evidence(mfu=0.3 - A_LITTLE)),
 }
 
@@ -149,6 +156,8 @@ def test_healthy_run_is_told_nothing() -> None:
         backend="nccl",
         pageable_copy_share=0.0,
         padding_share=0.1,
+        processor_lost_share=0.01,
+        without_flops=dropout(0.03),
     )
     assert advise(healthy, DEFAULTS) == ()
     # Nothing is left out of what is healthy here, so that a new rule must say what healthy means to it.
@@ -214,6 +223,47 @@ def test_a_straggler_without_a_number_goes_by_its_name() -> None:
 def test_what_is_in_no_named_part_of_a_step_is_told_in_words() -> None:
     (advice,) = advise(Evidence(straggler=replace(late(3), part="other", part_sec=0.4)), DEFAULTS)
     assert ": what is in no named part of its step takes 400 ms longer than theirs (" in advice.evidence
+
+
+def test_a_starved_run_is_told_before_all_else_and_the_rest_is_said_to_be_of_it() -> None:
+    first, second, low = advise(Evidence(processor_lost_share=0.4, data_wait_share=0.9, mfu=0.1), DEFAULTS)
+    assert (first.rule, second.rule, low.rule) == ("starved", "data_wait", "mfu")
+    assert "40.00% of the processor time" in first.evidence and "of a starved run" in first.evidence
+    assert first.stake is None
+
+
+def test_what_computes_no_products_is_named_with_what_helps_on_that_device() -> None:
+    (advice,) = advise(Evidence(without_flops=dropout(0.36)), DEFAULTS)
+    assert advice.evidence == (
+        "Dropout's own work, the modules inside it left out, takes 36.00% of the traced step and computes no products."
+    )
+    assert advice.action == (
+        "Set its p to 0 where the data do not overfit, or compile the model, which fuses it with what surrounds it."
+    )
+    pascal = device_abilities(device_type="cuda", name="Tesla P100-PCIE-16GB", compute_capability=(6, 0))
+    (advice,) = advise(Evidence(without_flops=dropout(0.36), device=pascal), DEFAULTS)
+    assert advice.action == "Set its p to 0 where the data do not overfit."
+
+
+@pytest.mark.parametrize("name", ["aten::gelu", "aten::mul", "Custom"])
+def test_an_operator_of_no_known_kind_is_to_be_fused(name: str) -> None:
+    one = WithoutFlops(kind="operator", name=name, share=0.2, stake=0.2)
+    assert what_helps(one, compiles=True).startswith("Compile the model, which fuses it")
+    assert what_helps(one, compiles=False).startswith("Use a layer that has it built in")
+
+
+def test_what_computes_no_products_claims_no_products() -> None:
+    both = Evidence(
+        without_flops=dropout(0.25),
+        tensor_core_eligible_ratio=0.5,
+        tensor_core_ratio=0.0,
+        kernel_share=0.5,
+        device=VOLTA,
+    )
+    assert stakes(both) == {"without_flops": 0.25, "tensor_core_eligible": 0.25}
+    # Small kernels may be either.
+    small = replace(both, low_blocks_kernel_share=1.0, kernel_share=1.0)
+    assert stakes(small) == {"tensor_core_eligible": 0.5, "without_flops": 0.25, "blocks_per_sm": 0.25}
 
 
 # ---- as text

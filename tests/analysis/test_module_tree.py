@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_tree import build_modules, depth_shown, heaviest_types, module_tree
 from lightning_flops.records import FlopPhase, FlopRecord, ModuleRecord, OperatorCell, PhaseBytes, PhaseFlops
-from lightning_flops.schema.modules import ModuleProfile
+from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 
 
 def _cell(module: str, flops: int, phase: FlopPhase = "forward") -> OperatorCell:
@@ -109,6 +110,64 @@ def test_modules_that_differ_in_bytes_alone_fold() -> None:
     tree = module_tree((root, first, replace(second, total_bytes=PhaseBytes(forward=1))))
     assert tree is not None
     assert [node.count for node in tree.children] == [2]
+
+
+def _timed(seconds: list[float]) -> tuple[ModuleProfile, ...]:
+    """A network of equal layers, each of which took so long forward and as long backward."""
+    names = ["", *(f"{index}" for index in range(len(seconds)))]
+    times = {"": _times(sum(seconds))} | {f"{index}": _times(spent) for index, spent in enumerate(seconds)}
+    records = [ModuleRecord(name=name, type_name="Block" if name else "Net") for name in names]
+    return build_modules(records, FlopCounts(FlopRecord()), times)
+
+
+def _times(seconds: float) -> ModuleTimes:
+    return ModuleTimes(
+        clock="host",
+        forward_sec=seconds,
+        own_forward_sec=seconds,
+        backward_sec=seconds,
+        own_backward_sec=seconds,
+        forward_kernels=None,
+        backward_kernels=None,
+        forward_flops_per_sec=None,
+        backward_flops_per_sec=None,
+        forward_utilization=None,
+        backward_utilization=None,
+    )
+
+
+def _shown(seconds: list[float]) -> list[str]:
+    root = module_tree(_timed(seconds))
+    assert root is not None
+    return [
+        one.module.name if one.last is None else f"{one.module.name}-{one.last.name}: {one.count}"
+        for one in root.children
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        ([1.28, *[0.1] * 11], ["0", "1-11: 11"]),  # the mean of all would be 198 ms
+        ([*[0.1] * 4, 1.28, *[0.1] * 7], ["0-3: 4", "4", "5-11: 7"]),
+        ([*[0.1] * 11, 0.001], ["0-10: 11", "11"]),  # one that does nothing is as odd
+        ([0.1] * 12, ["0-11: 12"]),
+        ([*[0.1] * 11, 0.19], ["0-11: 12"]),  # less than twice its equals
+        ([0.1, 1.0], ["0-1: 2"]),  # of two, which is the odd one?
+        ([0.0001, 0.0001, 0.0003, 1000.0, 1000.0, 1000.0], ["0", "1", "2", "3-5: 3"]),  # the three furthest
+    ],
+)
+def test_an_equal_layer_whose_time_stands_out_is_shown_by_itself(seconds: list[float], shown: list[str]) -> None:
+    assert _shown(seconds) == shown
+
+
+def test_a_layer_that_is_off_by_little_of_the_whole_is_noise() -> None:
+    # 2 ms among 0.1 ms: 20 times as long, but under 1% of a network that takes 1 s.
+    modules = list(_timed([0.0001, 0.0001, 0.002, 0.0001]))
+    whole = replace(modules[0], times=_times(1.0))
+    root = module_tree([whole, *modules[1:]])
+    assert root is not None
+    assert [one.count for one in root.children] == [4]
 
 
 def test_node_is_called_when_a_module_below_it_is() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from lightning_flops.records import (
     UncountedOperator,
     WindowRecord,
 )
+from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import Rates
 from tests.golden_files import golden
@@ -386,9 +388,9 @@ def _changed(**changes: object) -> str:
         ("", "the profile is not valid JSON: line 1 column 1: Expecting value"),
         ('{"schema_version": 1,', "the profile is not valid JSON: line 1 column 22"),
         ("[1, 2]", r"the profile must be a JSON object, got \[1, 2\]"),
-        ("{}", "schema_version must be 4, the version this package reads, got None"),
-        (_changed(schema_version=2), "schema_version must be 4, the version this package reads, got 2"),
-        (_changed(schema_version=True), "schema_version must be 4, the version this package reads, got True"),
+        ("{}", "schema_version must be 3 to 4, the versions this package reads, got None"),
+        (_changed(schema_version=2), "schema_version must be 3 to 4, the versions this package reads, got 2"),
+        (_changed(schema_version=True), "schema_version must be 3 to 4, the versions this package reads, got True"),
         (_changed(flops__forward=...), "flops.forward is missing"),
         (_changed(rates__mfu=...), "rates.mfu is missing"),
         (_changed(flops__forwards=3), "flops.forwards is not a field of StepFlops"),
@@ -419,6 +421,68 @@ def test_profile_that_cannot_be_read_says_what_is_wrong(text: str, message: str)
     with pytest.raises(ProfileFormatError, match=message) as caught:
         Profile.from_json(text)
     assert isinstance(caught.value, LightningFlopsError)
+
+
+def _of_version_3() -> str:
+    """The profile of MLP as version 3 wrote it: no loop in its context, no seconds of single steps."""
+    data = json.loads(build_profile(MLP, config=CONFIG).to_json())
+    data["schema_version"] = 3
+    del data["context"]["loop"]
+    for part in (*data["timing"]["parts"], data["timing"]["global_step"]):
+        del part["steps_sec"]
+    return json.dumps(data)
+
+
+def test_a_profile_of_version_3_reads_on() -> None:
+    today = build_profile(MLP, config=CONFIG)
+    read = Profile.from_json(_of_version_3())
+    assert today.timing is not None and read.timing is not None
+    assert read.context.loop == "training" and read.timing.global_step.steps_sec == ()
+    parts = tuple(replace(one, steps_sec=()) for one in today.timing.parts)
+    timing = replace(today.timing, parts=parts, global_step=replace(today.timing.global_step, steps_sec=()))
+    assert read == replace(today, timing=timing)
+    assert Profile.from_json(read.to_json()) == read
+
+
+def test_a_file_that_version_3_wrote_reads_on() -> None:
+    text = (Path(__file__).parent.parent / "data" / "profiles" / "version_3.json").read_text(encoding="utf-8")
+    written = json.loads(text)
+    read = Profile.from_json(text)
+    assert written["schema_version"] == 3 and read.schema_version == 4
+    assert (read.context.loop, read.budget, read.memory_bytes_per_sec, read.parameter_bytes) == (
+        "training",
+        None,
+        None,
+        {},
+    )
+    assert read.timing is not None and read.timing.global_step_sec == written["timing"]["global_step_sec"]
+    assert Profile.from_json(read.to_json()) == read
+    assert str(render_text(read)) and repr(read)
+
+
+def test_of_a_profile_of_version_3_only_what_came_later_may_be_missing() -> None:
+    data = json.loads(_of_version_3())
+    del data["flops"]["forward"]
+    with pytest.raises(ProfileFormatError, match=r"flops\.forward is missing"):
+        Profile.from_json(json.dumps(data))
+    data = json.loads(_of_version_3())
+    data["context"]["loops"] = "training"
+    with pytest.raises(ProfileFormatError, match=r"context\.loops is not a field of RunContext"):
+        Profile.from_json(json.dumps(data))
+
+
+def test_each_timed_step_keeps_the_seconds_of_its_parts() -> None:
+    timing = build_profile(MLP, config=CONFIG).timing
+    assert timing is not None
+    assert {part.name: part.steps_sec for part in timing.parts} == {
+        "data wait": (1 * TICK, 3 * TICK),
+        "transfer": (0.0, 0.0),
+        "forward": (3 * TICK, 9 * TICK),
+        "backward": (4 * TICK, 12 * TICK),
+        "optimizer": (1 * TICK, 3 * TICK),
+        "other": (1 * TICK, 3 * TICK),
+    }
+    assert timing.global_step.steps_sec == (10 * TICK, 30 * TICK)
 
 
 def test_number_that_json_cannot_hold_is_named_and_not_written() -> None:

@@ -101,6 +101,7 @@ class Run:
             new_counter=lambda root: self.counter,
             notes=self.notes,
             tracing=tracing,
+            now=self.now,
         )
 
     def part(self, name: str, seconds: float, phase: FlopPhase | None = None, flops: int = 0) -> None:

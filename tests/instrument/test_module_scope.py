@@ -118,3 +118,16 @@ def test_a_module_put_in_later_gets_its_name_and_a_stranger_none() -> None:
     model.append(later)
     names.refresh()
     assert names.name_for(later, "") == "1"
+
+
+def test_bytes_of_parameters_are_told_by_dtype_and_of_a_shared_one_once() -> None:
+    model = nn.ModuleDict(
+        {"one": nn.Linear(4, 3), "other": nn.Linear(4, 3), "short": nn.Linear(4, 3, dtype=torch.float16)}
+    )
+    one, other = model["one"], model["other"]
+    assert isinstance(one, nn.Linear)
+    other.weight = one.weight
+    records = {record.name: record for record in describe_modules(model)}
+    # Two biases of 3 and one weight of 12 in 4 bytes; 15 parameters in 2 bytes.
+    assert records[""].parameter_bytes == {"float16": 15 * 2, "float32": (12 + 3 + 3) * 4}
+    assert records["other"].parameter_bytes == {"float32": 15 * 4}

@@ -82,6 +82,7 @@ def _fsdp_around(module: nn.Module, flat: Any) -> Any:
 def _flat(linear: nn.Linear, *, in_shard: tuple[int, int | None], shared: tuple[Any, ...] = ()) -> Any:
     """A flat parameter made of *linear*'s two, of which this rank has so many elements."""
     return SimpleNamespace(
+        dtype=torch.bfloat16,
         _params=[linear.weight, linear.bias],
         _param_infos=[SimpleNamespace(module=linear, param_name=name) for name in ("weight", "bias")],
         _shapes=[torch.Size((3, 4)), torch.Size((3,))],
@@ -102,6 +103,7 @@ def test_what_fsdp_put_into_a_flat_parameter_counts_with_its_full_size() -> None
     wrapper = _fsdp_around(linear, _flat(linear, in_shard=(7, None)))
     (record,) = describe_modules(linear, whole=wrapper)
     assert (record.params, record.trainable_params, record.local_params, record.weight_sizes) == (15, 12, 7, (3, 4))
+    assert record.parameter_bytes == {"bfloat16": 15 * 2}
 
 
 def test_what_two_modules_share_of_a_flat_parameter_counts_once() -> None:

@@ -48,6 +48,15 @@ def test_the_counted_step_is_the_one_that_begins_after_n_steps_then_it_settles_t
     assert window.notes == ()
 
 
+def test_batches_that_are_counted_or_traced_are_timed_as_a_whole_and_others_are_not() -> None:
+    run = Run(profile_step=1, timing_steps=2, settle_steps=1, tracing=TraceCycles((FakeTracer(),), TraceSchedule()))
+    while not run.recorder.closed:
+        run.batch()
+    window = run.close()
+    # The counted step, the warm-up and the traced step: 1 + 2 + 4 + 8 s each.
+    assert (window.slowed_batches, window.slowed_sec) == (3, 45.0)
+
+
 def test_step_zero_is_counted_from_the_first_batch_on() -> None:
     run = Run(profile_step=0)
     run.batch()

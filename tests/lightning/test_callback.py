@@ -123,6 +123,7 @@ def test_every_argument_reaches_the_setting_of_its_name() -> None:
         "advice_thresholds": {"data_wait": 0.2},
         "ranks_timeout_sec": 11.0,
         "all_ranks": True,
+        "html": False,
         "tag_prefix": "mine",
     }
     apart: dict[str, Any] = {"timer_only": True, "trace": False, "monitor": False}  # none of them goes with all others

@@ -291,7 +291,8 @@ def test_validation_inside_a_fit_has_no_report_of_its_own(
     callback = profiler(timing_steps=2)
     trainer(callback, val_check_interval=2, num_sanity_val_steps=2).fit(new_evaluated_net(root), loader(8), loader(6))
     assert [window.context.loop for window in windows] == ["training"]
-    assert {path.name for path in (tmp_path / "lightning_flops_logs").iterdir()} == {"profile.json", "profile.txt"}
+    files = {path.name for path in (tmp_path / "lightning_flops_logs").iterdir()}
+    assert files == {"profile.html", "profile.json", "profile.txt"}
 
 
 def test_a_development_run_is_profiled_and_leaves_no_file(
@@ -344,7 +345,11 @@ def test_two_ranks_are_reported_together_and_to_the_process_that_asked(
     assert (profile.ranks.answered, profile.ranks.flops.forward) == (2, 2 * FORWARD)
     assert callback.throughput is not None
     assert "bwd" not in render_text(profile)
-    assert sorted(path.name for path in tmp_path.rglob("profile*")) == ["profile.test.json", "profile.test.txt"]
+    assert sorted(path.name for path in tmp_path.rglob("profile*")) == [
+        "profile.test.html",
+        "profile.test.json",
+        "profile.test.txt",
+    ]
 
 
 # The run does not notice

@@ -52,7 +52,7 @@ def test_two_ranks_train_and_rank_zero_reports(root: str, strategy: str, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "taken itself out" not in done.stderr, done.stderr
     written = sorted(path.name for path in tmp_path.rglob("profile*"))
-    assert written == ["profile.json", "profile.txt"]
+    assert written == ["profile.html", "profile.json", "profile.txt"]
     (path,) = tmp_path.rglob("profile.json")
     profile = Profile.from_json(path.read_text())
     assert (profile.context.world_size, profile.context.dp_size, profile.context.rank) == (2, 2, 0)

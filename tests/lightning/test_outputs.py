@@ -16,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.doors.lightning_context import _log_folder
+from lightning_flops.doors.lightning_context import _log_folder, folder_of_trainer
 from lightning_flops.instrument.timing.clocks import WallClock
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.report.headline import headline
@@ -168,14 +168,14 @@ def test_a_log_dir_that_is_no_path_names_no_folder(
     monkeypatch.chdir(tmp_path)
     run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=log_dir)
     run = trainer(logger=run_logger, default_root_dir=tmp_path / "root")
-    assert _log_folder(run, or_own=True) == str(tmp_path / "root" / "lightning_flops_logs")
-    assert _log_folder(run, or_own=False) is None
+    assert _log_folder(run) is None
+    assert folder_of_trainer(run) == str(tmp_path / "root" / "lightning_flops_logs")
 
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_log_dir_that_is_a_path_is_the_folder(root: str, trainer: MakeTrainer, kind: type) -> None:
     run_logger = Mock(spec=importlib.import_module(f"{root}.loggers").Logger, log_dir=kind("logs/version_3"))
-    assert _log_folder(trainer(logger=run_logger), or_own=True) == "logs/version_3"
+    assert _log_folder(trainer(logger=run_logger)) == "logs/version_3"
 
 
 def test_csv_gets_the_scalars_and_the_folder_of_its_logs_gets_text_and_json(
@@ -281,7 +281,8 @@ def test_lightnings_log_says_where_the_report_lies_where_the_packages_own_is_not
     figures, folder = headline(callback.profile), f"{tmp_path}/lightning_flops_logs"
     assert "FLOPs and " in figures and " samples/s, MFU n/a (no dense peak is known for float32 on " in figures
     sentence = (
-        f"FLOPs of step 1: {figures} The report is in {folder}/profile.txt, every number is in {folder}/profile.json"
+        f"FLOPs of step 1: {figures} The page is in {folder}/profile.html, the report is in {folder}/profile.txt, "
+        f"every number is in {folder}/profile.json"
     )
     assert [said for said in heard if "FLOPs" in said] == ([] if shown else [sentence])
     # Where the package's own log is shown, its line has them.
@@ -301,7 +302,7 @@ def test_without_any_logger_everything_lies_in_one_folder_of_ours(
     assert callback.profile is not None
     folder = tmp_path / "lightning_flops_logs"
     assert files_in(tmp_path) == [
-        f"lightning_flops_logs/{name}" for name in ("profile.json", "profile.txt", "throughput.json")
+        f"lightning_flops_logs/{name}" for name in ("profile.html", "profile.json", "profile.txt", "throughput.json")
     ]
     assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
     assert (folder / "profile.txt").read_text() == render_text(callback.profile)
@@ -312,7 +313,8 @@ def test_a_logger_without_a_folder_for_each_run_is_no_place_for_files(
 ) -> None:
     base: Any = importlib.import_module(f"{root}.loggers.logger").DummyLogger
     service = type("Service", (base,), {"save_dir": str(tmp_path / "service")})()
-    trainer(FlopsProfilerCallback(timing_steps=1, monitor=False), logger=service).fit(new_net(root), loader(6))
+    callback = FlopsProfilerCallback(timing_steps=1, monitor=False, html=False)
+    trainer(callback, logger=service).fit(new_net(root), loader(6))
     assert files_in(tmp_path) == ["lightning_flops_logs/profile.json", "lightning_flops_logs/profile.txt"]
 
 
@@ -347,5 +349,6 @@ def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path
     assert sorted(tag.removesuffix("/text_summary") for tag in tags["tensors"]) == [
         "cost/model/advice",
         "cost/model/profile",
+        "cost/model/window/1",
         "flops_monitor/summary",
     ]

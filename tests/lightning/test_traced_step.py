@@ -61,7 +61,7 @@ def test_every_module_has_its_time_and_from_the_counted_flops_its_rates(root: st
     assert traced.tables.modules.optimizer_us > 0
     text = render_text(report)
     assert f"Step {TRACED} ran under torch.profiler" in text
-    assert "bwd latency - {'Net'" in text
+    assert "bwd latency - {'Net" in text
     assert report.notes == ()
 
 

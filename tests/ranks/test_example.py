@@ -80,11 +80,11 @@ def test_one_report_comes_out_for_both_processes(strategy: str | None, shared: i
 ALL_RANKS = ("-- All ranks --", "record_shapes=True.")
 SHOWN_OF_HEALTHY = (("Profile Summary", "On:"), ("world size", "fwd flops of model"), ALL_RANKS)
 SHOWN_OF_SLOW = (
+    ("-- Advice --", "-- Advice --"),
+    ("The other ranks wait", "(Rule straggler"),
     ("-- All ranks --", "MFU of all ranks"),
     ("of each rank, a global step", "global step, "),
     ("of the traced step of", "record_shapes=True."),
-    ("-- Advice --", "-- Advice --"),
-    ("The other ranks wait", "(Rule straggler"),
 )
 """First and last line of each part of the output that the page shows, by what they have in them."""
 
@@ -114,7 +114,7 @@ def shown(printed: str, parts: tuple[tuple[str, str], ...]) -> str:
 
 
 COUNTS = re.compile(
-    r"world size|data parallel|model parallel|batch size|params|fwd |bwd |recomputed|optimizer  .* 0 |model flops"
+    r"world size|data parallel|model parallel|batch size|params|fwd |bwd |recomputed|optimizer  .* 0 |model FLOPs"
 )
 
 

@@ -156,7 +156,7 @@ def test_without_a_store_every_rank_is_on_its_own_and_says_so() -> None:
 def test_rank_0_alone_leaves_files() -> None:
     for returned in on_two()("rank_0_alone_writes"):
         *files, trace = returned["files"]
-        names = ("profile.json", "profile.txt", "throughput.json")
+        names = ("profile.html", "profile.json", "profile.txt", "throughput.json")
         assert files == [f"logs0/lightning_flops_logs/{name}" for name in names]
         assert trace.startswith("traces/rank0_step")
 
@@ -168,6 +168,7 @@ def test_all_ranks_leave_files_in_one_folder_if_they_are_asked_to() -> None:
         assert files == [
             "flops.rank1.txt",
             "flops.txt",
+            "logs0/lightning_flops_logs/profile.html",
             "logs0/lightning_flops_logs/profile.json",
             "logs0/lightning_flops_logs/profile.rank1.json",
             "logs0/lightning_flops_logs/throughput.json",

@@ -176,7 +176,7 @@ class TestEveryStrategy:
         for rank, returned in enumerate(launched(ranks)(name)):
             assert returned["differs"] == []
             assert len(set(returned["losses"])) == len(returned["losses"]) >= 10  # no two alike: something was trained
-            names = [] if rank else ["profile.json", "profile.txt", "throughput.json"]
+            names = [] if rank else ["profile.html", "profile.json", "profile.txt", "throughput.json"]
             assert returned["files"] == [f"lightning_flops_logs/{name}" for name in names]
 
     def test_the_job_is_all_ranks_together(self, ranks: int, name: str) -> None:

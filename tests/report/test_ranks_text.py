@@ -89,8 +89,8 @@ def test_any_number_of_reasons_devices_and_stages_stays_short() -> None:
     long, longer = lines(40), lines(80)
     assert len(long) == len(longer)
     assert "- Ranks 7, 9, 11, 13 and 13 more: for other reasons." in long
-    assert "    16 more kinds of devices:                                           16 of them" in long
-    assert "12 more stages spend less time in forward and backward." in long
+    assert "    and 16 more kinds of devices:                                       16 of them" in long
+    assert "And 12 more stages, with less time in forward and backward." in long
 
 
 def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
@@ -100,7 +100,7 @@ def test_every_line_of_the_job_says_so_when_a_rank_is_missing() -> None:
     assert all(line.endswith(("(2 of 4 ranks)", "n/a")) for line in figures)
     assert any("2 of 4 ranks" in line and "of model" in line for line in lines)
     summary = render_text(CASES["missing"])
-    assert "params of model = params per GPU * mp_size:                             3 M (2 of 4 ranks)" in summary
+    assert "params of model = params per GPU * mp_size:                             (2 of 4 ranks) 3 M" in summary
 
 
 def test_what_the_ranks_know_and_the_report_does_not_is_said() -> None:

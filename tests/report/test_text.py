@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -108,7 +109,7 @@ def _sections(lines: list[str]) -> list[list[str]]:
 def test_modules_in_which_something_was_not_counted_are_marked_and_others_not() -> None:
     lines = _lines(*CASES["lower_bound"])
     tree = lines[lines.index("Net(") :]
-    assert [line.strip().partition(":")[0] for line in tree if "no flops counted" in line] == ["(act)", "(drop)"]
+    assert [line.strip().partition(":")[0] for line in tree if "no FLOPs counted" in line] == ["(act)", "(drop)"]
     assert sum("lower bound" in line for line in tree) == 3  # the root and its two layers
     assert not any("lower bound" in line for line in tree if "(teacher)" in line)
 
@@ -119,7 +120,9 @@ def test_a_reader_is_told_how_to_teach_the_counter_an_operator() -> None:
 
 
 def test_every_figure_that_rests_on_flops_is_marked_when_it_is_a_lower_bound() -> None:
-    marked = [line.partition(":")[0] for line in _lines(*CASES["lower_bound"]) if "lower bound)" in line]
+    marked = [
+        line.partition(":")[0] for line in _lines(*CASES["lower_bound"]) if re.search(r"[(, ]lower bound\)", line)
+    ]
     assert marked == [
         "fwd MACs per GPU",
         "fwd flops per GPU",
@@ -131,8 +134,8 @@ def test_every_figure_that_rests_on_flops_is_marked_when_it_is_a_lower_bound() -
         "fwd+bwd FLOPS per GPU = fwd+bwd+recomputed flops / (fwd+bwd latency)",
         "FLOPS per GPU = (fwd + 3 * fwd with bwd) / iter latency",
         "FLOPS per GPU = hardware flops per GPU / iter latency",
-        "MFU = model flops per GPU / peak FLOPS / global step time",
-        "HFU = hardware flops per GPU / peak FLOPS / global step time",
+        "MFU = model FLOPs per process / peak FLOP/s / global step time",
+        "HFU = hardware FLOPs per process / peak FLOP/s / global step time",
     ]
     assert not any("lower bound" in line.lower() for line in _lines(*CASES["mlp"]))
 
@@ -140,11 +143,52 @@ def test_every_figure_that_rests_on_flops_is_marked_when_it_is_a_lower_bound() -
 @pytest.mark.parametrize(("module_depth", "depths"), [(-1, 5), (0, 1), (1, 2), (3, 4), (4, 5), (99, 5)])
 def test_module_depth_is_the_deepest_level_of_both_module_sections(module_depth: int, depths: int) -> None:
     lines = _lines(windows.transformer_window(), ProfilerConfig(module_depth=module_depth))
-    assert [line for line in lines if line.startswith("depth ")] == [f"depth {depth}:" for depth in range(depths)]
+    assert _depths(lines) == list(range(depths))
     tree = lines[lines.index("GPT(") :]
     names = {line.strip().partition(")")[0] for line in tree if line.strip().startswith("(")}
     by_depth = [{"(embed", "(blocks", "(head"}, {"(0-11"}, {"(attn", "(mlp"}, {"(qkv", "(out", "(up", "(act", "(down"}]
     assert names == set().union(*by_depth[: depths - 1])
+
+
+def _depths(lines: list[str]) -> list[int]:
+    """The depths that the aggregated profile shows, those drawn together one by one."""
+    spans = [line.removeprefix("depth ").rstrip(":").split("-") for line in lines if line.startswith("depth ")]
+    return [depth for span in spans for depth in range(int(span[0]), int(span[-1]) + 1)]
+
+
+def test_depths_that_repeat_the_same_values_are_one_and_name_both_classes() -> None:
+    window = windows.mlp_window()
+    names = {"": "", "inner": "inner", **{name: f"inner.{name}" for name in ("fc1", "act", "drop", "fc2")}}
+    inner = replace(window.modules[0], name="inner", type_name="Trunk")
+    modules = [window.modules[0], inner, *(replace(one, name=names[one.name]) for one in window.modules[1:])]
+    cells = tuple(replace(one, module=names[one.module]) for one in window.flops.cells)
+    flops = replace(window.flops, cells=cells, module_calls={names[name]: 1 for name in names})
+    lines = _lines(replace(window, modules=tuple(modules), flops=flops), ProfilerConfig())
+    first = lines.index("depth 0-2:")
+    assert lines[first + 1 : first + 4] == [
+        "    params      - {'Net > Trunk > Linear': '3 M'}",
+        "    MACs        - {'Net > Trunk > Linear': '300 MMACs'}",
+        "    bwd FLOPs   - {'Net > Trunk > Linear': '800 M'}",
+    ]
+
+
+def test_depths_of_one_class_each_are_drawn_together_though_the_outer_takes_longer() -> None:
+    window, traced = mlp_traced()
+    names = {"": "", **{name: f"inner.{name}" for name in ("fc1", "act", "drop", "fc2")}}
+    inner = replace(window.modules[0], name="inner", type_name="Trunk")
+    modules = (window.modules[0], inner, *(replace(one, name=names[one.name]) for one in window.modules[1:]))
+    cells = tuple(replace(one, module=names[one.module]) for one in window.flops.cells)
+    window = replace(window, modules=modules, flops=replace(window.flops, cells=cells))
+    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    of = {module.name: module for module in profile.modules}
+    root = of[""].times
+    assert root is not None
+    trunk = replace(root, forward_sec=0.004, backward_sec=0.009)
+    timed = tuple(replace(one, times={"": root, "inner": trunk}.get(one.name)) for one in profile.modules[:2])
+    lines = render_text(replace(profile, modules=timed)).split("\n")
+    first = lines.index("depth 0-1:")
+    assert lines[first + 1] == "    params      - {'Net > Trunk': '3 M'}"
+    assert lines[first + 4] == "    fwd latency - {'Net > Trunk': '5 ms > 4 ms'}"
 
 
 def test_modules_cut_off_by_module_depth_are_told() -> None:
@@ -159,7 +203,8 @@ def test_top_modules_is_the_number_of_classes_at_each_depth(top_modules: int) ->
     lines = _lines(windows.transformer_window(), ProfilerConfig(top_modules=top_modules))
     params = lines[lines.index("depth 1:") + 1]
     weights = ["'ModuleList': '144 M'", "'Embedding': '10 M'", "'Linear': '10 M'"]
-    assert params == f"    params      - {{{', '.join(weights[:top_modules])}}}"
+    more = {1: " and 2 more", 2: " and 1 more", 3: ""}[top_modules]
+    assert params == f"    params      - {{{', '.join(weights[:top_modules])}}}{more}"
 
 
 def test_tree_is_left_out_when_it_is_not_wanted() -> None:
@@ -172,9 +217,10 @@ def test_parameters_of_a_shared_module_count_once_and_its_other_name_says_so() -
     window = windows.mlp_window()
     shared = replace(window.modules[1], name="head", alias_of="fc1")
     lines = _lines(replace(window, modules=(*window.modules, shared)), ProfilerConfig())
-    assert lines[lines.index("depth 1:") + 1] == "    params      - {'Linear': '3 M'}"  # 2,002,000 + 1,000,500
+    # 2,002,000 + 1,000,500, as much as the whole network above it.
+    assert lines[lines.index("depth 0-1:") + 1] == "    params      - {'Net > Linear': '3 M'}"
     assert any(
-        line.startswith("  (head): Linear(the same module as fc1, 2 M, 66.68% Params, no flops,") for line in lines
+        line.startswith("  (head): Linear(the same module as fc1, 2 M, 66.68% Params, no FLOPs,") for line in lines
     )
 
 
@@ -182,13 +228,13 @@ def test_module_that_was_never_called_prints_its_params() -> None:
     window = windows.mlp_window()
     unused = replace(window.modules[4], name="unused")
     lines = _lines(replace(window, modules=(*window.modules, unused)), ProfilerConfig())
-    assert any(line.startswith("  (unused): Linear(no call seen, 1 M, 33.32% Params, no flops,") for line in lines)
+    assert any(line.startswith("  (unused): Linear(no call seen, 1 M, 33.32% Params, no FLOPs,") for line in lines)
 
 
 def test_module_that_runs_more_often_than_the_batches_says_how_often() -> None:
     window = windows.mlp_window()
     flops = replace(window.flops, module_calls={**window.flops.module_calls, "act": 3})
-    assert "  (act): ReLU(no params, no flops, 3 calls)" in _lines(replace(window, flops=flops), ProfilerConfig())
+    assert "  (act): ReLU(no params, no FLOPs, 3 calls)" in _lines(replace(window, flops=flops), ProfilerConfig())
 
 
 def test_equation_of_deepspeeds_label_stands_only_where_it_holds() -> None:
@@ -215,7 +261,7 @@ def test_phases_that_cannot_be_told_apart_are_one_part() -> None:
     assert f"{'bwd latency:':<70}  n/a" in lines
     assert f"{'iter latency:':<70}  16 ms" in lines
     assert any(line.startswith("forward + backward      14.000") for line in lines)
-    assert "n/a: fwd FLOPS, bwd FLOPS: the times of these phases cannot be told apart." in lines
+    assert "n/a: fwd FLOP/s, bwd FLOP/s: the times of these phases cannot be told apart." in lines
 
 
 def test_description_in_characters_that_no_file_can_hold_prints() -> None:

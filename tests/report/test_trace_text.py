@@ -72,7 +72,7 @@ def test_tables_as_json_read_like_their_golden_file() -> None:
     golden("trace/cpu.json", cpu_only().to_json())
 
 
-@pytest.mark.parametrize(("top_rows", "rest"), [(1, "(1 more)"), (2, None), (None, None)])
+@pytest.mark.parametrize(("top_rows", "rest"), [(1, "(and 1 more)"), (2, None), (None, None)])
 def test_rows_that_are_not_shown_are_counted(top_rows: int | None, rest: str | None) -> None:
     report = analyze_traces([trace(operator("aten::mm", 0, 2), operator("aten::add", 5, 1))])
     text = render_traces(report, top_rows=top_rows)

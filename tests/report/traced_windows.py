@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from lightning_flops.analysis.trace import analyze_trace
+from lightning_flops.analysis.trace import analyze_trace, step_filling
 from lightning_flops.analysis.trace_marks import module_mark, phase_mark
 from lightning_flops.records import ModuleSecondsRecord, WindowRecord
 from lightning_flops.schema.trace import TracedStep
@@ -38,42 +38,42 @@ def mlp_traced() -> tuple[WindowRecord, TracedStep]:
     are gradient accumulation and 1.5 nobody's. With the counted FLOPs fc1 does 400 M / 2 ms = 200 GFLOP/s forward and
     400 M / 3 ms = 133.33 backward, fc2 200 M / 1 ms = 200 and 400 M / 4 ms = 100.
     """
-    report = analyze_trace(
-        trace(
-            step(8, 0, 22_000),
-            _phase("data_wait", 0, 2_000),
-            data_loader(100, 1_800),
-            _phase("forward", 2_000, 5_000),
-            _module("fc1", 2_500, 2_000),
-            _made(1, 2_600, 1_800),
-            _module("act", 4_600, 500),
-            _made(2, 4_700, 300, "aten::relu"),
-            _module("fc2", 5_200, 1_000),
-            _made(3, 5_300, 800),
-            scope("loss", 6_300, 600),
-            _phase("backward", 7_500, 10_000),
-            _node(3, 8_000, 4_000),
-            operator("aten::mm", 8_100, 3_700),
-            operator(_NODE + "torch::autograd::AccumulateGrad", 12_100, 500),
-            _node(2, 12_700, 1_000, "ReluBackward0"),
-            _node(1, 13_900, 3_000),
-            operator("aten::mm", 14_000, 2_800),
-            _phase("optimizer", 18_000, 3_000),
-            operator("aten::_foreach_add_", 18_200, 2_500),
-            lightning_flops={
-                "process_cpu_sec": 0.033,
-                "elapsed_sec": 0.022,
-                "system_busy_sec": 0.04,
-                "system_idle_sec": 0.06,
-            },
-        )
+    loaded = trace(
+        step(8, 0, 22_000),
+        _phase("data_wait", 0, 2_000),
+        data_loader(100, 1_800),
+        _phase("forward", 2_000, 5_000),
+        _module("fc1", 2_500, 2_000),
+        _made(1, 2_600, 1_800),
+        _module("act", 4_600, 500),
+        _made(2, 4_700, 300, "aten::relu"),
+        _module("fc2", 5_200, 1_000),
+        _made(3, 5_300, 800),
+        scope("loss", 6_300, 600),
+        _phase("backward", 7_500, 10_000),
+        _node(3, 8_000, 4_000),
+        operator("aten::mm", 8_100, 3_700),
+        operator(_NODE + "torch::autograd::AccumulateGrad", 12_100, 500),
+        _node(2, 12_700, 1_000, "ReluBackward0"),
+        _node(1, 13_900, 3_000),
+        operator("aten::mm", 14_000, 2_800),
+        _phase("optimizer", 18_000, 3_000),
+        operator("aten::_foreach_add_", 18_200, 2_500),
+        lightning_flops={
+            "process_cpu_sec": 0.033,
+            "elapsed_sec": 0.022,
+            "system_busy_sec": 0.04,
+            "system_idle_sec": 0.06,
+        },
     )
+    report = analyze_trace(loaded)
     traced = TracedStep(
         index=8,
         like_counted=True,
         files=("s3://bucket/traces/rank0_step8.pt.trace.json",),
         tables=replace(report, source="s3://bucket/traces/rank0_step8.pt.trace.json"),
         own_forward_sec=None,
+        filling=step_filling(loaded),
     )
     return windows.mlp_window(), traced
 
@@ -111,8 +111,15 @@ def transformer_traced() -> tuple[WindowRecord, TracedStep]:
     events.append(kernel(500, device_us, 8_000, name="ampere_sgemm_128x64", **_FULL))
     events += [_phase("backward", 8_000, 1_500), _node(500, 8_010, 5), launch(1500, 8_011)]
     events.append(kernel(1500, backward_us, 16_000, name="ampere_sgemm_128x64", **_FULL))
-    report = analyze_trace(trace(*events, *nodes))
-    traced = TracedStep(index=8, like_counted=True, files=(), tables=report, own_forward_sec=None)
+    loaded = trace(*events, *nodes)
+    traced = TracedStep(
+        index=8,
+        like_counted=True,
+        files=(),
+        tables=analyze_trace(loaded),
+        own_forward_sec=None,
+        filling=step_filling(loaded),
+    )
     return windows.transformer_window(), traced
 
 

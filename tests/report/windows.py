@@ -134,7 +134,12 @@ def mlp_window() -> WindowRecord:
         ),
         modules=(
             ModuleRecord(
-                name="", type_name="Net", params=3_002_500, trainable_params=3_002_500, local_params=3_002_500
+                name="",
+                type_name="Net",
+                params=3_002_500,
+                trainable_params=3_002_500,
+                local_params=3_002_500,
+                parameter_bytes={"float32": 4 * 3_002_500},
             ),
             ModuleRecord(
                 name="fc1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ import pytest
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import UNKNOWN_TOKENS
 from lightning_flops.report.text import render_text
+from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
 from lightning_flops.sinks.console import StandardOutputSink
+from lightning_flops.sinks.tensorboard_tab import TabWindow
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
@@ -40,6 +44,12 @@ class Scalars:
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         return False
 
+    def keep_file(self, path: str) -> None:
+        pass
+
+    def write_window(self, window: TabWindow, *, step: int) -> None:
+        pass
+
 
 def output(
     folder: Path,
@@ -48,8 +58,9 @@ def output(
     text_file: bool = True,
     output_file: str | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
+    html: bool = True,
 ) -> RunOutput:
-    config = ProfilerConfig(output_file=output_file)
+    config = ProfilerConfig(output_file=output_file, html=html)
     return LoggedOutput(
         config,
         loggers=loggers or Scalars(),
@@ -91,6 +102,33 @@ def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path
     assert names(tmp_path / "c") == {"profile.json"}
     assert names(tmp_path / "d") == {"profile.json", "flops.txt"}
     assert (tmp_path / "a" / "profile.txt").read_text() == TEXT
+
+
+def test_a_page_lies_beside_each_profile_of_rank_0_and_loggers_keep_it(tmp_path: Path) -> None:
+    kept = MemorySink()
+    files = RunFiles(output_file=None, folder=lambda: str(tmp_path), html=True)
+    shown = LoggedOutput(
+        ProfilerConfig(),
+        loggers=kept,
+        console=StandardOutputSink(),
+        files=files,
+        text_file=False,
+        x_axis=lambda step: step,
+    )
+    for _ in range(2):
+        shown.write_profile(PROFILE, step=7)
+    assert names(tmp_path) == {"profile.json", "profile.html", "profile-2.json", "profile-2.html"}
+    assert (tmp_path / "profile-2.html").read_text(encoding="utf-8") == PROFILE.to_html()
+    assert kept.files == [f"{tmp_path}/profile.html", f"{tmp_path}/profile-2.html"]
+    (window,) = kept.windows.values()
+    assert window.tag == "flops_profiler/window/3" and json.loads(window.figures)["profile_step"] == 3
+    assert Profile.from_json(gzip.decompress(window.packed).decode()) == PROFILE
+
+
+def test_without_the_page_neither_it_nor_the_tabs_data_is_written(tmp_path: Path) -> None:
+    kept = MemorySink()
+    output(tmp_path, loggers=kept, html=False).write_profile(PROFILE, step=7)
+    assert kept.files == [] and kept.windows == {} and names(tmp_path) == {"profile.json"}
 
 
 def test_the_console_shows_a_report_that_no_file_was_named_for(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import importlib
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -17,6 +19,8 @@ from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
 
 ROOTS = ("lightning.pytorch", "pytorch_lightning")
+WANDB = {name: ModuleType(name) for name in ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run")}
+WANDB["wandb.sdk.lib"].RunDisabled = WANDB["wandb.wandb_run"].Run = object  # type: ignore[attr-defined]
 REPORT = "```\nfwd flops   1 M\n  × indented\n```"
 
 
@@ -162,3 +166,44 @@ def test_two_broken_loggers_are_each_named_once(caplog: pytest.LogCaptureFixture
         sink.write_scalars({"mfu": 0.5}, step=1)
         sink.write_scalars({"mfu": 0.5}, step=2)
     assert len(caplog.records) == 2
+
+
+class Artifacts:
+    """What a service's client remembers of files."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Any, ...]] = []
+
+    def log_artifact(self, *place: str, **about: str) -> None:
+        self.kept.append((*place, about))
+
+
+def test_wandb_and_mlflow_keep_a_file_as_an_artifact_and_others_do_not(loggers_of_root: Any, tmp_path: Path) -> None:
+    page = tmp_path / "profile-2.html"
+    page.write_text("page")
+    wandb = object.__new__(loggers_of_root.WandbLogger)
+    wandb._experiment, mlflow = Artifacts(), object.__new__(loggers_of_root.MLFlowLogger)
+    mlflow._mlflow_client, mlflow._initialized, mlflow._run_id = Artifacts(), True, "run 7"
+    other = SimpleNamespace(experiment=Artifacts(), log_metrics=None)
+    with patch.dict(sys.modules, {"mlflow": ModuleType("mlflow"), **WANDB}):
+        LoggersSink([wandb, mlflow, other]).keep_file(str(page))
+        LoggersSink([wandb, mlflow]).keep_file("s3://bucket/profile.html")  # no local file
+        assert wandb._experiment.kept == [(str(page), {"name": "flops-profile-2", "type": "profile"})]
+        assert mlflow._mlflow_client.kept == [("run 7", str(page), {})]
+    assert other.experiment.kept == []
+
+
+def test_a_service_that_refuses_a_file_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class WandbLogger:
+        @property
+        def experiment(self) -> Any:
+            raise OSError("offline")
+
+    (tmp_path / "profile.html").write_text("page")
+    sink = LoggersSink([WandbLogger()])
+    with caplog.at_level(logging.WARNING, logger="lightning_flops"):
+        for _ in range(2):
+            sink.keep_file(str(tmp_path / "profile.html"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "WandbLogger did not take the FLOPs report, the other loggers did not notice: OSError: offline"
+    ]

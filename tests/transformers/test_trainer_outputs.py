@@ -103,6 +103,7 @@ def test_tensorboard_has_the_figures_and_the_report(tmp_path: Path, monkeypatch:
     assert b"Flops Profiler" in report.tensor_proto.string_val[0]
     # TensorBoard shows the text, so no file of it is written.
     assert sorted(path.name for path in (tmp_path / "out" / "lightning_flops_logs").iterdir()) == [
+        "profile.html",
         "profile.json",
         "throughput.json",
     ]
@@ -112,7 +113,12 @@ def test_files_are_below_the_output_folder(tmp_path: Path) -> None:
     callback = profiler()
     new_trainer(tmp_path, callback).train()
     folder = tmp_path / "lightning_flops_logs"
-    assert sorted(path.name for path in folder.iterdir()) == ["profile.json", "profile.txt", "throughput.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "profile.html",
+        "profile.json",
+        "profile.txt",
+        "throughput.json",
+    ]
     assert Profile.from_json((folder / "profile.json").read_text()) == callback.profile
     assert "transformers" in (folder / "profile.txt").read_text()
 
@@ -138,7 +144,8 @@ def test_one_line_tells_where_the_report_is(shown_by: str, tmp_path: Path, capsy
         said.setLevel(level)
     assert callback.profile is not None
     line = (
-        f"FLOPs of step 1: {headline(callback.profile)} The report is in {tmp_path}/lightning_flops_logs/profile.txt, "
+        f"FLOPs of step 1: {headline(callback.profile)} The page is in {tmp_path}/lightning_flops_logs/profile.html, "
+        f"the report is in {tmp_path}/lightning_flops_logs/profile.txt, "
         f"every number is in {tmp_path}/lightning_flops_logs/profile.json"
     )
     printed = capsys.readouterr().out

@@ -60,4 +60,4 @@ def test_rank_0_writes_and_logs(ranks: list[dict[str, dict[str, Any]]], folder: 
     assert "flops_profiler/fwd_flops" in ranks[0]["profiled"]["logged"]
     assert ranks[1]["profiled"]["logged"] == []
     files = sorted(path.name for path in (folder / "profiled" / "lightning_flops_logs").iterdir())
-    assert files == ["profile.json", "profile.txt", "throughput.json"]
+    assert files == ["profile.html", "profile.json", "profile.txt", "throughput.json"]

@@ -95,6 +95,8 @@ _TENSOR_CORE_OPERATOR = re.compile(
     r"|_?(scaled_dot_product|flash|efficient)_\w*attention\w*|_(cudnn|thnn_fused)_\w*rnn\w*|_cudnn_rnn\w*)$"
 )
 
+_MATMUL_KERNEL = re.compile(r"gemm|gemv|convolution|winograd|fmha|flash|attention|triton_tem_|nvjet", re.I)
+
 
 def step_number(name: str) -> int | None:
     """The number of the profiler step that a scope's name marks; None for any other name."""
@@ -187,6 +189,12 @@ def uses_tensor_cores(name: str) -> bool:
 def may_use_tensor_cores(operator: str) -> bool:
     """Whether an operator is one of matrix products, convolutions, attention or recurrent layers."""
     return _TENSOR_CORE_OPERATOR.match(operator) is not None
+
+
+@lru_cache(maxsize=4096)
+def multiplies(kernel: str) -> bool:
+    """Whether a kernel's name says that it is a matrix product, a convolution or attention."""
+    return uses_tensor_cores(kernel) or _MATMUL_KERNEL.search(kernel) is not None
 
 
 ELEMENT_BYTES = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,23 +25,50 @@ def step_parts(trace: Trace) -> tuple[TracedPart, ...]:
     stream would show. Communication does not move a border, so a wait stays in the part that waited.
     """
     communication, computation = communication_and_computation(trace)
-    exposed = subtract(communication, computation)
-    steps, count = trace.steps, len(trace.steps)
-    wall_ns: dict[str, int] = {}
-    exposed_ns: dict[str, int] = {}
-    for index in range(count):
-        names, host = _segments(trace, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
-        first, last = steps.start_ns[index], steps.end_ns[index]
-        borders = np.clip(_on_device(trace, host), first, last)
-        borders[0], borders[-1] = first, last
-        exposures = covered_within(exposed, borders[:-1], borders[1:])
-        for name, length, waited in zip(names, np.diff(borders).tolist(), exposures.tolist(), strict=True):
-            wall_ns[name] = wall_ns.get(name, 0) + length
-            exposed_ns[name] = exposed_ns.get(name, 0) + waited
+    pieces, count = pieces_of_steps(trace), len(trace.steps)
+    wall_ns = pieces.sums_by_name(pieces.ends - pieces.starts)
+    exposed_ns = pieces.sums_by_name(pieces.covered_by(subtract(communication, computation)))
     return tuple(
         TracedPart(name=name, wall_sec=total / count / _NS_PER_SEC, exposed_sec=exposed_ns[name] / count / _NS_PER_SEC)
         for name, total in wall_ns.items()
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """All steps of a trace, cut where a part begins or ends; without gaps inside a step."""
+
+    names: tuple[str, ...]
+    """The part that each piece is of."""
+    starts: Ints
+    ends: Ints
+
+    def covered_by(self, moments: Intervals) -> Ints:
+        """Nanoseconds of each piece that *moments* has."""
+        return covered_within(moments, self.starts, self.ends)
+
+    def sums_by_name(self, values_ns: Ints) -> dict[str, int]:
+        """One value of each piece, added up by part, in order of the parts' first moments."""
+        sums: dict[str, int] = {}
+        for name, value in zip(self.names, values_ns.tolist(), strict=True):
+            sums[name] = sums.get(name, 0) + value
+        return sums
+
+
+def pieces_of_steps(trace: Trace) -> Pieces:
+    """The pieces of the steps of *trace*, borders moved as ``step_parts`` says."""
+    steps = trace.steps
+    names: list[str] = []
+    starts, ends = [], []
+    for index in range(len(steps)):
+        of_step, host = _segments(trace, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
+        first, last = steps.start_ns[index], steps.end_ns[index]
+        borders = np.clip(_on_device(trace, host), first, last)
+        borders[0], borders[-1] = first, last
+        names += of_step
+        starts.append(borders[:-1])
+        ends.append(borders[1:])
+    return Pieces(tuple(names), np.concatenate(starts), np.concatenate(ends))
 
 
 def moments_of(trace: Trace, part: str) -> Intervals | None:

@@ -457,6 +457,10 @@ class CountingMode(DispatchMode):  # type: ignore[no-untyped-call]
         if state.bodies:
             state.bodies[-1].wrote((*args, *kwargs.values()))
 
+    def function_failed(self, error: Exception) -> None:
+        """What runs around a registered function has failed."""
+        self._failed("an autograd function", error)
+
     def _stands_for(self, state: ThreadState) -> bool:
         """Whether the innermost running function's formula covers what runs now.
 

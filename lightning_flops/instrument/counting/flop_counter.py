@@ -18,7 +18,6 @@ from typing import Any, Literal
 from torch import is_grad_enabled, nn
 from torch.fx import GraphModule
 from torch.jit import ScriptModule
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_flops.instrument.border import UndoLedger, border
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
@@ -37,6 +36,7 @@ from lightning_flops.instrument.counting.thread_state import UNKNOWN, ModuleCall
 from lightning_flops.instrument.counting.torchscript import unseen_products
 from lightning_flops.instrument.module_hooks import put_up_hooks
 from lightning_flops.instrument.module_scope import ModuleNames, computing_hooks, named_modules, wraps
+from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.torch_private.autograd import (
     NO_GRAPH_TASK,
     current_node,
@@ -207,8 +207,11 @@ class FlopCounter:
         hear_new_kernels = hear_kernels(undo, self._mode.list_kernel, self._failed)
         hear_replays(undo, self._mode.list_kernel, self._failed)
         put_up_hooks(undo, self._on_module_enter, self._on_module_leave, hear_new_kernels, failed=self._handler_failed)
-        undo.hook(register_optimizer_step_pre_hook, self._on_optimizer_enter)
-        undo.hook(register_optimizer_step_post_hook, self._on_optimizer_leave)
+        optimizers = OptimizerHooks(
+            self._on_optimizer_enter, self._on_optimizer_leave, failed=partial(self._failed, "an optimizer's hook")
+        )
+        undo.add(optimizers.remove)
+        optimizers.put_up()
         undo.enter(watch_functions(self._mode))
         undo.add(self._compiled_backwards.close)
         undo.add(self._repetitions.close)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.timing.clocks import Clock
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
 from lightning_flops.records import ModuleSecondsRecord, StepSignature
@@ -28,7 +29,7 @@ class ForwardTimer:
         self._root = root
         self._new_clock = new_clock
         self._timer: ModuleTimer | None = None
-        self._undo = ExitStack()
+        self._undo = UndoLedger()
         self._parts: list[ExitStack] = []
         self._index = 0
         self.record: ModuleSecondsRecord | None = None
@@ -47,7 +48,7 @@ class ForwardTimer:
                 self.lost = "Module latencies are n/a: no clock of ours reads this device."
                 return
             timer = ModuleTimer(self._root, clock, abandon=self.give_up)
-            self._undo.enter_context(timer)
+            self._undo.enter(timer)
             self._timer, self._index = timer, index
         except Exception as error:
             self._failed(error)

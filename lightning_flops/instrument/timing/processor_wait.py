@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from lightning_flops.records import ProcessorLoss
 
 LEAST_SEC = 1.0
 """A shorter time says little: another process that wakes up for a moment is a large share of it."""
@@ -61,7 +63,7 @@ class ProcessorWatch:
         self._read = read
         self._now = now
         self._began: tuple[float, Counters] | None = None
-        self._sentences: tuple[str, ...] = ()
+        self._loss: ProcessorLoss | None = None
 
     def follow(self, *, timed: bool) -> None:
         """Call this at every step, to say whether the next is timed."""
@@ -69,35 +71,43 @@ class ProcessorWatch:
             self._began = (self._now(), self._read())
         elif not timed and self._began is not None:
             (since, before), self._began = self._began, None
-            self._sentences = _in_words(before, self._read(), seconds=self._now() - since)
+            self._loss = _lost(before, self._read(), seconds=self._now() - since)
 
     def sentences(self) -> tuple[str, ...]:
         """Sentences for the report on the latest timed steps; empty if they had the processor time they needed."""
+        loss = self.loss()
+        return () if loss is None else tuple(_in_words(loss))
+
+    def loss(self) -> ProcessorLoss | None:
+        """What the latest timed steps lost; None if they took too little time to tell."""
         self.follow(timed=False)
-        return self._sentences
+        return self._loss
 
 
-def _in_words(before: Counters, after: Counters, *, seconds: float) -> tuple[str, ...]:
+def _lost(before: Counters, after: Counters, *, seconds: float) -> ProcessorLoss | None:
     if seconds < LEAST_SEC:
-        return ()
-    found = []
+        return None
+    waited = stolen = None
     if before.waited_sec is not None and after.waited_sec is not None:
         # A wait is counted when it ends, so a wait that began earlier may be included.
-        share = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
-        if share >= WORTH_TELLING:
-            found.append(
-                f"While steps were timed, the thread that trains was ready to run and had no processor for {share:.0%} "
-                "of the time: other work on this machine (a data loader's workers, too), or a limit on this process, "
-                "slows it, and times and rates are those of a starved run."
-            )
+        waited = min(1.0, (after.waited_sec - before.waited_sec) / seconds)
     if None not in (*before[1:], *after[1:]):
         assert after.wanted_ticks is not None and before.wanted_ticks is not None
         assert after.stolen_ticks is not None and before.stolen_ticks is not None
         ticks = after.wanted_ticks - before.wanted_ticks
-        share = (after.stolen_ticks - before.stolen_ticks) / ticks if ticks > 0 else 0.0
-        if share >= WORTH_TELLING:
-            found.append(
-                f"While steps were timed, the hypervisor gave other machines {share:.0%} of the processor time that "
-                "this one asked for: times and rates are those of what was left."
-            )
-    return tuple(found)
+        stolen = (after.stolen_ticks - before.stolen_ticks) / ticks if ticks > 0 else 0.0
+    return ProcessorLoss(waited_share=waited, stolen_share=stolen)
+
+
+def _in_words(loss: ProcessorLoss) -> Iterator[str]:
+    if loss.waited_share is not None and loss.waited_share >= WORTH_TELLING:
+        yield (
+            "While steps were timed, the thread that trains was ready to run and had no processor for "
+            f"{loss.waited_share:.0%} of the time: other work on this machine (a data loader's workers, too), or a "
+            "limit on this process, slows it, and times and rates are those of a starved run."
+        )
+    if loss.stolen_share is not None and loss.stolen_share >= WORTH_TELLING:
+        yield (
+            f"While steps were timed, the hypervisor gave other machines {loss.stolen_share:.0%} of the processor time "
+            "that this one asked for: times and rates are those of what was left."
+        )

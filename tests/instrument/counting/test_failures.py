@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops import FlopsProfiler, count_flops
+from lightning_flops import FlopsProfiler, count_flops, register_flop_formula
 from lightning_flops.instrument.counting import counting_mode, flop_counter, template_kernels
 from lightning_flops.instrument.counting.backward_scope import BackwardScope
 from lightning_flops.instrument.counting.compiled_backward import CompiledBackwards
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.formulas import custom
 from tests.left_on_torch import torch_state
 
 
@@ -105,6 +106,39 @@ def test_what_fails_after_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None
         compiled(torch.randn(3, 5)).sum().backward()
     (note,) = (note for note in counter.record().notes if "LookupError" in note)
     assert note.startswith("Counting failed in code that was just compiled")
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_what_fails_around_a_function_with_a_formula(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the function, or after it."""
+
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x / 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return grads[0] / 2
+
+    class Halved(Checkpointed):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = Half.apply(self.layer(x))  # type: ignore[no-untyped-call]
+            return out
+
+    class Entries(dict[Any, Any]):
+        asked = 0
+
+        def __getitem__(self, key: Any) -> Any:
+            self.asked += 1
+            if self.asked >= at:
+                fails()
+            return super().__getitem__(key)
+
+    register_flop_formula(Half, 5)
+    monkeypatch.setattr(custom, "_entries", Entries(custom._entries))
+    notes = notes_of_a_step(Halved())
+    assert "Counting failed in an autograd function (LookupError: no longer there); FLOPs may be missing." in notes
 
 
 @pytest.mark.parametrize("name", ["push", "is_pushed", "sequence_number"])

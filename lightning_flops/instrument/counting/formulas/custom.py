@@ -28,7 +28,8 @@ F = TypeVar("F", bound=Formula)
 class FunctionListener(Protocol):
     """What a counter does around a registered autograd function or Triton kernel while ``watch_functions`` is on.
 
-    Neither method may raise. Operators that run between the two belong to the function: its formula stands for them.
+    No method may raise an ``Exception``. Operators that run between the first two belong to the function: its formula
+    stands for them.
     """
 
     def enter_function(self, entry: Entry) -> None:
@@ -36,6 +37,9 @@ class FunctionListener(Protocol):
 
     def leave_function(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, ok: bool) -> None:
         """The function returned *out*, or raised if not *ok*; *args* and *kwargs* are without autograd's ``ctx``."""
+
+    def function_failed(self, error: Exception) -> None:
+        """What runs around the function has failed, so it may not be counted."""
 
 
 _entries: dict[tuple[int, str], Entry] = {}
@@ -194,20 +198,48 @@ def _watch(
         # The compiler follows the first branch alone, so what it compiles does not depend on who listens.
         if torch.compiler.is_compiling() or not _listeners:
             return original(*args, **kwargs)
-        entry, listeners = _entries[key], tuple(_listeners)
-        for listener in listeners:
-            listener.enter_function(entry)
+        entered = _enter(key)
         out, ok = None, False
         try:
             out = original(*args, **kwargs)
             ok = True
             return out
         finally:
+            _leave(key, entered, args, kwargs, out, ok)
+
+    def _leave(
+        key: tuple[int, str],
+        entered: list[FunctionListener],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        ok: bool,
+    ) -> None:
+        try:
             shown = {name: value for name, value in kwargs.items() if name not in hidden}
-            for listener in reversed(listeners):
-                listener.leave_function(entry, args[skipped:], shown, out, ok)
+            for listener in reversed(entered):
+                listener.leave_function(_entries[key], args[skipped:], shown, out, ok)
+        except Exception as error:
+            _tell(entered, error)
 
     setattr(owner, attribute, staticmethod(call) if isinstance(owner, type) else call)
+
+
+def _enter(key: tuple[int, str]) -> list[FunctionListener]:
+    """Tell every listener that the function of *key* starts; returns those that were told."""
+    entered: list[FunctionListener] = []
+    try:
+        for listener in tuple(_listeners):
+            entered.append(listener)
+            listener.enter_function(_entries[key])
+    except Exception as error:
+        _tell(entered, error)
+    return entered
+
+
+def _tell(listeners: list[FunctionListener], error: Exception) -> None:
+    for listener in listeners:
+        listener.function_failed(error)
 
 
 @contextmanager

@@ -1,0 +1,384 @@
+"""The budget of a step: one account of where peak x time went, whose rows add up to the step's wall time.
+
+The times of a step's parts are those of the timed steps. What filled each part is known of the traced step alone, so
+its shares divide them. What neither tells is not guessed: such rows are joined, and the budget says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import get_args
+
+from lightning_flops.analysis.rates import mean, peak_seconds
+from lightning_flops.records import OperatorCell, TimePhase, WindowRecord
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.budget import Budget, BudgetKey, BudgetRow, RunKey, RunShare
+from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.trace import PartFilling, TracedStep
+
+_NS_PER_SEC = 10**9
+
+_ORDER: tuple[BudgetKey, ...] = get_args(BudgetKey)
+
+_OWN_ROW: Mapping[str, BudgetKey] = {
+    "data_wait": "data_wait",
+    "transfer": "transfer",
+    "bubble": "bubble",
+    "other": "other",
+}
+"""Parts of a step that are rows of their own, or whose idle time is."""
+
+_OF_COMPUTE: tuple[BudgetKey, ...] = ("matmul", "other_operators", "communication", "copies", "idle")
+"""The rows that a trace divides a part into."""
+
+_WHOLE = frozenset(("data_wait", "transfer", "bubble"))
+"""Parts that are one row, whatever filled them."""
+
+_LABELS: Mapping[BudgetKey, str] = {
+    "model": "useful model FLOPs at the peak (MFU)",
+    "recompute": "recomputed FLOPs at the peak",
+    "optimizer_flops": "the optimizer's FLOPs at the peak",
+    "causal_skipped": "less causal attention's FLOPs that are counted and not executed",
+    "matmul": "matmul-like operators",
+    "other_operators": "other operators",
+    "operators": "operators, matmul-like and others",
+    "communication": "communication that nothing hides",
+    "copies": "copies that nothing hides",
+    "idle": "device idle while the host prepares",
+    "compute": "forward, backward and optimizer",
+    "bubble": "pipeline bubble",
+    "data_wait": "data wait",
+    "transfer": "transfer of the batch",
+    "other": "other: callbacks, logging, schedulers",
+}
+
+_RUN_ROWS: Mapping[str, tuple[RunKey, str]] = {
+    "validation": ("validation", "validation"),
+    "checkpoint": ("checkpoint", "checkpoints"),
+    "epoch restart": ("between_epochs", "between epochs"),
+}
+"""Causes for which time is left out of the steps, and their rows; a user may name others."""
+
+_KERNELS: frozenset[BudgetKey] = frozenset(("matmul", "other_operators", "operators"))
+
+ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {
+    "data_wait": frozenset(("data_wait",)),
+    "exposed_communication": frozenset(("communication",)),
+    "overlap": frozenset(("communication",)),
+    "waiting": frozenset(("communication",)),
+    "straggler": frozenset(("communication",)),
+    "backend": frozenset(("communication",)),
+    "data_parallel": frozenset(("communication", "copies", "idle")),
+    "pageable_copies": frozenset(("copies", "transfer")),
+    "gpu_utilization": frozenset(("idle",)),
+    "idle": frozenset(("idle",)),
+    "short_kernels": frozenset(("idle", "other_operators", "operators")),
+    "memory_low": frozenset(("idle",)),
+    "optimizer": frozenset(("other_operators", "operators", "idle")),
+    "tensor_core_eligible": frozenset(("matmul", "operators")),
+    "float32": frozenset(("matmul", "operators")),
+    "misaligned": frozenset(("matmul", "operators")),
+    "blocks_per_sm": _KERNELS,
+    "occupancy": _KERNELS,
+    "without_flops": frozenset(("other_operators", "operators")),
+    "memory_high": frozenset(),
+    "starved": frozenset(),
+    "mfu": frozenset(),
+}
+"""The rows that following the advice of each rule lowers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondsAtPeak:
+    """Seconds of one step that its FLOPs take at the peaks of their dtypes; None where a peak is not known."""
+
+    model: float | None
+    recompute: float | None
+    optimizer: float | None
+    causal_skipped: float | None
+
+
+def seconds_at_peak(
+    cells: Iterable[OperatorCell], *, peak_of: Callable[[str], float | None], counted_steps: int
+) -> SecondsAtPeak:
+    """The FLOPs of *cells*, of *counted_steps* together, at the peaks that *peak_of* knows by dtype."""
+    sums: dict[str, defaultdict[str, int]] = {
+        name: defaultdict(int) for name in ("model", "recompute", "optimizer", "causal_skipped")
+    }
+    for cell in cells:
+        name = "model" if cell.phase in ("forward", "backward") else cell.phase
+        sums[name][cell.dtype] += cell.flops
+        sums["causal_skipped"][cell.dtype] += cell.causal_skipped
+
+    def seconds(flops: Mapping[str, int]) -> float | None:
+        peaks = {dtype: peak_of(dtype) for dtype in flops}
+        # Where half the scores are counted, more than that may be executed: a negative amount.
+        above = peak_seconds(flops={one: max(0, spent) for one, spent in flops.items()}, peaks_flops_per_sec=peaks)
+        below = peak_seconds(flops={one: max(0, -spent) for one, spent in flops.items()}, peaks_flops_per_sec=peaks)
+        return None if above is None or below is None else mean(total=above - below, steps=counted_steps)
+
+    return SecondsAtPeak(**{name: seconds(flops) for name, flops in sums.items()})
+
+
+def build_budget(
+    *,
+    timing: TimingProfile | None,
+    traced: TracedStep | None,
+    at_peak: SecondsAtPeak,
+    memory_sec: float | None,
+    advice: Sequence[Advice],
+    lower_bound: bool,
+    step_word: str = "step",
+    own_sec: float = 0.0,
+) -> Budget | None:
+    """The account of one step.
+
+    Args:
+        timing: means over the timed steps.
+        traced: the traced step; None if there is none.
+        at_peak: what the counted FLOPs take at the peak.
+        memory_sec: seconds that moving the bytes of all operators that are not matmul-like takes at the bandwidth of
+            the device's memory; None if that is not known.
+        advice: what the rows link to.
+        lower_bound: FLOPs are lower bounds, so what is "slower than the peak" is at most that.
+        step_word: what users call a step of this run.
+        own_sec: what the profiler's window took beyond the steps in it.
+
+    Returns:
+        None if no step was timed.
+    """
+    if timing is None or timing.global_step_sec <= 0:
+        return None
+    filling = None if traced is None else traced.filling
+    notes: list[str] = []
+    fillings = {} if filling is None else {one.name: one for one in filling.parts}
+    spent, joined = _spent(timing.parts, fillings)
+    unfilled = [part.name for part in timing.parts if part.mean_sec > 0 and _is_unfilled(part, fillings)]
+    if filling is None:
+        why = "no trace shows what filled forward, backward and optimizer"
+        notes.append(f"Joined, as {why}: operators slower than the peak, other operators, communication, copies, idle.")
+    elif traced is not None and not traced.like_counted:
+        notes.append(
+            f"What filled each part is that of {step_word} {traced.index}, whose shapes are not those of all timed "
+            f"{step_word}s."
+        )
+    knows_peak = at_peak.model is not None
+    beyond_peak: BudgetKey | None = None
+    if knows_peak:
+        account = _below_peak(spent, joined, at_peak, notes)
+        knows_peak = account is not None
+        if account is not None:
+            spent, beyond_peak = account
+    if lower_bound and knows_peak:
+        notes.append("The FLOPs are lower bounds, and so are the rows at the peak; the row after them is at most that.")
+    on_host = filling is not None and filling.clock == "host"
+    wall_ns, times_ns = _whole_nanoseconds(spent)
+    rows = tuple(
+        BudgetRow(
+            key=key,
+            label=_label(
+                key,
+                joined.get(key, ()),
+                unfilled=unfilled,
+                beyond_peak=key == beyond_peak,
+                on_host=on_host,
+                at_peak=at_peak,
+            ),
+            time_ns=times_ns[key],
+            joined=joined.get(key, ()),
+            memory_ns=None
+            if key != "other_operators" or memory_sec is None
+            else min(times_ns[key], round(memory_sec * _NS_PER_SEC)),
+            advice=(),
+        )
+        for key in _ORDER
+        if times_ns.get(key) or (key == "model" and knows_peak)
+    )
+    budget = Budget(
+        wall_ns=wall_ns,
+        rows=rows,
+        traced_step=None if filling is None or traced is None else traced.index,
+        knows_peak=knows_peak,
+        run=_run(timing, own_sec=own_sec),
+        notes=tuple(notes),
+    )
+    return link_advice(budget, advice)
+
+
+def link_advice(budget: Budget, advice: Sequence[Advice]) -> Budget:
+    """*budget* whose rows name the rules of *advice* that lower them."""
+
+    def rules(row: BudgetRow) -> tuple[str, ...]:
+        keys = {row.key, *row.joined}
+        return tuple(one.rule for one in advice if keys & ROWS_OF_RULE.get(one.rule, frozenset()))
+
+    return replace(budget, rows=tuple(replace(row, advice=rules(row)) for row in budget.rows))
+
+
+_Spent = dict[BudgetKey, Fraction]
+_Joined = dict[BudgetKey, tuple[BudgetKey, ...]]
+
+
+def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> tuple[_Spent, _Joined]:
+    """Seconds of each row before any peak, and which rows stand for several."""
+    spent: _Spent = defaultdict(Fraction)
+    joined: _Joined = {}
+    for part in parts:
+        phases, seconds = _phases(part), Fraction(part.mean_sec)
+        weights = _weights_of_part(phases, fillings)
+        whole = sum(weights.values())
+        if len(phases) == 1 and phases[0] in _WHOLE:
+            spent[_OWN_ROW[phases[0]]] += seconds
+        elif whole:
+            for key, weight in weights.items():
+                spent[key] += seconds * weight / whole
+        elif phases == ["other"]:
+            spent["other"] += seconds
+        elif seconds:
+            spent["compute"] += seconds
+            inside = tuple(_OWN_ROW[phase] for phase in phases if phase in _OWN_ROW)
+            joined["compute"] = tuple(dict.fromkeys((*joined.get("compute", ()), *_OF_COMPUTE, *inside)))
+    return spent, joined
+
+
+def _phases(part: PartTiming) -> list[str]:
+    """The phases that *part* is of, as the trace names them."""
+    return [name.replace(" ", "_") for name in part.name.split(" + ")]
+
+
+def _is_unfilled(part: PartTiming, fillings: Mapping[str, PartFilling]) -> bool:
+    """Whether nothing tells what filled *part*."""
+    phases = _phases(part)
+    if len(phases) == 1 and phases[0] in _OWN_ROW:
+        return False
+    return not sum(_weights_of_part(phases, fillings).values())
+
+
+def _weights_of_part(phases: Iterable[str], fillings: Mapping[str, PartFilling]) -> dict[BudgetKey, int]:
+    """Nanoseconds of the traced *phases* together, by row."""
+    weights: defaultdict[BudgetKey, int] = defaultdict(int)
+    for phase in phases:
+        if phase in fillings:
+            for key, weight in _weights(phase, fillings[phase]).items():
+                weights[key] += weight
+    return weights
+
+
+def _weights(phase: str, filling: PartFilling) -> dict[BudgetKey, int]:
+    """Nanoseconds of the traced part by row."""
+    if phase in _WHOLE:
+        whole = filling.matmul_ns + filling.operators_ns + filling.copies_ns + filling.communication_ns
+        return {_OWN_ROW[phase]: whole + filling.idle_ns}
+    return {
+        "matmul": filling.matmul_ns,
+        "other_operators": filling.operators_ns,
+        "communication": filling.communication_ns,
+        "copies": filling.copies_ns,
+        "other" if phase == "other" else "idle": filling.idle_ns,
+    }
+
+
+def _below_peak(
+    spent: _Spent, joined: _Joined, at_peak: SecondsAtPeak, notes: list[str]
+) -> tuple[_Spent, BudgetKey] | None:
+    """*spent* with the rows at the peak, and the row out of whose time they are taken.
+
+    Where the traced step gives matmul-like operators less time than their FLOPs take at the peak, their row is joined
+    with the next. None if even all of forward, backward and optimizer is too short: then the peak is wrong.
+    """
+    amounts: dict[BudgetKey, float | None] = {
+        "model": at_peak.model,
+        "recompute": at_peak.recompute,
+        "optimizer_flops": at_peak.optimizer,
+        "causal_skipped": None if at_peak.causal_skipped is None else -at_peak.causal_skipped,
+    }
+    rows: _Spent = {key: Fraction(seconds) for key, seconds in amounts.items() if seconds is not None}
+    unknown = [key for key, seconds in amounts.items() if seconds is None]
+    whole = sum(rows.values(), Fraction())
+    for key, from_rows in _JOINS:
+        available = sum((spent.get(one, Fraction()) for one in from_rows), Fraction())
+        if available >= whole:
+            found = {**{one: seconds for one, seconds in spent.items() if one not in from_rows}, **rows}
+            found[key] = available - whole
+            if key != "matmul":
+                if "compute" not in spent:
+                    notes.append(
+                        "Joined, as the traced step gives matmul-like operators less time than their FLOPs take at the "
+                        f"peak: {', '.join(_LABELS[one] for one in from_rows if spent.get(one))}."
+                    )
+                joined[key] = tuple(
+                    dict.fromkeys(one for row in from_rows if spent.get(row) for one in joined.get(row, (row,)))
+                )
+            if unknown:
+                joined[key] = (*(joined.get(key) or (key,)), *unknown)
+            return found, key
+    notes.append(
+        "The rows are times only: the FLOPs would take longer at the peak than they did, so the peak is wrong."
+    )
+    return None
+
+
+_JOINS: Sequence[tuple[BudgetKey, tuple[BudgetKey, ...]]] = (
+    ("matmul", ("matmul",)),
+    ("operators", ("matmul", "other_operators")),
+    ("compute", (*_OF_COMPUTE, "compute")),
+)
+"""From which rows those at the peak are taken, and which row the rest stands in; the first that has enough time."""
+
+assert set(_OWN_ROW) < set(get_args(TimePhase)), "parts of a step"
+
+
+def _whole_nanoseconds(spent: _Spent) -> tuple[int, dict[BudgetKey, int]]:
+    """The sum, and each row: rounded as a running sum, so that the rows add up to it."""
+    total, before = Fraction(), 0
+    times_ns: dict[BudgetKey, int] = {}
+    for key in _ORDER:
+        total += spent.get(key, Fraction())
+        reached = round(total * _NS_PER_SEC)
+        times_ns[key] = reached - before
+        before = reached
+    return before, times_ns
+
+
+def _label(
+    key: BudgetKey,
+    joined: Sequence[BudgetKey],
+    *,
+    unfilled: Sequence[str],
+    beyond_peak: bool,
+    on_host: bool,
+    at_peak: SecondsAtPeak,
+) -> str:
+    if key == "causal_skipped" and (at_peak.causal_skipped or 0.0) < 0:
+        return "causal attention's FLOPs that are executed and not counted"
+    if key == "idle" and on_host:
+        return "host between operators (Python, dispatch)"
+    label = _LABELS[key]
+    if key == "compute" and unfilled and not beyond_peak:
+        label = " and ".join(filter(None, (", ".join(unfilled[:-1]), unfilled[-1])))
+    if beyond_peak:
+        label += " slower than the peak" if key == "matmul" else ", beyond their FLOPs at the peak"
+    unknown = [_LABELS[one] for one in joined if one in ("recompute", "optimizer_flops", "causal_skipped")]
+    return f"{label}, with {', '.join(unknown)}" if unknown else label
+
+
+def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
+    """Wall seconds by which batches took longer for being counted or traced; 0 where nothing was timed to compare."""
+    batches = sum(step.micro_steps for step in window.timed_steps)
+    if timing is None or not batches:
+        return 0.0
+    usual_sec = timing.global_step_sec * timing.timed_steps / batches
+    return max(0.0, window.slowed_sec - window.slowed_batches * usual_sec)
+
+
+def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:
+    """The timed steps, what came between them, and what the profiler took beside them."""
+    times: list[tuple[RunKey, str, float]] = [("training", "timed steps", timing.global_step_sec * timing.timed_steps)]
+    for cause, seconds in timing.excluded_sec.items():
+        times.append((*_RUN_ROWS.get(cause, ("elsewhere", cause)), seconds))
+    if own_sec > 0:
+        times.append(("profiler", "the profiler's own, counting and tracing", own_sec))
+    return tuple(RunShare(key=key, label=label, time_ns=round(seconds * _NS_PER_SEC)) for key, label, seconds in times)

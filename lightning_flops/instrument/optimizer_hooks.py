@@ -1,0 +1,102 @@
+"""Torch's hooks before and after the steps of every optimizer, which may also be removed from inside of a hook.
+
+torch goes through its table of hooks while it calls them. If one is removed meanwhile, torch raises into the user's
+step, unless the hook that is running is the last one of the table. Our hooks are removed inside of a hook when
+something of ours fails there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+Heard = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
+"""Gets an optimizer and the arguments of its step."""
+
+_running: list[Any] = []
+"""The handles of our hooks that torch is calling now, on all threads."""
+
+_retired: list[Any] = []
+"""The handles of hooks that do nothing any more, and could not be removed yet."""
+
+
+class OptimizerHooks:
+    """Hears of every step of every optimizer. Torch fires twice if a subclass's step calls its parent's.
+
+    Args:
+        begins: is called before the step.
+        ends: is called after it, if it has returned.
+        failed: is told what these two raised, and what was raised here; it never raises an ``Exception``.
+    """
+
+    def __init__(self, begins: Heard, ends: Heard, *, failed: Callable[[Exception], None]) -> None:
+        self._begins: Heard | None = begins
+        self._ends: Heard | None = ends
+        self._failed = failed
+        self._handles: list[Any] = []
+
+    def put_up(self) -> None:
+        """Hear of the steps from here on."""
+        _remove_retired()
+        self._handles.append(register_optimizer_step_pre_hook(self._before))
+        self._handles.append(register_optimizer_step_post_hook(self._after))
+
+    def remove(self) -> None:
+        """Hear of no step any more; may be called twice. If torch cannot spare the hooks yet, they are removed later.
+
+        That is at the end of the next step of an optimizer, or when hooks of ours are put up or removed.
+        """
+        self._begins = self._ends = None
+        while self._handles:
+            _retired.append(self._handles[-1])
+            self._handles.pop()
+        _remove_retired()
+
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            if self._begins is not None:
+                _run(self._begins, self._handles[0], optimizer, args, kwargs)
+            # torch holds what we return until the step is over; the first of us is enough.
+            if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
+                return args, _UntilTheStepIsOver(kwargs)
+        except Exception as error:
+            self._failed(error)
+        return None
+
+    def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            if self._ends is not None:
+                _run(self._ends, self._handles[1], optimizer, args, kwargs)
+        except Exception as error:
+            self._failed(error)
+
+
+def _run(hear: Heard, handle: Any, *step: Any) -> None:
+    try:
+        _running.append(handle)
+        hear(*step)
+    finally:
+        if handle in _running:
+            _running.remove(handle)
+
+
+class _UntilTheStepIsOver(dict[str, Any]):
+    """The named arguments of a step. When torch lets go of them, it goes through no table any more."""
+
+    def __del__(self) -> None:
+        _remove_retired()
+
+
+def _remove_retired() -> None:
+    if all(map(_is_last, _running)):
+        while _retired:
+            _retired[-1].remove()
+            _retired.pop()
+
+
+def _is_last(handle: Any) -> bool:
+    """Whether torch calls no hook after this one; also true if it was removed because of that."""
+    table = handle.hooks_dict_ref()
+    return not table or handle.id not in table or next(reversed(table)) == handle.id

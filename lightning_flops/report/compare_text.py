@@ -1,0 +1,339 @@
+"""Two runs compared, as text: what differs, why, by part and by module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from lightning_flops.records import OUTSIDE
+from lightning_flops.report.layout import paragraph, rule, shortened, table, title
+from lightning_flops.schema.comparison import (
+    Causes,
+    ComparedRun,
+    Comparison,
+    FigureDifference,
+    ModuleDifference,
+    NoiseInterval,
+    PartDifference,
+)
+from lightning_flops.text.printable import page
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
+
+_MODULES_SHOWN = 12
+_NAMES_SHOWN = 8
+_CAUSES_NAMED = 3
+_NAME_CHARS = 48
+_UNITS = ((10_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (0, 1e3, "us"))
+"""From which length of a step on, nanoseconds in one unit, and its name."""
+
+_WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
+    "waiting": ("more waiting", "less waiting")
+}
+_DETAILS = {
+    "work": (("flops", "FLOPs"), ("bytes", "bytes"), ("modules", "new or gone modules")),
+    "waiting": (("data", "data"), ("communication", "communication"), ("idle", "idle device"), ("loop", "the loop")),
+}
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The report on *comparison*, for people, ending in a line break."""
+    return page(_Report(comparison).lines())
+
+
+def comparison_headline(comparison: Comparison) -> str:
+    """The difference and its largest cause in one sentence."""
+    return _Report(comparison).sentence()
+
+
+class _Report:
+    """Writes one comparison, all times in the unit that fits its step."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        longest = max(comparison.step.causes.a_ns, comparison.step.causes.b_ns)
+        self._per_unit, self._unit = next((per, name) for least, per, name in _UNITS if longest >= least)
+
+    def lines(self) -> Iterator[str]:
+        """The whole report."""
+        comparison = self._comparison
+        yield title("Two runs compared")
+        yield from self._runs()
+        yield from self._settings()
+        yield ""
+        yield from paragraph(self.sentence())
+        for letter, run in (("A", comparison.a), ("B", comparison.b)):
+            if run.starved:
+                yield from paragraph(f"{letter} was starved: {run.starved}")
+        yield from self._causes()
+        yield from self._named()
+        yield ""
+        yield from self._parts()
+        yield ""
+        yield from self._modules()
+        yield ""
+        yield from _figure_lines(comparison.figures)
+        yield ""
+        yield from self._notes()
+        yield rule()
+
+    def sentence(self) -> str:
+        """What the difference comes to."""
+        comparison = self._comparison
+        step, causes = comparison.step, comparison.step.causes
+        share = f" ({percent(causes.difference_ns / causes.a_ns)})".replace(
+            "(", "(+" if causes.difference_ns > 0 else "("
+        )
+        words = (
+            f"One {comparison.step_name} takes {self._time(causes.b_ns)} in B and {self._time(causes.a_ns)} in A: "
+            f"{self._signed(causes.difference_ns)}{share if causes.a_ns else ''}"
+        )
+        if step.difference is None:
+            return f"{words}; what of it is noise is not known."
+        ends = f"{self._signed(step.difference.low_ns)} to {self._signed(step.difference.high_ns)}"
+        verdict = "more than noise explains" if step.difference.beyond else "within noise"
+        return f"{words}, {verdict} ({plain(100 * comparison.confidence)}%: {ends})."
+
+    def _runs(self) -> Iterator[str]:
+        for letter, run in (("A", self._comparison.a), ("B", self._comparison.b)):
+            yield from paragraph(f"{letter}: {_where(run)}", rest="   ")
+
+    def _settings(self) -> Iterator[str]:
+        settings = self._comparison.settings
+        if not settings:
+            yield "Set up alike: device, ranks, batch, precision, versions, parameters and settings are the same."
+            return
+        yield "Set up differently:"
+        width = max(len(one.name.removeprefix("context.")) for one in settings)
+        for one in settings:
+            yield f"  {one.name.removeprefix('context.'):<{width}}  {one.a} -> {one.b}"
+
+    def _causes(self) -> Iterator[str]:
+        step = self._comparison.step
+        rows = []
+        for kind, interval in (("work", step.work), ("efficiency", step.efficiency), ("waiting", step.waiting)):
+            value = getattr(step.causes, f"{kind}_ns")
+            rows.append((_WORDS[kind][value < 0], self._signed(value), self._about(kind, step.causes, interval)))
+        longest = max(len(value) for _, value, _ in rows)
+        for words, value, about in rows:
+            yield f"  {words:<17}  {value:>{longest}}  {about}".rstrip()
+
+    def _about(self, kind: str, causes: Causes, interval: NoiseInterval | None) -> str:
+        parts = [
+            f"{words} {self._signed(value)}"
+            for name, words in _DETAILS.get(kind, ())
+            if (value := getattr(causes, f"{kind}_{name}_ns"))
+        ]
+        if kind == "efficiency" and causes.efficiency_ns:
+            parts.append(f"the same work, {'slower' if causes.efficiency_ns > 0 else 'faster'}")
+        if interval is not None and not interval.beyond and getattr(causes, f"{kind}_ns"):
+            parts.append("within noise")
+        return "; ".join(parts)
+
+    def _named(self) -> Iterator[str]:
+        """The parts and modules that most of the difference comes from, if it is no noise."""
+        found: list[tuple[int, str, Causes | None]]
+        found = [(one.own.difference_ns, _name(one), one.own) for one in self._comparison.modules if one.beyond_noise]
+        for part in self._comparison.parts:
+            if part.by_module and part.waiting is not None and part.waiting.beyond:
+                found.append((part.causes.waiting_ns, f"waiting in {part.name}", None))
+            elif not part.by_module and part.difference is not None and part.difference.beyond:
+                found.append((part.causes.difference_ns, part.name, part.causes))
+        found.sort(key=lambda item: -abs(item[0]))
+        if found:
+            words = (
+                f"{name} {self._signed(value)}" + ("" if causes is None else f" ({_main_cause(causes)})")
+                for value, name, causes in found[:_CAUSES_NAMED]
+            )
+            yield from paragraph(f"Most of it: {', '.join(words)}.")
+
+    def _parts(self) -> Iterator[str]:
+        comparison = self._comparison
+        yield title("By part of the step")
+        rows = [self._part_row(part) for part in (*comparison.parts, comparison.step)]
+        head = [f"mean, {self._unit}", "A", "B", "B - A", "work", "efficiency", "waiting", "beyond noise"]
+        yield from table(head, rows, left=(0, 7))
+
+    def _part_row(self, part: PartDifference) -> list[str]:
+        causes = part.causes
+        if part.difference is None:
+            beyond = NOT_AVAILABLE
+        else:
+            intervals = (("work", part.work), ("efficiency", part.efficiency), ("waiting", part.waiting))
+            kinds = [name for name, interval in intervals if interval is not None and interval.beyond]
+            beyond = ", ".join(kinds) or ("difference" if part.difference.beyond else "-")
+        return [part.name, *self._bare(causes), self._number(causes.waiting_ns, signed=True), beyond]
+
+    def _bare(self, causes: Causes) -> list[str]:
+        return [
+            self._number(causes.a_ns),
+            self._number(causes.b_ns),
+            *(
+                self._number(value, signed=True)
+                for value in (causes.difference_ns, causes.work_ns, causes.efficiency_ns)
+            ),
+        ]
+
+    def _modules(self) -> Iterator[str]:
+        comparison = self._comparison
+        yield title("By module")
+        owned = [one for one in comparison.modules if not _is_outside(one)]
+        if any(one.own.a_ns or one.own.b_ns for one in owned):
+            yield from self._module_table(owned)
+        else:
+            yield "No times of modules in both runs; the notes say why."
+        renamed = [one for one in owned if one.matched_by in ("structure", "shape")]
+        yield from _names("Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
+        yield from _names("New in B", [_described(one) for one in _outermost([one for one in owned if one.a is None])])
+        yield from _names(
+            "Gone from A", [_described(one) for one in _outermost([one for one in owned if one.b is None])]
+        )
+
+    def _module_table(self, owned: Sequence[ModuleDifference]) -> Iterator[str]:
+        noise_ns = next((one.noise_ns for one in owned if one.noise_ns is not None), None)
+        yield from paragraph(
+            "Forward and backward of each module without those below it; the parts are means over the timed steps, "
+            "their shares from the traced step. "
+            + (
+                "What is noise is not known."
+                if noise_ns is None
+                else f"Up to {self._time(noise_ns)} may be the chance of that one step."
+            )
+        )
+        ranked = sorted(owned, key=lambda one: -abs(one.own.difference_ns))
+        shown, rest = ranked[:_MODULES_SHOWN], ranked[_MODULES_SHOWN:]
+        rows = [self._module_row(one) for one in shown if one.own.a_ns or one.own.b_ns]
+        if rest:
+            rows.append(
+                self._sum_row(f"{plain(len(rest))} more {plural('module', len(rest))}", [one.own for one in rest])
+            )
+        outside = [one.own for one in self._comparison.modules if _is_outside(one)]
+        rows.append(self._sum_row("no module, waiting included", outside, waiting=True))
+        rows.append(self._sum_row(self._comparison.step.name, [self._comparison.step.causes], waiting=True))
+        head = [f"own, {self._unit}", "A", "B", "B - A", "work", "efficiency", "waiting", ""]
+        yield from table(head, rows, left=(0, 7))
+
+    def _module_row(self, one: ModuleDifference) -> list[str]:
+        verdict = {None: "", False: "noise", True: _main_cause(one.own)}[one.beyond_noise]
+        if not one.own.difference_ns:
+            verdict = ""
+        return [shortened(_name(one), chars=_NAME_CHARS), *self._bare(one.own), "", verdict]
+
+    def _sum_row(self, name: str, all_causes: Sequence[Causes], *, waiting: bool = False) -> list[str]:
+        def total(of: Callable[[Causes], int]) -> int:
+            return sum(map(of, all_causes))
+
+        return [
+            name,
+            self._number(total(lambda one: one.a_ns)),
+            self._number(total(lambda one: one.b_ns)),
+            self._number(total(lambda one: one.difference_ns), signed=True),
+            self._number(total(lambda one: one.work_ns), signed=True),
+            self._number(total(lambda one: one.efficiency_ns), signed=True),
+            self._number(total(lambda one: one.waiting_ns), signed=True) if waiting else "",
+            "",
+        ]
+
+    def _notes(self) -> Iterator[str]:
+        comparison = self._comparison
+        yield title("How to read it")
+        for note in (
+            "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the "
+            "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
+            "the loop does around the model. The three causes of a line add up to its B - A, and the lines to the "
+            "whole.",
+            f"Noise is the spread of the timed steps ({plain(100 * comparison.confidence)}% by bootstrap). What "
+            "changes from one start of a program to the next, or with what else the machine does, is not in it: "
+            "compare two runs of A to see that.",
+            *comparison.notes,
+        ):
+            yield from paragraph(note, first="- ", rest="  ")
+
+    def _number(self, ns: int, *, signed: bool = False) -> str:
+        text = f"{ns / self._per_unit:+,.3f}" if signed else f"{ns / self._per_unit:,.3f}"
+        return "0" if not ns else text
+
+    def _time(self, ns: int) -> str:
+        return f"{self._number(ns)} {self._unit}"
+
+    def _signed(self, ns: int) -> str:
+        return f"{self._number(ns, signed=True)} {self._unit}"
+
+
+def _where(run: ComparedRun) -> str:
+    model = f"{run.model} on " if run.model else ""
+    steps = f"{plain(run.timed_steps)} timed {plural('step', run.timed_steps)}"
+    return f"{run.source} ({model}{run.device or 'unknown device'}, step {run.profile_step} counted, {steps})"
+
+
+def _main_cause(causes: Causes) -> str:
+    """The cause that has most of a difference, of those that have its sign."""
+    sign = 1 if causes.difference_ns > 0 else -1
+    kind = max(_WORDS, key=lambda kind: sign * int(getattr(causes, f"{kind}_ns")))
+    return _WORDS[kind][sign < 0]
+
+
+def _is_outside(one: ModuleDifference) -> bool:
+    return one.b is not None and one.b.name == OUTSIDE
+
+
+def _of(side: object) -> str:
+    name = getattr(side, "name", "")
+    return name or "the root"
+
+
+def _name(one: ModuleDifference) -> str:
+    if one.a is None:
+        return f"{_of(one.b)} (new)"
+    if one.b is None:
+        return f"{_of(one.a)} (gone)"
+    return _of(one.b) if one.a.name == one.b.name else f"{one.a.name} -> {one.b.name}"
+
+
+def _described(one: ModuleDifference) -> str:
+    side = one.b if one.a is None else one.a
+    assert side is not None
+    spent = f", {si(side.params)} params" if side.params else ""
+    return f"{_of(side)} ({side.type_name or 'not described'}{spent})"
+
+
+def _outermost(found: Sequence[ModuleDifference]) -> list[ModuleDifference]:
+    """Of modules that lie inside one another, the outer ones."""
+    names = {_place(one) for one in found}
+    return [one for one in found if _place(one).rpartition(".")[0] not in names or not _place(one)]
+
+
+def _place(one: ModuleDifference) -> str:
+    side = one.a if one.b is None else one.b
+    return "" if side is None else side.name
+
+
+def _names(label: str, names: Sequence[str]) -> Iterator[str]:
+    if names:
+        more = len(names) - _NAMES_SHOWN
+        words = ", ".join(names[:_NAMES_SHOWN]) + (f" and {plain(more)} more" if more > 0 else "")
+        yield from paragraph(f"{label}: {words}.", rest="  ")
+
+
+def _figure_lines(figures: Sequence[FigureDifference]) -> Iterator[str]:
+    yield title("Figures of both")
+    rows = []
+    reasons: dict[str, list[str]] = {}
+    for one in figures:
+        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
+        if one.reason:
+            reasons.setdefault(one.reason, []).append(one.name)
+        if one.ratio_low is None or one.ratio_high is None:
+            noise = NOT_AVAILABLE
+        elif one.ratio_low == one.ratio_high:
+            noise = "exact"
+        else:
+            noise = f"{one.ratio_low:.4f} to {one.ratio_high:.4f}"
+        rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
+    yield from table(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4))
+    for reason, names in reasons.items():
+        yield from paragraph(f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}.", rest="  ")
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -1,0 +1,163 @@
+"""Profiles, or two of them compared, as one HTML file: the page that ``web/`` builds, and its figures inside it.
+
+The page's policy (a content security policy in its head) lets nothing run but the two files of the package, which it
+names by their digests, and lets nothing be loaded from anywhere. Profiles are data, compressed, which the page reads as
+JSON; what they call things is text there, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+from lightning_flops.report.compare_text import comparison_headline
+from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.comparison import Comparison
+from lightning_flops.schema.profile import Profile
+from lightning_flops.text.printable import printable
+
+BUNDLE = files("lightning_flops.report") / "page"
+"""What ``web/`` builds: ``page.js``, ``style.css``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """The windows of one run, in their order."""
+
+    name: str
+    """Told apart from other runs on the page by it."""
+    windows: Sequence[Profile]
+    """One page shows them all, one at a time."""
+    problems: Sequence[str] = ()
+    """What could not be read, in sentences."""
+
+
+def render_page(runs: Sequence[ShownRun]) -> str:
+    """The page of *runs*, whole: it needs no network, and opens from disk.
+
+    Raises:
+        ProfileFormatError: a number of a profile is not finite.
+    """
+    data = {
+        f"profile-{at}-{number}": profile for at, run in enumerate(runs) for number, profile in enumerate(run.windows)
+    }
+    return "".join(_pieces(_title(runs), document_of(runs), data))
+
+
+def render_comparison_page(comparison: Comparison) -> str:
+    """The page of two runs compared, likewise.
+
+    Raises:
+        ProfileFormatError: a number of the comparison is not finite.
+    """
+    document = {
+        "kind": "comparison",
+        "written_by": package_version(),
+        "a": printable(comparison.a.source),
+        "b": printable(comparison.b.source),
+        "headline": printable(comparison_headline(comparison)),
+    }
+    title = printable(f"{comparison.a.source} and {comparison.b.source} compared")
+    return "".join(_pieces(title, document, {"comparison": comparison}))
+
+
+def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, Profile | Comparison]) -> Iterator[str]:
+    script, style = bundled("page.js"), bundled("style.css")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src '{_digest(script)}'",
+            f"style-src '{_digest(style)}'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    yield (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        '<div id="app"><noscript>This page shows figures with a script; the JSON that it was made from has them all.'
+        "</noscript></div>\n"
+    )
+    text = json.dumps(document, ensure_ascii=True, allow_nan=False)
+    # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
+    yield f'<script type="application/json" id="document">{text.replace("<", chr(92) + "u003c")}</script>\n'
+    for name, report in data.items():
+        yield f'<script type="text/plain" id="{name}">{base64.b64encode(packed(report)).decode("ascii")}</script>\n'
+    yield f"<script>{script}</script>\n</body>\n</html>\n"
+
+
+def packed(report: Profile | Comparison) -> bytes:
+    """The JSON of *report*, compressed by gzip; the same bytes for equal reports.
+
+    Raises:
+        ProfileFormatError: a number of it is not finite.
+    """
+    return gzip.compress(dataclass_json.dump(report, indented=False).encode(), compresslevel=6, mtime=0)
+
+
+def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
+    """What the page reads first: which runs there are, and a few figures of each of their windows."""
+    return {
+        "kind": "profiles",
+        "written_by": package_version(),
+        "runs": [
+            {
+                "name": printable(run.name),
+                "windows": [window_figures(profile) for profile in run.windows],
+                "problems": [printable(problem) for problem in run.problems],
+            }
+            for run in runs
+        ],
+    }
+
+
+def window_figures(profile: Profile) -> Mapping[str, Any]:
+    """One window in a few figures, for a strip of many windows."""
+    timing, rates = profile.timing, profile.job_rates
+    return {
+        "profile_step": profile.profile_step,
+        "report_step": profile.report_step,
+        "global_step_sec": None if timing is None else timing.global_step_sec,
+        "parts_sec": {} if timing is None else {part.name: part.mean_sec for part in timing.parts},
+        "samples_per_sec": rates.samples_per_sec,
+        "tokens_per_sec": rates.tokens_per_sec,
+        "mfu": rates.mfu,
+        "model_flops": profile.flops.model,
+        "advice": profile.advice[0].rule if profile.advice else None,
+    }
+
+
+@cache
+def bundled(name: str) -> str:
+    """The text of a file that ``web/`` built."""
+    return (BUNDLE / name).read_text(encoding="utf-8")
+
+
+@cache
+def package_version() -> str:
+    """Of this package, by what was installed: the layers below the package do not know its root."""
+    try:
+        return version("lightning-flops")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def _title(runs: Sequence[ShownRun]) -> str:
+    profiles = [profile for run in runs for profile in run.windows]
+    model = profiles[0].modules[0].type_name if profiles and profiles[0].modules else ""
+    return printable(f"{model or 'FLOPs profile'}, step {profiles[0].profile_step}" if profiles else "FLOPs profile")

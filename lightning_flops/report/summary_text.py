@@ -1,0 +1,236 @@
+"""The block of DeepSpeed's Flops Profiler as text: its summary lines, labels and order.
+
+Its users search these lines: a label is DeepSpeed's to the letter, and a value ends its line. What has to be said of a
+value, that it is estimated, say, stands before it; what DeepSpeed does not print has lines of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lightning_flops.report.layout import line, marked_before, paragraph, title
+from lightning_flops.report.ranks_text import whose
+from lightning_flops.schema.profile import Profile
+from lightning_flops.units import duration, plain, plural, run_text, runs_of, si
+
+_NOTATIONS = (
+    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
+    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
+    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd and bwd latency "
+    "(forward and backward passes), step latency (optimizer), iter latency (sum of fwd, bwd and step latency). "
+    "Counts are those of one counted global step, latencies means of the timed ones: all micro-steps, up to one "
+    "optimizer attempt. Estimated "
+    "lines take the bwd flops from the fwd flops, as DeepSpeed does; measured lines take those that autograd ran, "
+    "recomputation included."
+)
+
+_NOTATIONS_WITHOUT_TRAINING = (
+    "data parallel size (dp_size: ranks that see different data), model parallel size (mp_size: tensor-parallel "
+    "ranks), number of parameters (params), number of multiply-adds of matmul-like operators (MACs), number of "
+    "floating-point operations (flops: two a MAC), floating-point operations per second (FLOPS), fwd latency (forward "
+    "pass). Counts are those of one counted batch, latencies means of the timed ones. This loop does not train."
+)
+"""The same for a loop that only runs the model forward."""
+
+
+def summary_lines(profile: Profile) -> list[str]:
+    """DeepSpeed's lines, labels and order; between them the measured lines and the trainable parameters."""
+    context, flops, rates, timing = profile.context, profile.flops, profile.rates, profile.timing
+    factor = f"{2 + profile.settings.recompute_fwd_factor:g}"
+    bwd_flops = f"{factor} * fwd flops per GPU"
+    fwd_bwd_flops = f"{3 + profile.settings.recompute_fwd_factor:g} * fwd flops per GPU"
+    if flops.without_backward:  # DeepSpeed's formulas would not give these figures
+        bwd_flops, fwd_bwd_flops = f"{factor} * fwd flops with bwd", f"(fwd + {factor} * fwd with bwd)"
+    model = _of_model(profile)
+
+    def rate(value: float | None, *words: str) -> str:
+        return marked_before(si(value, "FLOPS"), *words, *_bound(profile)) if value is not None else si(None)
+
+    def count(text: str) -> str:
+        return marked_before(text, *_bound(profile))
+
+    lines = [
+        title("Flops Profiler"),
+        f"Profile Summary at {context.step_word} {profile.profile_step}:",
+        *_when_lines(profile),
+        *_where_lines(profile),
+        *paragraph(_about_rates(profile)),
+        *paragraph(_NOTATIONS if context.trains else _NOTATIONS_WITHOUT_TRAINING, first="Notations: "),
+        "",
+        line("world size", plain(context.world_size)),
+        line("data parallel size", plain(context.dp_size)),
+        line("model parallel size", plain(context.tp_size)),
+        line("batch size per GPU", plain(context.micro_batch_size)),
+        *_micro_step_lines(profile),
+        line("params per GPU", si(profile.local_params)),
+        line(model.params_label, marked_before(si(model.params), *model.marks)),
+        line(f"trainable params {model.words}", marked_before(si(model.trainable_params), *model.marks)),
+        line("fwd MACs per GPU", count(si(flops.forward / 2, "MACs"))),
+        line("fwd flops per GPU", count(si(flops.forward))),
+        line(model.forward_label, marked_before(si(model.forward), *model.marks, *_bound(profile))),
+        line("fwd latency", duration(timing.forward_sec if timing else None)),
+        line("fwd FLOPS per GPU = fwd flops per GPU / fwd latency", rate(rates.forward_flops_per_sec)),
+    ]
+    if not context.trains:
+        return [*lines, line("samples/second", _samples_per_sec(profile))]
+    return [
+        *lines,
+        line("bwd latency", duration(timing.backward_sec if timing else None)),
+        line(
+            f"bwd FLOPS per GPU = {bwd_flops} / bwd latency",
+            rate(rates.backward_flops_per_sec_estimated, "estimated"),
+        ),
+        line(
+            f"bwd FLOPS per GPU = {'bwd+recomputed flops' if flops.recompute else 'bwd flops per GPU'} / bwd latency",
+            rate(rates.backward_flops_per_sec, "measured"),
+        ),
+        line(
+            f"fwd+bwd FLOPS per GPU = {fwd_bwd_flops} / (fwd+bwd latency)",
+            rate(rates.forward_backward_flops_per_sec_estimated, "estimated"),
+        ),
+        line(
+            "fwd+bwd FLOPS per GPU = "
+            + ("fwd+bwd+recomputed flops" if flops.recompute else "fwd+bwd flops per GPU")
+            + " / (fwd+bwd latency)",
+            rate(rates.forward_backward_flops_per_sec, "measured"),
+        ),
+        line("step latency", duration(timing.optimizer_sec if timing else None)),
+        line("iter latency", duration(timing.iter_sec if timing else None)),
+        line(
+            f"FLOPS per GPU = {fwd_bwd_flops} / iter latency",
+            rate(rates.iter_flops_per_sec_estimated, "estimated"),
+        ),
+        line("FLOPS per GPU = hardware flops per GPU / iter latency", rate(rates.iter_flops_per_sec, "measured")),
+        line("samples/second", _samples_per_sec(profile)),
+    ]
+
+
+class _OfModel(NamedTuple):
+    """What the report says of the whole model, or of a pipeline's stage where the other stages are not known."""
+
+    words: str
+    marks: tuple[str, ...]
+    """Stand before each figure."""
+    params_label: str
+    params: int | None
+    trainable_params: int | None
+    forward_label: str
+    forward: int | None
+
+
+def _of_model(profile: Profile) -> _OfModel:
+    context, ranks = profile.context, profile.ranks
+    words = "of model"
+    marks: tuple[str, ...] = ()
+    if ranks is not None:
+        marks = (whose(ranks),) if ranks.absences else ()
+        params, trainable_params = ranks.params, ranks.trainable_params
+    else:
+        params, trainable_params = profile.params, profile.trainable_params
+        if context.pp_size > 1:
+            words, marks = "of stage", (f"stage {context.pp_rank} of {context.pp_size}",)
+    local = profile.local_params
+    params_label = f"params {words}"
+    if local is not None and params == local * context.tp_size:
+        params_label += " = params per GPU * mp_size"
+    factor, factor_words = context.tp_size, "mp_size"
+    for size, word in ((context.cp_size, "cp_size"), (context.sp_size, "sp_size")):
+        if size > 1:
+            factor, factor_words = factor * size, f"{factor_words} * {word}"
+    forward: int | None = profile.flops.forward * factor
+    forward_words = f"fwd flops per GPU * {factor_words}"
+    if ranks is not None:
+        of_model = None if ranks.flops_of_model is None else ranks.flops_of_model.forward
+        if of_model != forward:  # ranks differ: stages, or uneven batches
+            forward, forward_words = of_model, "fwd flops of all GPUs / dp_size"
+    return _OfModel(
+        words=words,
+        marks=marks,
+        params_label=params_label,
+        params=params,
+        trainable_params=trainable_params,
+        forward_label=f"fwd flops {words} = {forward_words}",
+        forward=forward,
+    )
+
+
+def _about_rates(profile: Profile) -> str:
+    """What a reader who knows the figures above must know of those below."""
+    latency = "iter latency" if profile.context.trains else "fwd latency"
+    job = profile.job_rates
+    wall = (
+        "" if job.samples_per_sec is None else f": over the wall clock they are {plain(job.samples_per_sec)} a second"
+    )
+    return (
+        f"As DeepSpeed prints it, under its labels: GPU is whatever device the run is on, FLOPS a rate (FLOP/s), and "
+        f"samples/second are over the {latency}{wall}."
+    )
+
+
+def _when_lines(profile: Profile) -> list[str]:
+    word, run = profile.context.step_word, profile.context.run_word
+    many = plural(word, 2)
+    timing = f"no {word}"
+    if profile.timed_steps:
+        timing = f"{len(profile.timed_steps)} of {profile.settings.timing_steps} {many}, {_ranges(profile.timed_steps)}"
+    counted = f"{many} {_ranges(profile.counted_steps)}" if len(profile.counted_steps) > 1 else f"{word} "
+    if len(profile.counted_steps) == 1:
+        counted += plain(profile.counted_steps[0])
+    elif not profile.counted_steps:
+        counted = f"no whole {word}"
+    return paragraph(
+        f"The report came out at {word} {profile.report_step}. Counted: {counted}. Timed: {timing}. ({many.title()} of "
+        f"this {run}; the first is 0.)"
+    )
+
+
+def _where_lines(profile: Profile) -> list[str]:
+    context = profile.context
+    parallel = [
+        f"{name} {size}"
+        for name, size in (
+            ("dp", context.dp_size),
+            ("tp", context.tp_size),
+            ("pp", context.pp_size),
+            ("cp", context.cp_size),
+            ("sp", context.sp_size),
+            ("ep", context.ep_size),
+        )
+        if size != 1
+    ]
+    parts = [
+        f"{context.device_name or 'unknown device'} ({context.device_type})",
+        *([f"precision {context.precision}"] if context.precision else []),
+        *([f"strategy {context.strategy}"] if context.strategy else []),
+        f"rank {context.rank} of {context.world_size}" + (f" ({', '.join(parallel)})" if parallel else ""),
+        f"{context.framework} {context.framework_version}",
+        *([f"torch {context.torch_version}"] if context.framework != "torch" else []),
+    ]
+    return paragraph(", ".join(parts), first="On: ", rest="    ")
+
+
+def _micro_step_lines(profile: Profile) -> list[str]:
+    """How many batches and samples a step has, where it is not one batch of the size above."""
+    size, trains = profile.context.micro_batch_size, profile.context.trains
+    lines = []
+    if profile.micro_steps != 1 and trains:
+        lines.append(line("micro-steps of a global step", plain(profile.micro_steps)))
+    if size is not None and profile.samples is not None and (profile.micro_steps != 1 or profile.samples != size):
+        about = ", on average" if profile.variable else ""
+        lines.append(line(f"samples per GPU in a {profile.step_name}{about}", plain(profile.samples)))
+    return lines
+
+
+def _bound(profile: Profile) -> list[str]:
+    return ["lower bound"] if profile.lower_bound else []
+
+
+def _samples_per_sec(profile: Profile) -> str:
+    value = profile.job_rates.iter_samples_per_sec
+    return plain(value) if value is None else f"{value:.2f}"
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Indexes, with runs joined: 3, 4, 5, 9 is "3-5, 9"."""
+    return ", ".join(map(run_text, runs_of(steps)))

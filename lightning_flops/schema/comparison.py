@@ -1,0 +1,227 @@
+"""Two runs compared: every nanosecond of the difference of their steps with its cause, and its JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.schema import dataclass_json, shown
+
+SCHEMA_VERSION = 1
+"""Version of the JSON that ``Comparison.to_json`` writes; it goes up whenever a field changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Causes:
+    """The time of something in run A and in run B, and what the difference B - A comes from.
+
+    ``work_ns + efficiency_ns + waiting_ns = difference_ns = b_ns - a_ns``, to the nanosecond. The fields below these
+    say what work and waiting consist of, and add up to them. Below zero: less work, the same work faster, less
+    waiting.
+    """
+
+    a_ns: int
+    """Of one step of A."""
+    b_ns: int
+    """Of one step of B."""
+    difference_ns: int
+    """B - A."""
+    work_ns: int
+    """More work: other counts of FLOPs or bytes, and modules that only one of the runs has."""
+    efficiency_ns: int
+    """Worse efficiency: the same work, slower."""
+    waiting_ns: int
+    """More waiting: for data, for other ranks, for the host, and for the loop around the model."""
+    work_flops_ns: int
+    """Of the work: FLOPs changed."""
+    work_bytes_ns: int
+    """Of the work: bytes changed."""
+    work_modules_ns: int
+    """Of the work: modules that are new or gone."""
+    waiting_data_ns: int
+    """Of the waiting: the loop waits for its next batch."""
+    waiting_communication_ns: int
+    """Of the waiting: communication that no computation hides, and a pipeline's bubble."""
+    waiting_idle_ns: int
+    """Of the waiting: the device has nothing to run while the host prepares."""
+    waiting_loop_ns: int
+    """Of the waiting: batches move to the device; callbacks, logging, schedulers and what else the loop does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseInterval:
+    """Between which values a difference of mean steps would lie if both runs went on as they did."""
+
+    low_ns: int
+    """The lower end."""
+    high_ns: int
+    """The upper end."""
+    beyond: bool
+    """Zero is outside of it: the difference is more than the spread of the timed steps explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDifference:
+    """The whole step, or one part of it, in both runs."""
+
+    name: str
+    """As in ``PartTiming``; parts that one of the runs cannot tell apart stand together."""
+    causes: Causes
+    """Means over the timed steps, and the difference by cause."""
+    by_module: bool
+    """Whether the rows of modules hold this part: they and ``(outside)`` then add up to it, less its waiting."""
+    difference: NoiseInterval | None
+    """Of the whole difference. None, like the next three, if single steps are not known or are too few."""
+    work: NoiseInterval | None
+    """Of ``causes.work_ns``."""
+    efficiency: NoiseInterval | None
+    """Of ``causes.efficiency_ns``."""
+    waiting: NoiseInterval | None
+    """Of ``causes.waiting_ns``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSide:
+    """One module in one of the runs; counts are of one step, without the modules below it."""
+
+    name: str
+    """Qualified name; the root is ``""``, what no module owns ``(outside)``."""
+    type_name: str
+    """Class of the module."""
+    params: int
+    """Unique parameters of the module and all below it."""
+    flops: int
+    """Forward, backward and recomputation."""
+    bytes: int
+    """Read and written by its operators, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleDifference:
+    """One module in both runs, or in one of them."""
+
+    a: ModuleSide | None
+    """In run A; None if it is new in B."""
+    b: ModuleSide | None
+    """In run B; None if it is gone."""
+    matched_by: Literal["name", "structure", "shape", "nothing"]
+    """``structure``: another name, the same tree of classes, settings, parameters and FLOPs. ``shape``: another name,
+    the same tree of classes in the same place. ``nothing``: only one of the runs has it."""
+    own: Causes
+    """Its time, forward and backward, without the modules below it; all zero where times of modules are not known."""
+    forward: Causes
+    """Of ``own``, the forward."""
+    backward: Causes
+    """Of ``own``, the backward with what it repeats of the forward."""
+    whole: Causes
+    """With the modules below it."""
+    noise_ns: int | None
+    """How far single steps stray: an own difference up to this may be the chance of the one traced step. None if single
+    steps are not known."""
+    beyond_noise: bool | None
+    """Whether the own difference is more than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingDifference:
+    """What is set up differently in the two runs, as text."""
+
+    name: str
+    """Where it stands in a profile: ``context.world_size``."""
+    a: str
+    """In run A."""
+    b: str
+    """In run B."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureDifference:
+    """One figure of ``Profile.summary()`` in both runs."""
+
+    name: str
+    """As there."""
+    a: float | None
+    """In run A; None if it is not known there."""
+    b: float | None
+    """In run B."""
+    ratio: float | None
+    """B / A; 1 if both are 0. None if it is not known, or only A is 0."""
+    ratio_low: float | None
+    """Lower end of the ratio's noise; the ratio itself for a count, which has none. None if it is not known."""
+    ratio_high: float | None
+    """Upper end."""
+    reason: str
+    """Why the ratio or its noise is None; empty if neither is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """One of the two runs."""
+
+    source: str
+    """File, folder or URL it was read from, or ``A`` and ``B``."""
+    profile_step: int
+    """Of its profile."""
+    timed_steps: int
+    """How many steps its times are means over."""
+    model: str
+    """Class of its root module; empty if it was not described."""
+    device: str
+    """Name of its device."""
+    starved: str
+    """What was measured if it had too little processor time, which qualifies all its times; empty if it had enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison:
+    """Run B held against run A; immutable."""
+
+    schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
+    a: ComparedRun
+    """What is compared with."""
+    b: ComparedRun
+    """What is compared."""
+    step_name: str
+    """What a step is: ``global step``, or ``batch`` in runs that do not train."""
+    settings: tuple[SettingDifference, ...]
+    """Device, ranks, batch, versions and settings that differ; what bears most on speed first."""
+    figures: tuple[FigureDifference, ...]
+    """Each number of ``Profile.summary()``."""
+    step: PartDifference
+    """The whole step: the sum of its parts."""
+    parts: tuple[PartDifference, ...]
+    """Every part of a step."""
+    modules: tuple[ModuleDifference, ...]
+    """In B's tree order, the root first, each module that is gone behind those of B; last what no module owns."""
+    flops_per_byte: int
+    """FLOPs that one byte weighs in the sum that work is measured by: the devices' peak ÷ memory bandwidth, or 10."""
+    confidence: float
+    """Of the noise intervals."""
+    notes: tuple[str, ...]
+    """What could not be told, or was joined to something else, in sentences."""
+
+    def __repr__(self) -> str:
+        """The difference in one line; ``to_json`` has every field."""
+        return shown.find().line(self)
+
+    def __str__(self) -> str:
+        """The report."""
+        return shown.find().text(self)
+
+    def to_json(self) -> str:
+        """The comparison as indented JSON, the same text for equal comparisons."""
+        return dataclass_json.dump(self)
+
+    def to_html(self) -> str:
+        """The comparison as a page: one HTML file with everything in it, which needs no network and opens from disk."""
+        return shown.find().whole_page(self)
+
+    @staticmethod
+    def from_json(text: str) -> Comparison:
+        """The comparison that ``to_json`` wrote as *text*.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+        """
+        return dataclass_json.load(Comparison, text, version_field="schema_version", version=SCHEMA_VERSION)

@@ -1,0 +1,180 @@
+"""Profiles read back from where runs wrote them: one file, or all that lie in a folder of logs, also behind a URL."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.schema.dataclass_json import LONGEST_PROFILE
+from lightning_flops.schema.profile import Profile
+
+_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
+"""``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``."""
+
+_LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")
+"""The middle of a name of rank 0: of a training run, or of another loop."""
+
+_MOST_BYTES: Final = 4 * LONGEST_PROFILE + 1
+"""More would be more characters than are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """The profiles of one run that lie in one folder."""
+
+    name: str
+    """The folder below the one that was searched; with the loop and the rank, if files name them."""
+    windows: tuple[Profile, ...]
+    """In the order in which they were written."""
+    problems: tuple[str, ...]
+    """Files that could not be read, in sentences."""
+
+
+def read_runs(path: str) -> tuple[FoundRun, ...]:
+    """Every run whose profiles lie at *path*, by name; runs of which no file could be read are there, with the reasons.
+
+    Args:
+        path: a profile.json, or a folder that has such files anywhere below it; a local path or any URL that fsspec
+            opens.
+
+    Raises:
+        LightningFlopsError: there is nothing at *path*, it has no profile, or the one file cannot be read.
+    """
+    place = _Place(path)
+    if not place.is_folder:
+        name = place.root.rstrip("/").rpartition("/")[2]
+        return (FoundRun(name=name, windows=(place.read(place.root),), problems=()),)
+    runs: dict[str, list[tuple[int, str]]] = {}
+    for one in place.profiles():
+        below = one.folder[len(place.root.rstrip("/")) :].strip("/") or one.folder.rpartition("/")[2]
+        runs.setdefault(f"{below}{one.whose.replace('.', ' ')}", []).append((one.number, one.file))
+    return tuple(_read_run(place, run, [file for _, file in sorted(files)]) for run, files in sorted(runs.items()))
+
+
+def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
+    """The one profile that *path* stands for, and the file it was read from.
+
+    Args:
+        path: a profile's file; or a folder of logs: its own profile, or, if it has none, the one that was written last
+            in a folder below it. Of a run that was profiled several times, the last profile; one of training goes
+            before one of another loop. A local path, or a URL of any file system that fsspec knows.
+
+    Raises:
+        LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
+    """
+    place = _Place(os.fspath(path))
+    if not place.is_folder:
+        return place.read(place.root), place.given
+    found = [one for one in place.profiles() if _LOOP.fullmatch(one.whose)]
+    if not found:
+        raise place.has_none
+    in_place = place.root.rstrip("/")
+    last = max(
+        found, key=lambda one: (one.folder.rstrip("/") == in_place, not one.whose, one.written, one.number, one.file)
+    )
+    return place.read(last.file), place.shown(last.file)
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundFile:
+    """A file whose name is one that runs give to a profile."""
+
+    file: str
+    folder: str
+    whose: str
+    number: int
+    written: float
+    """When, in seconds; 0 if the file system does not say."""
+
+
+class _Place:
+    """A file or a folder of some file system.
+
+    Raises:
+        LightningFlopsError: there is nothing, or nobody knows how to look.
+    """
+
+    def __init__(self, given: str) -> None:
+        self.given = given
+        try:
+            self._system, self.root = fsspec.core.url_to_fs(given)
+            self.is_folder = bool(self._system.isdir(self.root))
+            there = self.is_folder or self._system.exists(self.root)
+        except Exception as error:  # an unknown protocol, or whatever a client library raises
+            raise LightningFlopsError(f"{given}: cannot be read: {_words(error)}") from error
+        if not there:
+            raise LightningFlopsError(f"{given}: there is no such file or folder")
+
+    @property
+    def has_none(self) -> LightningFlopsError:
+        """What to raise for a folder without a profile."""
+        return LightningFlopsError(f"{self.given}: no profile.json is in this folder or below it")
+
+    def profiles(self) -> Sequence[_FoundFile]:
+        """The profiles anywhere below the folder, at least one."""
+        try:
+            files = self._system.find(self.root, detail=True)
+        except Exception as error:
+            raise LightningFlopsError(f"{self.given}: cannot be read: {_words(error)}") from error
+        found = []
+        for file, about in sorted(files.items()):
+            folder, _, name = file.rpartition("/")
+            match = _FILE.fullmatch(name)
+            if match is not None:
+                found.append(_FoundFile(file, folder, match["whose"], int(match["number"] or 1), _written(about)))
+        if not found:
+            raise self.has_none
+        return found
+
+    def read(self, file: str) -> Profile:
+        """The profile in *file*."""
+        shown = self.shown(file)
+        try:
+            with self._system.open(file, "rb") as stream:
+                text = stream.read(_MOST_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise LightningFlopsError(f"{shown}: the profile is not UTF-8") from error
+        except Exception as error:  # file systems raise what their client libraries raise
+            raise LightningFlopsError(f"{shown}: cannot be read: {_words(error)}") from error
+        try:
+            return Profile.from_json(text)
+        except LightningFlopsError as error:
+            raise LightningFlopsError(f"{shown}: {error}") from error
+
+    def shown(self, file: str) -> str:
+        """*file* as a user would write it."""
+        if file == self.root:
+            return self.given
+        protocol = self._system.protocol
+        if "file" in (protocol if isinstance(protocol, tuple) else (protocol,)):
+            relative = os.path.relpath(file)
+            return file if relative.startswith("..") else str(Path(relative))
+        return str(self._system.unstrip_protocol(file))
+
+
+def _read_run(place: _Place, name: str, files: Sequence[str]) -> FoundRun:
+    windows: list[Profile] = []
+    problems: list[str] = []
+    for file in files:
+        try:
+            windows.append(place.read(file))
+        except LightningFlopsError as error:
+            problems.append(str(error))
+    return FoundRun(name=name, windows=tuple(windows), problems=tuple(problems))
+
+
+def _written(about: Mapping[str, Any]) -> float:
+    moment = about.get("mtime") or about.get("LastModified") or about.get("updated") or 0
+    moment = moment.timestamp() if hasattr(moment, "timestamp") else moment
+    return float(moment) if isinstance(moment, (int, float)) else 0.0
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -1,0 +1,170 @@
+"""TensorBoard's tab "FLOPs": the page of a profile, for the runs that TensorBoard shows.
+
+TensorBoard finds it by the entry point ``tensorboard_plugins``. It reads what the profiler wrote into the event files,
+so it shows the runs of a remote log folder as well. Neither torch nor a training framework is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from tensorboard import errors, plugin_util
+from tensorboard.backend import http_util
+from tensorboard.data.provider import RunTagFilter
+from tensorboard.plugins import base_plugin
+from werkzeug import wrappers
+
+from lightning_flops.config.values import BLOCK
+from lightning_flops.errors import ProfileFormatError
+from lightning_flops.report.html_page import bundled, package_version
+from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.profile import Profile
+from lightning_flops.sinks.tensorboard_tab import PLUGIN
+
+_FRONTEND: Final = {"index.js": "text/javascript", "page.js": "text/javascript", "style.css": "text/css"}
+_MOST_BYTES: Final = dataclass_json.LONGEST_PROFILE
+_WINDOW: Final = "window"
+
+_App = Callable[..., Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    run: str
+    tag: str
+    figures: Mapping[str, Any]
+
+
+class FlopsPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
+    """Serves the page's files, the list of runs, and one profile at a time.
+
+    Args:
+        context: TensorBoard's ``TBContext``.
+    """
+
+    plugin_name = PLUGIN
+
+    def __init__(self, context: base_plugin.TBContext) -> None:
+        super().__init__(context)
+        self._data = context.data_provider
+
+    def is_active(self) -> bool:
+        """Whether to show the tab without asking for data: no. TensorBoard shows it where a run has data for it."""
+        return False
+
+    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
+        """The tab's name and its script."""
+        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="FLOPs", disable_reload=True)
+
+    def get_plugin_apps(self) -> dict[str, _App]:
+        """What is served, by address below the plugin's own."""
+        served = {f"/{name}": _serves(name, kind) for name, kind in _FRONTEND.items()}
+        return {**served, "/runs": _application(self._runs), "/profile": _application(self._profile)}
+
+    def _runs(self, request: wrappers.Request) -> wrappers.Response:
+        """Every run with a few figures of each of its windows."""
+        runs: dict[str, list[_Window]] = {}
+        problems: dict[str, list[str]] = {}
+        listed = self._data.list_tensors(
+            plugin_util.context(request.environ),
+            experiment_id=plugin_util.experiment_id(request.environ),
+            plugin_name=PLUGIN,
+        )
+        for run, tags in sorted(listed.items()):
+            for tag, series in tags.items():
+                name = _name_of(run, tag)
+                figures = _figures(series.plugin_content)
+                if figures is None:
+                    problems.setdefault(name, []).append(f"{tag}: its figures cannot be read")
+                else:
+                    runs.setdefault(name, []).append(_Window(run, tag, figures))
+        document = {
+            "kind": "profiles",
+            "written_by": package_version(),
+            "runs": [
+                {
+                    "name": name,
+                    "windows": [
+                        {**one.figures, "address": urlencode({"run": one.run, "tag": one.tag})}
+                        for one in sorted(runs.get(name, ()), key=lambda one: one.figures["profile_step"])
+                    ],
+                    "problems": problems.get(name, []),
+                }
+                for name in sorted({*runs, *problems})
+            ],
+        }
+        return _answer(request, json.dumps(document), "application/json")
+
+    def _profile(self, request: wrappers.Request) -> wrappers.Response:
+        """The profile of one window."""
+        run, tag = request.args.get("run", ""), request.args.get("tag", "")
+        try:
+            found = self._data.read_tensors(
+                plugin_util.context(request.environ),
+                experiment_id=plugin_util.experiment_id(request.environ),
+                plugin_name=PLUGIN,
+                downsample=100,
+                run_tag_filter=RunTagFilter(runs=[run], tags=[tag]),
+            )
+        except errors.NotFoundError:
+            found = {}
+        series = found.get(run, {}).get(tag, [])
+        if not series:
+            return _answer(request, "There is no such window any more.", "text/plain", code=404)
+        try:
+            profile = Profile.from_json(_unpacked(series[-1].numpy.item()))
+        except (ProfileFormatError, ValueError, TypeError, zlib.error) as error:
+            return _answer(request, str(error), "text/plain", code=422)
+        return _answer(request, dataclass_json.dump(profile, indented=False), "application/json")
+
+
+def _application(answer: Callable[[wrappers.Request], wrappers.Response]) -> _App:
+    app: _App = wrappers.Request.application(answer)
+    return app
+
+
+def _serves(name: str, kind: str) -> _App:
+    return _application(lambda request: _answer(request, bundled(name), kind))
+
+
+def _answer(request: wrappers.Request, content: str, kind: str, code: int = 200) -> wrappers.Response:
+    """*content* with the headers that TensorBoard gives its own answers, among them its policy."""
+    answer: wrappers.Response = http_util.Respond(request, content, kind, code=code)
+    return answer
+
+
+def _name_of(run: str, tag: str) -> str:
+    """How the page calls the windows of *tag*: by TensorBoard's run, and by the tag's prefix if that is another."""
+    prefix = tag.rpartition(f"/{_WINDOW}/")[0]
+    whose = prefix.removeprefix(BLOCK).strip("/")
+    return f"{run} {whose}".strip() if whose else run
+
+
+def _figures(content: bytes) -> Mapping[str, Any] | None:
+    """The figures that stand beside a profile; None if they are not what ``window_figures`` gives."""
+    try:
+        figures = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(figures, dict) or not isinstance(figures.get("profile_step"), int):
+        return None
+    return figures if isinstance(figures.get("parts_sec"), dict) else None
+
+
+def _unpacked(packed: bytes) -> str:
+    """The text that ``packed`` compressed.
+
+    Raises:
+        ValueError: it is longer than any profile that is read, cut off or no text.
+        zlib.error: it was not compressed by gzip.
+    """
+    reader = zlib.decompressobj(wbits=31)
+    content = reader.decompress(packed, _MOST_BYTES)
+    if not reader.eof:
+        raise ValueError("the profile in the event file is cut off or too long")
+    return content.decode("utf-8")

@@ -1,0 +1,297 @@
+"""The budget of a step; the rows of every one are worked out by hand, in nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.analysis.advice_rules import LOW_MFU
+from lightning_flops.analysis.budget import ROWS_OF_RULE, SecondsAtPeak, build_budget, seconds_at_peak
+from lightning_flops.config import AdviceThresholds, ProfilerConfig
+from lightning_flops.records import PhaseSeconds
+from lightning_flops.schema.budget import Budget
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.trace import PartFilling, StepFilling, TracedStep
+from tests.report import windows
+from tests.report.traced_windows import mlp_traced, transformer_traced
+from tests.report.windows import build_profile, cell
+
+PEAK = ProfilerConfig(peak_flops_per_sec=700e9)
+
+
+def rows(budget: Budget | None) -> dict[str, int]:
+    assert budget is not None
+    assert sum(row.time_ns for row in budget.rows) == budget.wall_ns
+    return {row.key: row.time_ns for row in budget.rows}
+
+
+def test_shares_of_the_traced_step_divide_the_times_of_the_timed_steps() -> None:
+    window, traced = mlp_traced()
+    profile = build_profile(window, config=PEAK, traced=traced)
+    # Timed: data wait 2 ms, forward 6, backward 8, optimizer 2, other 2. Traced: forward 5 ms, of it 2.6 products and
+    # 0.3 others; backward 10, of it 6.5 products; optimizer 3, of it 2.5 others.
+    # Products: 6 * 2.6 / 5 + 8 * 6.5 / 10 = 8.32 ms; 1.4 GFLOPs at 700 GFLOP/s are 2 ms of them.
+    # Others: 6 * 0.3 / 5 + 2 * 2.5 / 3 = 2.026667 ms. Idle: 6 * 2.1 / 5 + 8 * 3.5 / 10 + 2 * 0.5 / 3 = 5.653333 ms.
+    assert rows(profile.budget) == {
+        "model": 2_000_000,
+        "matmul": 6_320_000,
+        "other_operators": 2_026_667,
+        "idle": 5_653_333,
+        "data_wait": 2_000_000,
+        "other": 2_000_000,
+    }
+    assert profile.budget is not None
+    assert (profile.budget.traced_step, profile.budget.knows_peak, profile.budget.notes) == (8, True, ())
+    labels = {row.key: row.label for row in profile.budget.rows}
+    assert labels["idle"] == "host between operators (Python, dispatch)"
+    assert labels["matmul"] == "matmul-like operators slower than the peak"
+
+
+def test_without_a_trace_what_it_would_tell_is_one_row_and_named() -> None:
+    profile = build_profile(windows.mlp_window(), config=PEAK)
+    assert rows(profile.budget) == {
+        "model": 2_000_000,
+        "compute": 14_000_000,
+        "data_wait": 2_000_000,
+        "other": 2_000_000,
+    }
+    assert profile.budget is not None
+    joined = {row.key: row.joined for row in profile.budget.rows if row.joined}
+    assert joined == {"compute": ("matmul", "other_operators", "communication", "copies", "idle")}
+    assert profile.budget.traced_step is None
+    assert len(profile.budget.notes) == 1
+
+
+def test_without_a_peak_the_rows_are_times_only() -> None:
+    window, traced = mlp_traced()
+    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    assert rows(profile.budget)["matmul"] == 8_320_000
+    assert "model" not in rows(profile.budget)
+    assert profile.budget is not None
+    assert not profile.budget.knows_peak
+    assert profile.budget.rows[0].label == "matmul-like operators"
+
+
+def test_no_step_timed_is_no_budget() -> None:
+    assert build_profile(windows.untimed_window(), config=PEAK).budget is None
+
+
+def test_row_of_useful_flops_is_the_mfu_and_attention_that_is_not_executed_is_taken_back() -> None:
+    window, traced = transformer_traced()
+    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    found = rows(profile.budget)
+    # 3744 G in bfloat16 at 312 T and 240 G in float32 at 19.5 T: 12 + 12.307692 ms. Recompute 48 G, skipped 168 G.
+    assert found["model"] == 24_307_692
+    assert found["recompute"] == 153_846
+    assert found["causal_skipped"] == -538_461
+    assert profile.rates.mfu is not None
+    assert found["model"] == round(profile.rates.mfu * 100_000_000)
+
+
+def test_bytes_of_operators_without_flops_explain_a_part_of_them() -> None:
+    # The gelu of block 0 writes 0.5 GB: at 2,039 GB/s of an A100 that takes 245,218 ns. Nothing else moves such bytes.
+    window = windows.transformer_window()
+    filling = StepFilling(
+        clock="device", parts=(filled("forward", matmul=80, operators=20), filled("backward", matmul=1))
+    )
+    traced = TracedStep(index=8, like_counted=True, files=(), tables=None, own_forward_sec=None, filling=filling)
+    profile = build_profile(window, config=ProfilerConfig(), traced=traced)
+    assert profile.memory_bytes_per_sec == 2039e9
+    assert profile.budget is not None
+    assert {row.key: row.memory_ns for row in profile.budget.rows if row.memory_ns is not None} == {
+        "other_operators": 245_218
+    }
+    # Forward 30 ms of it 20% others; the optimizer's 10 ms have no trace.
+    assert rows(profile.budget)["other_operators"] == 6_000_000
+
+
+def filled(name: str, *, matmul: int = 0, operators: int = 0, idle: int = 0) -> PartFilling:
+    return PartFilling(
+        name=name, matmul_ns=matmul, operators_ns=operators, copies_ns=0, communication_ns=0, idle_ns=idle
+    )
+
+
+def part(name: str, seconds: float) -> PartTiming:
+    return PartTiming(
+        name=name,
+        mean_sec=seconds,
+        share=None,
+        minimum_sec=seconds,
+        median_sec=seconds,
+        maximum_sec=seconds,
+        deviation_sec=0.0,
+    )
+
+
+def timing(*parts: PartTiming) -> TimingProfile:
+    whole = sum(one.mean_sec for one in parts)
+    return TimingProfile(
+        timed_steps=1,
+        parts=parts,
+        global_step=part("global step", whole),
+        data_wait_sec=None,
+        transfer_sec=None,
+        forward_sec=None,
+        backward_sec=None,
+        bubble_sec=None,
+        optimizer_sec=None,
+        other_sec=None,
+        forward_backward_sec=None,
+        iter_sec=None,
+        global_step_sec=whole,
+        reader_sec=None,
+        excluded_sec={},
+    )
+
+
+def budget(
+    *parts: PartTiming, fillings: tuple[PartFilling, ...], model: float | None, clock_of_device: bool = True
+) -> Budget:
+    traced = TracedStep(
+        index=5,
+        like_counted=True,
+        files=(),
+        tables=None,
+        own_forward_sec=None,
+        filling=StepFilling(clock="device" if clock_of_device else "host", parts=fillings) if fillings else None,
+    )
+    made = build_budget(
+        timing=timing(*parts),
+        traced=traced,
+        at_peak=SecondsAtPeak(model=model, recompute=0.0, optimizer=0.0, causal_skipped=0.0),
+        memory_sec=None,
+        advice=(),
+        lower_bound=False,
+    )
+    assert made is not None
+    return made
+
+
+def test_rows_that_contradict_the_peak_are_joined_with_the_next_and_named() -> None:
+    fillings = (filled("forward", matmul=10, operators=50, idle=40),)
+    # 1 s of forward: the trace gives products 0.1 s, but at the peak they need 0.5.
+    made = budget(part("forward", 1.0), fillings=fillings, model=0.5)
+    assert rows(made) == {"model": 500_000_000, "operators": 100_000_000, "idle": 400_000_000}
+    assert made.rows[1].joined == ("matmul", "other_operators")
+    assert "matmul-like operators, other operators" in made.notes[0]
+    # Needing 0.7 s they do not fit into all operators either.
+    made = budget(part("forward", 1.0), fillings=fillings, model=0.7)
+    assert rows(made) == {"model": 700_000_000, "compute": 300_000_000}
+    assert made.rows[1].joined == ("matmul", "other_operators", "idle")
+
+
+def test_a_peak_that_the_step_beats_is_wrong_and_gives_no_row() -> None:
+    made = budget(part("forward", 1.0), fillings=(), model=1.5)
+    assert rows(made) == {"compute": 1_000_000_000}
+    assert not made.knows_peak
+    assert "peak is wrong" in made.notes[-1]
+
+
+def test_phases_that_cannot_be_told_apart_are_divided_together() -> None:
+    fillings = (
+        filled("forward", matmul=30, idle=10),
+        filled("backward", matmul=50, operators=10),
+        filled("other", idle=5),
+    )
+    made = budget(part("forward + backward", 1.0), part("other", 0.25), fillings=fillings, model=None)
+    assert rows(made) == {
+        "matmul": 800_000_000,
+        "other_operators": 100_000_000,
+        "idle": 100_000_000,
+        "other": 250_000_000,
+    }
+
+
+def test_flops_at_a_peak_that_is_not_known_stay_in_the_row_that_follows_and_its_name_says_so() -> None:
+    cells = (cell("", "forward", 100), cell("", "recompute", 7, dtype="float8"))
+    at_peak = seconds_at_peak(cells, peak_of={"float32": 1000.0}.get, counted_steps=1)
+    assert at_peak == SecondsAtPeak(model=0.1, recompute=None, optimizer=0.0, causal_skipped=0.0)
+    traced = TracedStep(
+        index=5,
+        like_counted=True,
+        files=(),
+        tables=None,
+        own_forward_sec=None,
+        filling=StepFilling(clock="device", parts=(filled("forward", matmul=1),)),
+    )
+    made = build_budget(
+        timing=timing(part("forward", 1.0)),
+        traced=traced,
+        at_peak=at_peak,
+        memory_sec=None,
+        advice=(),
+        lower_bound=False,
+    )
+    assert rows(made) == {"model": 100_000_000, "matmul": 900_000_000}
+    assert made is not None
+    assert made.rows[1].joined == ("matmul", "recompute")
+    assert made.rows[1].label == "matmul-like operators slower than the peak, with recomputed FLOPs at the peak"
+
+
+@given(
+    st.lists(st.floats(0, 1e3), min_size=5, max_size=5),
+    st.lists(st.integers(0, 10**9), min_size=6, max_size=6),
+    st.floats(0, 10),
+)
+def test_rows_add_up_to_the_step_to_the_nanosecond(seconds: list[float], filling: list[int], model: float) -> None:
+    if sum(seconds) <= 0:
+        return
+    names = ("data wait", "forward", "backward", "optimizer", "other")
+    fillings = (
+        filled("forward", matmul=filling[0], operators=filling[1], idle=filling[2]),
+        filled("backward", matmul=filling[3], operators=filling[4], idle=filling[5]),
+    )
+    made = budget(*(part(name, one) for name, one in zip(names, seconds, strict=True)), fillings=fillings, model=model)
+    assert sum(row.time_ns for row in made.rows) == made.wall_ns
+    assert abs(made.wall_ns - 1e9 * sum(seconds)) <= 0.5 + 1e-6 * sum(seconds)
+    assert all(row.time_ns >= 0 for row in made.rows)
+
+
+def test_each_row_links_to_the_advice_that_lowers_it() -> None:
+    profile: Profile = build_profile(windows.mlp_window(), config=PEAK)
+    assert {one.rule for one in profile.advice} == {"data_wait", LOW_MFU}
+    assert profile.budget is not None
+    assert {row.key: row.advice for row in profile.budget.rows if row.advice} == {"data_wait": ("data_wait",)}
+
+
+def test_time_between_the_timed_steps_stands_beside_the_step() -> None:
+    window = windows.mlp_window()
+    first = replace(window.timed_steps[0], excluded_sec={"validation": 1.5, "epoch restart": 0.25, "my own": 0.5})
+    profile = build_profile(replace(window, timed_steps=(first, *window.timed_steps[1:])), config=PEAK)
+    assert profile.budget is not None
+    # Two steps of 20 ms on average.
+    assert [(one.key, one.label, one.time_ns) for one in profile.budget.run] == [
+        ("training", "timed steps", 40_000_000),
+        ("between_epochs", "between epochs", 250_000_000),
+        ("elsewhere", "my own", 500_000_000),
+        ("validation", "validation", 1_500_000_000),
+    ]
+
+
+def test_the_profilers_own_time_is_what_counted_and_traced_batches_took_beyond_others() -> None:
+    # Three batches in 100 ms, where a timed one takes 20 ms.
+    window = replace(windows.mlp_window(), slowed_batches=3, slowed_sec=0.1)
+    profile = build_profile(window, config=PEAK)
+    assert profile.budget is not None
+    assert [one.time_ns for one in profile.budget.run if one.key == "profiler"] == [40_000_000]
+    faster = build_profile(replace(window, slowed_sec=0.05), config=PEAK)
+    assert faster.budget is not None
+    assert "profiler" not in {one.key for one in faster.budget.run}
+
+
+def test_every_threshold_belongs_to_a_rule_that_says_which_rows_it_lowers() -> None:
+    limits = AdviceThresholds.__dataclass_fields__
+    for name in limits:
+        assert any(name == rule or name.startswith(rule) for rule in ROWS_OF_RULE), name
+
+
+@pytest.mark.parametrize("bubble", [0.0, 0.004])
+def test_bubble_of_a_pipeline_is_a_row(bubble: float) -> None:
+    window = windows.mlp_window()
+    step = replace(window.timed_steps[0], seconds=PhaseSeconds(forward=0.016 - bubble, bubble=bubble, other=0.004))
+    profile = build_profile(replace(window, timed_steps=(step,)), config=PEAK)
+    assert rows(profile.budget).get("bubble", 0) == round(bubble * 1e9)

@@ -1,0 +1,100 @@
+"""Which module of one run is which of another."""
+
+from __future__ import annotations
+
+from lightning_flops.analysis.compare_modules import match_modules
+from lightning_flops.records import PhaseBytes, PhaseFlops
+from lightning_flops.schema.modules import ModuleProfile
+
+
+def module(name: str, type_name: str = "Linear", *, params: int = 0, flops: int = 0, words: str = "") -> ModuleProfile:
+    return ModuleProfile(
+        name=name,
+        type_name=type_name,
+        extra_repr=words,
+        depth=name.count(".") + 1 if name else 0,
+        params=params,
+        trainable_params=params,
+        local_params=params,
+        calls=1,
+        own=PhaseFlops(forward=flops),
+        total=PhaseFlops(forward=flops),
+        total_bytes=PhaseBytes(),
+    )
+
+
+ROOT = module("", "Net")
+
+
+def block(prefix: str, *, flops: int = 8, type_name: str = "Block") -> list[ModuleProfile]:
+    return [
+        module(prefix, type_name, params=12, flops=2 * flops),
+        module(f"{prefix}.up", params=6, flops=flops),
+        module(f"{prefix}.act", "GELU"),
+        module(f"{prefix}.down", params=6, flops=flops),
+    ]
+
+
+def partners(a: list[ModuleProfile], b: list[ModuleProfile]) -> dict[str, tuple[str, str]]:
+    found = match_modules([ROOT, *a], [ROOT, *b])
+    return {name: (partner, found.matched_by[name]) for name, partner in found.a_of_b.items() if name}
+
+
+def test_equal_names_are_partners_whatever_changed_inside() -> None:
+    assert partners(block("one"), block("one", flops=9)) == {
+        name: (name, "name") for name in ("one", "one.up", "one.act", "one.down")
+    }
+
+
+def test_a_renamed_tree_goes_as_a_whole() -> None:
+    assert partners([*block("old.0"), *block("kept")], [*block("kept"), *block("new.0")]) == {
+        **{name: (name, "name") for name in ("kept", "kept.up", "kept.act", "kept.down")},
+        **{f"new.0{end}": (f"old.0{end}", "structure") for end in ("", ".up", ".act", ".down")},
+    }
+
+
+def test_renamed_trees_of_one_kind_are_paired_in_order() -> None:
+    found = partners([*block("old0"), *block("old1")], [*block("new0"), *block("new1")])
+    assert {name: partner for name, (partner, _) in found.items() if "." not in name} == {
+        "new0": "old0",
+        "new1": "old1",
+    }
+
+
+def test_a_module_inside_a_renamed_one_can_be_renamed_too() -> None:
+    changed = [one for one in block("new") if not one.name.endswith("up")]
+    changed.insert(1, module("new.wide", params=6, flops=8))
+    assert partners(block("old"), changed)["new.wide"] == ("old.up", "structure")
+
+
+def test_a_renamed_tree_with_other_counts_is_found_in_its_place_by_its_classes() -> None:
+    found = partners(block("old", flops=8), block("new", flops=16))
+    assert found == {f"new{end}": (f"old{end}", "shape") for end in ("", ".up", ".act", ".down")}
+
+
+def test_a_layer_put_before_others_moves_their_names_and_not_their_partners() -> None:
+    a = [module("0", params=4, flops=1), module("1", "ReLU"), module("2", params=5, flops=2)]
+    b = [module("0", "LayerNorm"), module("1", params=4, flops=1), module("2", "ReLU"), module("3", params=5, flops=2)]
+    found = partners(a, b)
+    assert (found["1"], found["2"], found["3"]) == (("0", "structure"), ("1", "structure"), ("2", "structure"))
+    assert "0" not in found
+
+
+def test_a_class_that_was_replaced_keeps_its_name() -> None:
+    assert partners([module("norm", "LayerNorm", params=8)], [module("norm", "RMSNorm", params=4)]) == {
+        "norm": ("norm", "name")
+    }
+
+
+def test_new_and_gone_modules_have_no_partner() -> None:
+    assert partners([module("gone", "Conv2d", params=3)], [module("new", "LSTM", params=3)]) == {}
+    # One that has no parameters is like many others; elsewhere it is not taken for the same.
+    a = [module("a", "Old", params=1), module("a.drop", "Dropout")]
+    b = [module("b", "New", params=2), module("b.drop", "Dropout")]
+    assert partners(a, b) == {}
+
+
+def test_nobody_has_two_partners() -> None:
+    found = match_modules([ROOT, *block("x"), *block("y")], [ROOT, *block("z")])
+    assert len(set(found.a_of_b.values())) == len(found.a_of_b)
+    assert found.a_of_b["z"] == "x"

@@ -1,0 +1,236 @@
+"""Real runs compared: what was changed in the second is named, with its cause and its size.
+
+What is changed takes 100 ms in one part of the step, more than a machine that does other things adds to that part. What
+chance does is tested with a clock that moves by random numbers from a seed: nobody knows how far a busy machine strays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_flops import Comparison, Profile, compare_profiles, profile_training
+from lightning_flops.records import OUTSIDE
+from lightning_flops.schema.comparison import ModuleDifference, NoiseInterval, PartDifference
+from tests.fake_clock import FakeNow
+
+BATCH, WIDTH = 16, 64
+CHANGE_SEC = 0.1
+MS = 1e6
+TOLERANCE_MS = 40
+"""What a busy machine adds to one of two runs, or to a single step of it, without that being seen in its spread."""
+
+
+def busy(seconds: float) -> None:
+    """Do nothing useful for *seconds*."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+class Block(nn.Module):
+    def __init__(self, wait: Callable[[], None], hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, hidden)
+        self.down = nn.Linear(hidden, WIDTH)
+        self._wait = wait
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self._wait()
+        result: torch.Tensor = self.down(self.up(rows).relu())
+        return result
+
+
+class Net(nn.Module):
+    def __init__(self, wait: Callable[[], None], hidden: int, name: str = "second") -> None:
+        super().__init__()
+        self.first = Block(lambda: None, WIDTH)
+        self.add_module(name, Block(wait, hidden))
+        self._name = name
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.get_submodule(self._name)(self.first(rows))
+        return result
+
+
+class SGD(torch.optim.SGD):
+    def __init__(self, parameters: Any, wait: Callable[[], None]) -> None:
+        super().__init__(parameters, lr=0.01)
+        self._wait = wait
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        self._wait()
+        return super().step(closure)
+
+
+class Rows(Dataset[torch.Tensor]):
+    def __init__(self, batches: int, wait: Callable[[], None]) -> None:
+        self._rows = batches * BATCH
+        self._wait = wait
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        if place % BATCH == 0:
+            self._wait()
+        return torch.full((WIDTH,), place / self._rows)
+
+
+def nothing() -> None:
+    """Take no time."""
+
+
+def profile(
+    *,
+    forward: Callable[[], None] = nothing,
+    load: Callable[[], None] = nothing,
+    update: Callable[[], None] = nothing,
+    hidden: int = WIDTH,
+    name: str = "second",
+    timing_steps: int = 8,
+    trace: bool = True,
+) -> Profile:
+    """The profile of a run in which each of these places takes its time."""
+    net = Net(forward, hidden, name)
+    optimizer = SGD(net.parameters(), update)
+    with profile_training(net, optimizer, profile_step=2, timing_steps=timing_steps, trace=trace) as profiler:
+        for rows in DataLoader(Rows(timing_steps + 12, load), batch_size=BATCH):
+            net(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert profiler.profile is not None
+    return profiler.profile
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Several threads that wait for one another take any time on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def plain(one_thread: None) -> Profile:
+    """The run that the others are held against."""
+    return profile()
+
+
+def own(comparison: Comparison, name: str) -> ModuleDifference:
+    return next(one for one in comparison.modules if one.b is not None and one.b.name == name)
+
+
+def part(comparison: Comparison, name: str) -> PartDifference:
+    return next(one for one in comparison.parts if one.name == name)
+
+
+def is_change(ns: int, noise: NoiseInterval | None) -> bool:
+    """Whether it is what was changed, but for the noise of the steps and what else the machine did."""
+    assert noise is not None
+    low, high = min(noise.low_ns, ns - TOLERANCE_MS * MS), max(noise.high_ns, ns + TOLERANCE_MS * MS)
+    return low < 1e9 * CHANGE_SEC < high and ns > 0
+
+
+def test_a_slowed_module_is_named_with_its_size(plain: Profile) -> None:
+    comparison = compare_profiles(plain, profile(forward=lambda: busy(CHANGE_SEC)))
+    assert comparison.settings == () and comparison.step.causes.work_ns == 0
+    forward = part(comparison, "forward")
+    assert is_change(forward.causes.efficiency_ns, forward.efficiency)
+    slowed = max(comparison.modules, key=lambda one: one.own.difference_ns)
+    assert slowed is own(comparison, "second") and slowed.own.efficiency_ns == slowed.own.difference_ns
+    assert slowed.noise_ns is not None
+    assert abs(slowed.own.efficiency_ns - 1e9 * CHANGE_SEC) < max(slowed.noise_ns, TOLERANCE_MS * MS)
+
+
+def test_a_slower_loader_is_named_with_its_size(plain: Profile) -> None:
+    comparison = compare_profiles(plain, profile(load=lambda: time.sleep(CHANGE_SEC)))
+    assert comparison.step.causes.work_ns == 0
+    wait = part(comparison, "data wait")
+    assert is_change(wait.causes.waiting_data_ns, wait.waiting)
+
+
+def test_a_slower_optimizer_is_named_with_its_size(plain: Profile) -> None:
+    comparison = compare_profiles(plain, profile(update=lambda: busy(CHANGE_SEC)))
+    assert comparison.step.causes.work_ns == 0
+    update = part(comparison, "optimizer")
+    assert is_change(update.causes.efficiency_ns, update.efficiency)
+
+
+def test_a_wider_layer_is_more_work_of_that_layer(plain: Profile) -> None:
+    wide = 16_384
+    comparison = compare_profiles(plain, profile(hidden=wide))
+    up = own(comparison, "second.up")
+    assert up.a is not None and up.b is not None and up.matched_by == "name"
+    # Forward 2 x 16 x 64 x hidden, backward twice that.
+    assert (up.a.flops, up.b.flops) == (3 * 2 * BATCH * WIDTH * WIDTH, 3 * 2 * BATCH * WIDTH * wide)
+    assert up.own.work_ns > abs(up.own.efficiency_ns) and up.own.work_modules_ns == 0
+    # 256 times the work is the cause, by module and by part; the optimizer has more weights to move.
+    works = {one.b.name: one.own.work_ns for one in comparison.modules if one.b is not None}
+    assert {name for name, work_ns in works.items() if work_ns} <= {"second", "second.up", "second.down", OUTSIDE}
+    assert part(comparison, "optimizer").causes.work_bytes_ns > 0
+    assert [one.name for one in comparison.settings] == ["params", "trainable_params"]
+
+
+def test_a_renamed_block_is_the_same_one(plain: Profile) -> None:
+    comparison = compare_profiles(plain, profile(name="middle"))
+    matched = {one.b.name: (one.a.name, one.matched_by) for one in comparison.modules if one.a and one.b}
+    assert matched["middle"] == ("second", "structure") and matched["middle.up"] == ("second.up", "structure")
+    assert comparison.step.causes.work_ns == 0
+
+
+def test_two_runs_of_one_program_do_the_same_work(plain: Profile) -> None:
+    comparison = compare_profiles(plain, profile())
+    assert comparison.settings == () and comparison.step.causes.work_ns == 0
+    assert all(one.matched_by == "name" and one.own.work_ns == 0 for one in comparison.modules)
+    counts = ("forward_flops", "backward_flops", "hardware_flops", "params")
+    ratios = {one.name: (one.ratio_low, one.ratio, one.ratio_high) for one in comparison.figures}
+    assert {name: ratios[name] for name in counts} == dict.fromkeys(counts, (1.0, 1.0, 1.0))
+
+
+def random_wait(now: FakeNow, random: Random, mean_sec: float) -> Callable[[], None]:
+    """Let the clock move by a mean and a tenth of it to either side."""
+    return lambda: now.sleep(max(0.0, random.gauss(mean_sec, mean_sec / 10)))
+
+
+def moved_clock(now: FakeNow, seed: int, *, forward_sec: float = 0.02) -> Profile:
+    """A run in which the clock moves by chance."""
+    random = Random(seed)
+    return profile(
+        forward=random_wait(now, random, forward_sec),
+        load=random_wait(now, random, 0.005),
+        update=random_wait(now, random, 0.01),
+        timing_steps=20,
+        trace=False,
+    )
+
+
+def test_chance_alone_is_noise(now: FakeNow) -> None:
+    comparison = compare_profiles(moved_clock(now, 1), moved_clock(now, 2))
+    assert comparison.step.causes.difference_ns != 0
+    for one in (comparison.step, *comparison.parts):
+        for interval in (one.difference, one.work, one.efficiency, one.waiting):
+            assert interval is not None and not interval.beyond
+
+
+def test_a_fifth_more_is_seen_through_chance(now: FakeNow) -> None:
+    comparison = compare_profiles(moved_clock(now, 1), moved_clock(now, 2, forward_sec=0.024))
+    found = {one.name for one in comparison.parts if one.difference is not None and one.difference.beyond}
+    assert found == {"forward"}
+    assert comparison.step.difference is not None
+    assert comparison.step.difference.low_ns < 4 * MS < comparison.step.difference.high_ns
+
+
+def test_a_comparison_of_files_is_that_of_their_profiles(plain: Profile, tmp_path: Path) -> None:
+    slowed = profile(update=lambda: busy(CHANGE_SEC))
+    read = [Profile.from_json(one.to_json()) for one in (plain, slowed)]
+    assert compare_profiles(*read) == compare_profiles(plain, slowed)

@@ -1,0 +1,57 @@
+"""A browser for the tests of the page: Debian's Chromium, which may reach nothing and must complain of nothing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not here (python -m tests.page.install_tools)")
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A browser with a profile folder of its own, which goes with it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+class Watched:
+    """A page in a browser, with everything that it complained of or asked the network for."""
+
+    def __init__(self, started: Any, *, own: str, **context: Any) -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.context = started.new_context(**{"viewport": {"width": 1440, "height": 1000}, **context})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.on("console", lambda said: self._note(said.type, said.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: None if request.url.startswith(own) else self._ask(request.url))
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            self.complaints.append(text)
+
+    def _ask(self, address: str) -> None:
+        self.requests.append(address)
+
+    def assert_quiet(self) -> None:
+        """Nothing was complained of, and the network was left alone."""
+        assert self.complaints == []
+        assert self.requests == []

@@ -1,0 +1,247 @@
+"""Profiles for the page: of a decoder on a GPU, of ten thousand modules, of many ranks, and with hostile names.
+
+The times of modules, operators and kernels are made here by simple rules, so that the page has something to draw; how
+they are measured is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_flops.analysis.ranks import with_ranks
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import PhaseBytes, PhaseFlops
+from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.step import PartTiming, TimingProfile
+from lightning_flops.schema.trace import TracedStep, TraceReport
+from lightning_flops.schema.trace_events import KernelRow, KernelSummary, OperatorRow
+from lightning_flops.schema.trace_steps import Durations
+from tests.report import jobs, windows
+from tests.report.traced_windows import mlp_traced
+from tests.report.windows import build_profile
+
+PEAK = 312e12
+"""Dense FLOP/s of the device in bfloat16."""
+
+SLOWED = "blocks.5.mlp.up"
+"""The module of the decoder that reaches a tenth of what its sisters reach."""
+
+
+def _empty_tables() -> TraceReport:
+    traced = mlp_traced()[1]
+    assert traced.tables is not None
+    return replace(traced.tables, source="(this run)")
+
+
+def _seconds(flops: int, *, share: float, moved: int) -> float:
+    return max(flops / (PEAK * share), moved / 1.5e12)
+
+
+def _times(module: ModuleProfile, *, share: float, below: list[ModuleTimes]) -> ModuleTimes:
+    """Of one module: its own work at *share* of the peak, and that of the modules inside it."""
+    own = module.own
+    forward = _seconds(own.forward, share=share, moved=40_000_000)
+    backward = _seconds(own.backward + own.recompute, share=share * 0.9, moved=80_000_000)
+    forward_sec = forward + sum(one.forward_sec for one in below)
+    backward_sec = backward + sum(one.backward_sec or 0.0 for one in below)
+    total = module.total
+    forward_rate = total.forward / forward_sec if total.forward else None
+    backward_flops = total.backward + total.recompute
+    backward_rate = backward_flops / backward_sec if backward_flops else None
+    return ModuleTimes(
+        clock="device",
+        forward_sec=forward_sec,
+        own_forward_sec=forward,
+        backward_sec=backward_sec,
+        own_backward_sec=backward,
+        forward_kernels=3.0 + sum(one.forward_kernels or 0.0 for one in below),
+        backward_kernels=6.0 + sum(one.backward_kernels or 0.0 for one in below),
+        forward_flops_per_sec=forward_rate,
+        backward_flops_per_sec=backward_rate,
+        forward_utilization=None if forward_rate is None else forward_rate / PEAK,
+        backward_utilization=None if backward_rate is None else backward_rate / PEAK,
+    )
+
+
+def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
+    """*modules*, which stand in tree order, with times, and bytes where they have FLOPs."""
+    children: dict[str, list[ModuleTimes]] = {}
+    moved: dict[str, PhaseBytes] = {}
+    made: list[ModuleProfile] = []
+    for place, module in reversed(list(enumerate(modules))):
+        share = 0.05 if module.name == SLOWED else 0.35 + 0.04 * (place % 7)
+        times = _times(module, share=share, below=children.pop(module.name, []))
+        own = PhaseBytes(
+            forward=20_000_000 + module.own.forward // 180, backward=30_000_000 + module.own.backward // 160
+        )
+        whole = own + moved.pop(module.name, PhaseBytes())
+        made.append(replace(module, times=times, total_bytes=whole))
+        if module.name:
+            parent = module.name.rpartition(".")[0]
+            children.setdefault(parent, []).append(times)
+            moved[parent] = moved.get(parent, PhaseBytes()) + whole
+    return tuple(reversed(made))
+
+
+def _durations(total_us: float, calls: int, *, of: float) -> Durations:
+    mean = total_us / calls
+    return Durations(total_us=total_us, mean_us=mean, max_us=2 * mean, min_us=mean / 2, ratio=total_us / of)
+
+
+KERNELS = {
+    "sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4_warpsize2x2x1_tensor16x8x16": (31_000.0, 192),
+    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64>>": (9_000.0, 24),
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>": (4_200.0, 24),
+    "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": (3_100.0, 48),
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>": (6_000.0, 12),
+}  # fmt: skip
+OPERATORS = {
+    "aten::mm": (31_000.0, 192),
+    "aten::_scaled_dot_product_flash_attention_backward": (9_000.0, 24),
+    "aten::_scaled_dot_product_flash_attention": (4_200.0, 24),
+    "aten::gelu": (3_100.0, 48),
+    "aten::_fused_adamw_": (6_000.0, 12),
+}
+
+
+def _tables() -> TraceReport:
+    kernels_us = sum(total for total, _ in KERNELS.values())
+    return replace(
+        _empty_tables(),
+        kernels=tuple(
+            KernelRow(
+                name=name,
+                calls=calls,
+                device=_durations(total, calls, of=kernels_us),
+                tensor_cores="xmma" in name or "flash" in name,
+                tensor_cores_eligible="xmma" in name or "flash" in name,
+                collective=False,
+                blocks_per_sm=4.0,
+                occupancy_percent=41.5,
+            )
+            for name, (total, calls) in KERNELS.items()
+        ),
+        kernel_summary=KernelSummary(
+            calls=300,
+            total_us=kernels_us,
+            tensor_core_ratio=0.83,
+            tensor_core_eligible_ratio=0.83,
+            short_calls_ratio=0.2,
+            short_time_ratio=0.01,
+        ),
+        operators=tuple(
+            OperatorRow(
+                name=name,
+                calls=calls,
+                host=_durations(total / 10, calls, of=kernels_us / 10),
+                host_self=_durations(total / 12, calls, of=kernels_us / 12),
+                device=_durations(total, calls, of=kernels_us),
+                device_self=_durations(total, calls, of=kernels_us),
+                tensor_cores_eligible="mm" in name or "attention" in name,
+            )
+            for name, (total, calls) in OPERATORS.items()
+        ),
+    )
+
+
+def _uneven(timing: TimingProfile) -> TimingProfile:
+    """*timing* with steps that differ: they swing by 2%, and the eighth takes half as long again in its data wait."""
+
+    def part(one: PartTiming, *, late: bool) -> PartTiming:
+        steps = [one.mean_sec * (1 + 0.02 * ((place * 7) % 5 - 2) / 2) for place in range(timing.timed_steps)]
+        if late:
+            steps[7] += 0.5 * timing.global_step_sec
+        return replace(one, steps_sec=tuple(steps), minimum_sec=min(steps), maximum_sec=max(steps), deviation_sec=0.011)
+
+    parts = tuple(part(one, late=one.name == "data wait") for one in timing.parts)
+    return replace(timing, parts=parts, global_step=part(timing.global_step, late=True))
+
+
+def decoder(profile_step: int = 10) -> Profile:
+    """The transformer of ``tests.report.windows``, twelve blocks on an A100, with a traced step."""
+    window = replace(windows.transformer_window(), profile_step=profile_step)
+    profile = build_profile(window, config=ProfilerConfig())
+    assert profile.timing is not None
+    modules = timed(profile.modules)
+    traced = TracedStep(index=34, like_counted=True, files=(), tables=_tables(), own_forward_sec=None)
+    return replace(profile, modules=modules, timing=_uneven(profile.timing), traced=traced)
+
+
+def many_ranks() -> Profile:
+    """Four ranks, of which rank 2 waits for its data while the others wait for it."""
+    profile, answers = jobs.job(jobs.slow_loader())
+    return with_ranks(profile, answers, waited_sec=0.2)
+
+
+def of_modules(number: int) -> Profile:
+    """A model of *number* modules: blocks of ten, in tree order."""
+    profile = decoder()
+    leaf = PhaseFlops(forward=2_000_000_000, backward=4_000_000_000)
+    blocks = (number - 2) // 10
+    used = profile.modules[0]
+
+    def module(name: str, type_name: str, leaves: int, own: PhaseFlops) -> ModuleProfile:
+        total = PhaseFlops(forward=leaves * leaf.forward, backward=leaves * leaf.backward)
+        return replace(
+            used,
+            name=name,
+            type_name=type_name,
+            extra_repr="",
+            depth=0 if not name else name.count(".") + 1,
+            params=leaves * 1_000_000,
+            trainable_params=leaves * 1_000_000,
+            local_params=leaves * 1_000_000,
+            calls=1,
+            own=own,
+            total=total,
+            total_bytes=PhaseBytes(forward=leaves * 10_000_000, backward=leaves * 20_000_000),
+        )
+
+    none = PhaseFlops()
+    made = [module("", "Wide", blocks * 6, none), module("blocks", "ModuleList", blocks * 6, none)]
+    for block in range(blocks):
+        name = f"blocks.{block}"
+        made.append(module(name, "Block", 6, none))
+        for half in ("attention", "feed_forward"):
+            made.append(module(f"{name}.{half}", half.title(), 3, none))
+            made += [module(f"{name}.{half}.linear{place}", "Linear", 1, leaf) for place in range(3)]
+        made.append(module(f"{name}.dropout", "Dropout", 0, none))
+    made += [module(f"extra{place}", "Identity", 0, none) for place in range(number - len(made))]
+    return replace(profile, modules=timed(tuple(made)))
+
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "\"'><svg onload=document.title='owned'>",
+    "javascript:document.title='owned'",
+    "{{constructor.constructor('document.title=1')()}}",
+    "<!--",
+    "]]>",
+    "a\u2028b\u202ec",
+)
+"""What a module, a class or an operator may be called."""
+
+
+def hostile() -> Profile:
+    """The decoder with markup in every name."""
+    profile = decoder()
+    renamed = []
+    for place, module in enumerate(profile.modules):
+        name = HOSTILE[place % len(HOSTILE)]
+        renamed.append(replace(module, type_name=name, extra_repr=name))
+    top = profile.modules[0]
+    name = HOSTILE[1].replace(".", "")  # torch takes any name for a module that has no dot
+    child = replace(profile.modules[1], name=name, type_name=HOSTILE[1], alias_of=HOSTILE[2])
+    operators = tuple(replace(one, operator=HOSTILE[at % 8] + str(at)) for at, one in enumerate(profile.operators))
+    context = replace(profile.context, device_name=HOSTILE[0], host=HOSTILE[1], strategy=HOSTILE[2])
+    advice = tuple(replace(one, evidence=HOSTILE[0], action=HOSTILE[1]) for one in profile.advice)
+    return replace(
+        profile,
+        modules=(replace(top, type_name=HOSTILE[0]), *renamed[1:], child),
+        operators=operators,
+        context=context,
+        advice=advice,
+        notes=HOSTILE,
+    )

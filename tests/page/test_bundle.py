@@ -1,0 +1,72 @@
+"""The committed bundle is what the sources in ``web/`` give, and the sources hold to their own checks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lightning_flops.report.html_page import BUNDLE, bundled
+from tests.page.install_tools import WEB, node_is_ready
+
+LIMIT_BYTES = 250_000
+FILES = ("index.js", "page.js", "style.css")
+
+needs_node = pytest.mark.skipif(
+    not node_is_ready(), reason="node and the packages of web/ are not here (python -m tests.page.install_tools)"
+)
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, cwd=WEB, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_node
+def test_the_sources_give_the_bundle(tmp_path: Path) -> None:
+    run("node", "build.mjs", str(tmp_path))
+    for name in FILES:
+        built = (tmp_path / name).read_text(encoding="utf-8")
+        assert built == bundled(name), f"{name} is stale: npm --prefix web run build"
+
+
+@needs_node
+def test_the_types_are_those_of_the_schema(tmp_path: Path) -> None:
+    run("node", "types.mjs", str(tmp_path / "schema.ts"))
+    written = (tmp_path / "schema.ts").read_text(encoding="utf-8")
+    assert written == (WEB / "src" / "schema.ts").read_text(encoding="utf-8"), "npm --prefix web run types"
+
+
+@needs_node
+def test_the_sources_pass_the_compiler_and_the_formatter() -> None:
+    run("npm", "run", "--silent", "check")
+
+
+@needs_node
+def test_the_sources_pass_their_tests() -> None:
+    run("npm", "run", "--silent", "test")
+
+
+def test_the_bundle_is_small() -> None:
+    assert sum(len(bundled(name).encode()) for name in FILES) <= LIMIT_BYTES
+    assert {path.name for path in Path(str(BUNDLE)).iterdir() if path.is_file()} >= {*FILES}
+
+
+def test_the_bundle_can_stand_inside_a_page() -> None:
+    for sign in ("</script", "<!--"):
+        assert sign not in bundled("page.js").lower()
+    assert "</style" not in bundled("style.css").lower()
+
+
+def test_versions_are_pinned_and_no_registry_is_named() -> None:
+    package = json.loads((WEB / "package.json").read_text(encoding="utf-8"))
+    for version in (*package["dependencies"].values(), *package["devDependencies"].values()):
+        assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    locked = json.loads((WEB / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    assert len(locked) > 20
+    for name, one in locked.items():
+        assert not name or ("integrity" in one and "resolved" not in one), name

@@ -1,0 +1,165 @@
+"""``lightning-flops report``: the files it finds, where it writes the page, what it says of files it cannot read."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from lightning_flops.cli import main
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.report.html_page import ShownRun, bundled, render_page
+from lightning_flops.schema.profile import Profile
+from lightning_flops.sinks.profile_files import read_runs
+from tests.page import samples
+
+FIRST, SECOND = samples.decoder(10), samples.decoder(60)
+RANKS = samples.many_ranks()
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Two runs, one of which was profiled eleven times, has a predict loop, and files that are something else."""
+    folder = tmp_path / "logs"
+    run = folder / "digits" / "version_0"
+    run.mkdir(parents=True)
+    (folder / "digits" / "version_1").mkdir()
+    (run / "profile.json").write_text(FIRST.to_json())
+    for number in range(2, 12):
+        (run / f"profile-{number}.json").write_text((SECOND if number == 11 else FIRST).to_json())
+    (run / "profile.predict.json").write_text(FIRST.to_json())
+    (run / "profile.rank1.json").write_text(FIRST.to_json())
+    (folder / "digits" / "version_1" / "profile.json").write_text(RANKS.to_json())
+    for other in ("throughput.json", "profile.txt", "my_profile.json", "profile-x.json", "events.out.tfevents.1"):
+        (run / other).write_text("{}")
+    return folder
+
+
+def test_every_run_of_a_folder_is_found_with_its_windows_in_their_order(logs: Path) -> None:
+    runs = {run.name: run for run in read_runs(str(logs))}
+    assert {name: len(run.windows) for name, run in runs.items()} == {
+        "digits/version_0": 11,
+        "digits/version_0 predict": 1,
+        "digits/version_0 rank1": 1,
+        "digits/version_1": 1,
+    }
+    assert runs["digits/version_0"].windows[-1] == SECOND  # the eleventh is not taken for the second
+    assert runs["digits/version_1"].windows == (RANKS,)
+    assert not any(run.problems for run in runs.values())
+
+
+def test_a_run_in_the_folder_itself_has_the_folders_name(logs: Path) -> None:
+    assert [run.name for run in read_runs(str(logs / "digits" / "version_1"))] == ["version_1"]
+
+
+@pytest.mark.parametrize("form", ["{path}", "file://{path}", "memory://logs"])
+def test_paths_and_urls_are_read(form: str, logs: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/logs/a/profile.json", FIRST.to_json().encode())
+    try:
+        windows = [profile for run in read_runs(form.format(path=logs)) for profile in run.windows]
+    finally:
+        memory.rm("/logs", recursive=True)
+    assert FIRST in windows
+
+
+def test_one_file_becomes_a_page_beside_it(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = logs / "digits" / "version_0" / "profile-11.json"
+    assert main(["report", str(path)]) == 0
+    page = path.with_suffix(".html")
+    assert capsys.readouterr() == (f"{page}\n", "")
+    assert page.read_text(encoding="utf-8") == _page("profile-11.json", SECOND)
+
+
+def _page(name: str, profile: Profile) -> str:
+    read = Profile.from_json(profile.to_json())  # as a file has it: whole numbers are floats where a field is one
+    return render_page([ShownRun(name=name, windows=[read])])
+
+
+def test_a_folder_becomes_a_page_in_it_or_where_one_is_named(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(logs)]) == 0
+    assert main(["report", str(logs), "-o", str(logs / "new" / "page.html")]) == 0
+    assert (logs / "profile.html").read_bytes() == (logs / "new" / "page.html").read_bytes()
+    assert (logs / "profile.html").read_text().count('<script type="text/plain"') == 14
+    assert capsys.readouterr().out == f"{logs}/profile.html\n{logs}/new/page.html\n"
+
+
+def test_the_page_of_a_url_goes_to_the_working_directory(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", f"file://{logs}"]) == 0
+    assert (tmp_path / "profile.html").is_file() and not (logs / "profile.html").exists()
+
+
+def test_a_damaged_file_costs_a_line_and_no_other_window(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = logs / "digits" / "version_0" / "profile-2.json"
+    damaged.write_text(FIRST.to_json()[:-100])
+    assert main(["report", str(logs)]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"lightning-flops: {damaged}: the profile is not valid JSON") and said.count("\n") == 1
+    assert "profile-2.json: the profile is not valid JSON" in (logs / "profile.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere", "there is no such file or folder"),
+        ("empty", "no profile.json is in this folder or below it"),
+        ("broken.json", "the profile is not valid JSON"),
+        ("old.json", "schema_version must be"),
+        ("binary.json", "the profile is not UTF-8"),
+    ],
+)
+def test_what_is_no_profile_ends_with_a_reason(
+    name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "old.json").write_text('{"schema_version": 1}')
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    assert main(["report", str(tmp_path / name)]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"lightning-flops: {tmp_path}/{name}: ") and reason in said.err
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_an_unknown_protocol_is_told() -> None:
+    with pytest.raises(LightningFlopsError, match="nosuch://a: cannot be read: "):
+        read_runs("nosuch://a")
+
+
+def test_a_page_that_cannot_be_written_is_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(logs), "-o", str(logs / "digits")]) == 1
+    assert "digits" in capsys.readouterr().err
+
+
+def test_the_page_is_one_file_that_names_no_other() -> None:
+    page = RANKS.to_html()
+    without_scripts = page.replace(bundled("page.js"), "").replace(bundled("style.css"), "")
+    assert not re.findall(r"""(?:src|href|action|url)\s*[=(]""", without_scripts)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None
+    assert re.fullmatch(
+        r"default-src 'none'; script-src 'sha256-[\w+/=]{44}'; style-src 'sha256-[\w+/=]{44}'; "
+        r"base-uri 'none'; form-action 'none'",
+        policy[1],
+    )
+
+
+def test_the_same_profile_gives_the_same_page() -> None:
+    assert Profile.from_json(RANKS.to_json()).to_html() == RANKS.to_html()
+
+
+def test_ten_thousand_modules_take_two_seconds(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_text(samples.of_modules(10_000).to_json())
+    took = []
+    for _ in range(3):  # other work of the machine makes it slower, nothing makes it faster: the best of three
+        begun = time.process_time()
+        assert main(["report", str(tmp_path)]) == 0
+        took.append(time.process_time() - begun)
+    assert min(took) <= 2, took
+    assert (tmp_path / "profile.html").stat().st_size < 1_000_000

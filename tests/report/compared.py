@@ -1,0 +1,179 @@
+"""Pairs of runs whose differences can be worked out by hand.
+
+All of them are the MLP of ``windows``: fc1 (400 M forward, 400 M backward), act, fc2 (200 M and 400 M). A step of the
+first takes 22 ms: 2 waiting for data, 5 forward, 10 backward, 3 optimizer, 2 the loop's own. In its traced step the
+forward is fc1 2 ms, act 0.5, fc2 1, the root 1.5; the backward fc1 3, act 1, fc2 4, and 2 of nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from lightning_flops.analysis.module_names import with_those_below
+from lightning_flops.analysis.trace import analyze_trace
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import (
+    FlopRecord,
+    ModuleRecord,
+    OperatorCell,
+    PhaseFlops,
+    PhaseSeconds,
+    RunContext,
+    StepRecord,
+    WindowRecord,
+)
+from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TracedPart, TracedStep
+from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
+from tests.analysis.trace_events import step as step_event
+from tests.analysis.trace_events import trace
+from tests.report import windows
+from tests.report.windows import build_profile, cell, step
+
+MS = 1_000_000
+"""Nanoseconds."""
+
+STEP_MS: Mapping[str, float] = {"data_wait": 2, "forward": 5, "backward": 10, "optimizer": 3, "other": 2}
+FORWARD_MS: Mapping[str, float] = {"": 1.5, "fc1": 2, "act": 0.5, "fc2": 1}
+BACKWARD_MS: Mapping[str, float] = {"": 0, "fc1": 3, "act": 1, "fc2": 4}
+CELLS = (
+    cell("fc1", "forward", 400_000_000, operator="aten.addmm"),
+    cell("fc2", "forward", 200_000_000, operator="aten.addmm"),
+    cell("fc1", "backward", 400_000_000),
+    cell("fc2", "backward", 400_000_000),
+)
+FC1_PARAMS = 2_002_000
+STRAYING = (-0.02, 0.02, 0.01, -0.01, 0.02, -0.02, -0.01, 0.01)
+"""By which share of its mean a part strays in each of the eight timed steps; they cancel out."""
+
+
+def timed_steps(mean_ms: Mapping[str, float], straying: Sequence[float] = STRAYING) -> tuple[StepRecord, ...]:
+    """Steps whose parts have these means."""
+    return tuple(
+        step(
+            5 + place,
+            seconds=PhaseSeconds(**{name: ms / 1e3 * (1 + off) for name, ms in mean_ms.items()}),
+        )
+        for place, off in enumerate(straying)
+    )
+
+
+def traced_step(
+    forward_ms: Mapping[str, float],
+    backward_ms: Mapping[str, float],
+    *,
+    backward_rest_ms: float = 2.0,
+    optimizer_ms: float = 3.0,
+    clock: Literal["host", "device"] = "host",
+    parts: Sequence[TracedPart] = (),
+    like_counted: bool = True,
+) -> TracedStep:
+    """A traced step in which each module has this own time."""
+
+    def us(ms: Mapping[str, float]) -> dict[str, float]:
+        return {name: 1e3 * value for name, value in ms.items()}
+
+    own = us(forward_ms), us(backward_ms)
+    whole = with_those_below(own[0], 0.0), with_those_below(own[1], 0.0)
+    table = ModuleTable(
+        clock=clock,
+        steps=1,
+        rows=tuple(
+            ModuleRow(
+                name=name,
+                calls=1,
+                forward_us=whole[0][name],
+                own_forward_us=own[0][name],
+                backward_us=whole[1].get(name, 0.0),
+                own_backward_us=own[1].get(name, 0.0),
+                forward_kernels=None,
+                backward_kernels=None,
+            )
+            for name in forward_ms
+        ),
+        forward_us=sum(own[0].values()),
+        backward_us=sum(own[1].values()) + 1e3 * backward_rest_ms,
+        optimizer_us=1e3 * optimizer_ms,
+        gradient_accumulation_us=0.0,
+        backward_communication_us=0.0,
+        backward_outside_nodes_us=0.0,
+        unattributed_forward_us=0.0,
+        unattributed_backward_us=1e3 * backward_rest_ms,
+    )
+    tables = replace(analyze_trace(trace(step_event(8, 0, 22_000))), modules=table)
+    return TracedStep(
+        index=8, like_counted=like_counted, files=(), tables=tables, own_forward_sec=None, parts=tuple(parts)
+    )
+
+
+def run(
+    *,
+    mean_ms: Mapping[str, float] | None = None,
+    forward_ms: Mapping[str, float] | None = None,
+    backward_ms: Mapping[str, float] | None = None,
+    cells: Sequence[OperatorCell] = CELLS,
+    modules: Sequence[ModuleRecord] | None = None,
+    straying: Sequence[float] = STRAYING,
+    context: RunContext | None = None,
+    traced: TracedStep | Literal["host"] | None = "host",
+    **window: Any,
+) -> Profile:
+    """The profile of such a run; what is given stands instead of that of the first."""
+    mlp = windows.mlp_window()
+    counted = PhaseFlops.summed((one.phase, one.flops) for one in cells)
+    modules = tuple(modules or (one for one in mlp.modules if one.name != "drop"))
+    record = WindowRecord(
+        profile_step=3,
+        context=context or mlp.context,
+        modules=modules,
+        flops=FlopRecord(cells=tuple(cells), module_calls={one.name: 1 for one in modules}),
+        counted_steps=(step(3, flops=counted),),
+        timed_steps=timed_steps({**STEP_MS, **(mean_ms or {})}, straying),
+        timing_steps=len(straying),
+        **window,
+    )
+    if traced == "host":
+        traced = traced_step({**FORWARD_MS, **(forward_ms or {})}, {**BACKWARD_MS, **(backward_ms or {})})
+    return build_profile(record, config=ProfilerConfig(peak_flops_per_sec=700e9), traced=traced)
+
+
+def wider(*, data_wait_ms: float = 2, straying: Sequence[float] = STRAYING) -> Profile:
+    """fc1 has twice the FLOPs: forward 4 ms (as fast as before), backward 5 ms (faster by a FLOP)."""
+    cells = [replace(one, flops=2 * one.flops) if one.module == "fc1" else one for one in CELLS]
+    modules = [
+        replace(
+            one,
+            params=one.params + FC1_PARAMS,
+            trainable_params=one.trainable_params + FC1_PARAMS,
+            extra_repr=one.extra_repr.replace("2000", "4000"),
+        )
+        if one.name in ("", "fc1")
+        else one
+        for one in windows.mlp_window().modules
+        if one.name != "drop"
+    ]
+    return run(
+        mean_ms={"data_wait": data_wait_ms, "forward": 7, "backward": 12},
+        forward_ms={"fc1": 4},
+        backward_ms={"fc1": 5},
+        cells=cells,
+        modules=modules,
+        straying=straying,
+    )
+
+
+def slow_module() -> Profile:
+    """Act takes 3 ms longer forward, for the same work."""
+    return run(mean_ms={"forward": 8}, forward_ms={"act": 3.5})
+
+
+def slow_loader() -> Profile:
+    """Each batch comes 4 ms later."""
+    return run(mean_ms={"data_wait": 6})
+
+
+def slow_optimizer() -> Profile:
+    """The update takes 2 ms longer."""
+    return run(mean_ms={"optimizer": 5})

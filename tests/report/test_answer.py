@@ -1,0 +1,134 @@
+"""The answer: what a report says in its first lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_flops.config import ProfilerConfig
+from lightning_flops.records import ModuleRecord, PhaseSeconds
+from lightning_flops.report.headline import MOST_LINES, _apportioned, answer_lines
+from lightning_flops.report.text import render_text
+from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.profile import Profile
+from tests.golden_files import golden
+from tests.report import windows
+from tests.report.test_ranks_text import CASES as JOBS
+from tests.report.test_text import CASES
+from tests.report.traced_windows import clocked, mlp_traced, transformer_traced
+from tests.report.windows import build_profile
+
+
+def _deepspeed() -> Profile:
+    window = windows.mlp_window()
+    context = replace(window.context, framework="deepspeed", framework_version="0.19.8", strategy="ZeRO-1")
+    return build_profile(replace(window, context=context), config=ProfilerConfig())
+
+
+PROFILES = {
+    "cpu": build_profile(mlp_traced()[0], config=ProfilerConfig(peak_flops_per_sec=700e9), traced=mlp_traced()[1]),
+    "gpu_trace": build_profile(transformer_traced()[0], config=ProfilerConfig(), traced=transformer_traced()[1]),
+    "many_ranks": JOBS["thousands"],
+    "mixed_devices": JOBS["mixed_devices"],
+    "variable_shapes": build_profile(*CASES["variable"][:1], config=CASES["variable"][1]),
+    "no_trace": build_profile(CASES["mlp"][0], config=CASES["mlp"][1]),
+    "no_peak": build_profile(clocked()[0], config=ProfilerConfig(), traced=clocked()[1]),
+    "deepspeed": _deepspeed(),
+    "lower_bound": build_profile(CASES["lower_bound"][0], config=CASES["lower_bound"][1]),
+    "untimed": build_profile(CASES["untimed"][0], config=CASES["untimed"][1]),
+    "predict": build_profile(CASES["predict"][0], config=CASES["predict"][1]),
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_answer_is_the_file_people_read(name: str) -> None:
+    golden(f"headline/{name}.txt", "\n".join(answer_lines(PROFILES[name])) + "\n")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_report_opens_with_the_answer_and_nothing_stands_before_it(name: str) -> None:
+    text = render_text(PROFILES[name])
+    lines = answer_lines(PROFILES[name])
+    assert len(lines) <= MOST_LINES == 12
+    assert text.startswith("\n".join((*lines, "", "-")))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_first_samples_a_second_that_a_reader_meets_are_over_the_wall_clock(name: str) -> None:
+    text = render_text(PROFILES[name])
+    assert "samples/s" in text
+    assert text.index("samples/s") < text.index("samples/second")
+    rate = PROFILES[name].job_rates.samples_per_sec
+    assert rate is None or f"{rate:,.2f}".rstrip("0").rstrip(".") + " samples/s" in text.split("\n-", 1)[0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdefg"), st.floats(1e-9, 1e6)), min_size=1, max_size=7, unique_by=lambda x: x[0]
+    )
+)
+def test_shares_of_the_bar_add_up_and_none_is_off_by_a_unit(parts: list[tuple[str, float]]) -> None:
+    found = _apportioned(parts, among=1000)
+    assert sum(found.values()) == 1000
+    whole = sum(size for _, size in parts)
+    assert all(abs(found[name] - 1000 * size / whole) < 1 + 1e-6 for name, size in parts)
+
+
+def test_shares_of_the_bar_are_those_of_the_step() -> None:
+    lines = answer_lines(PROFILES["no_trace"])
+    # 8, 6, 2, 2 and 2 of 20 ms, in 40 blocks of a half millisecond.
+    assert lines[2:4] == [
+        f"backward 40.0% {16 * '█'}  forward 30.0% {12 * '█'}",
+        f"data wait 10.0% {4 * '█'}  optimizer 10.0% {4 * '█'}  other 10.0% {4 * '█'}",
+    ]
+
+
+def test_parts_too_short_to_see_are_left_out_and_the_others_still_add_up() -> None:
+    window = windows.mlp_window()
+    step = replace(window.timed_steps[0], seconds=PhaseSeconds(forward=0.0999999, other=0.0000001))
+    lines = answer_lines(build_profile(replace(window, timed_steps=(step,)), config=ProfilerConfig()))
+    assert f"forward 100.0% {40 * '█'}" in lines
+
+
+def test_summary_has_the_figures_of_the_answer() -> None:
+    for profile in PROFILES.values():
+        summary, answer = profile.summary(), profile.answer
+        for name in ("global_step_sec", "samples_per_sec", "mfu", "hfu", "forward_flops", "data_wait_ratio", "params"):
+            assert summary[name] == getattr(answer, name)
+
+
+def test_names_of_any_length_and_any_amount_of_advice_stay_within_twelve_lines() -> None:
+    window = windows.mlp_window()
+    long = "layer_with_a_name_that_nobody_wants_to_type." * 9
+    name = f"{long}last"
+    modules = (
+        replace(window.modules[0], type_name="A" * 150),
+        *(ModuleRecord(name=name[:i], type_name="x") for i in range(len(name)) if name[i] == "."),
+        ModuleRecord(name=name, type_name="x"),
+    )
+    cells = tuple(replace(one, module=name) for one in window.flops.cells)
+    profile = build_profile(
+        replace(window, modules=modules, flops=replace(window.flops, cells=cells)), config=ProfilerConfig()
+    )
+    advice = Advice(rule="r", evidence="Words " * 80, threshold="", action="Do this. " * 40, source="", stake=0.25)
+    lines = answer_lines(replace(profile, advice=(advice,) * 9))
+    assert len(lines) == MOST_LINES
+    assert sum(line.startswith(("Try first:", "Then:")) for line in lines) == 3
+    assert max(map(len, lines[1:])) <= 120
+    assert any(line.startswith("Most FLOPs by themselves: ..") and "last 100.0%" in line for line in lines)
+
+
+def test_a_piece_of_advice_that_only_points_at_others_is_no_answer_beside_them() -> None:
+    assert [one.rule for one in PROFILES["no_trace"].advice] == ["data_wait", "mfu"]
+    assert [one.rule for one in PROFILES["no_trace"].answer.advice] == ["data_wait"]
+    assert [one.rule for one in PROFILES["gpu_trace"].answer.advice] == ["mfu"]
+
+
+def test_modules_are_told_by_their_own_time_of_the_traced_step() -> None:
+    # fc1 2 + 3 ms and fc2 1 + 4 ms of 22; the root 1.5 ms by itself.
+    answer = PROFILES["cpu"].answer
+    assert answer.longest_of == "traced step"
+    assert [(one.name, round(one.share * 22, 9)) for one in answer.longest] == [("fc1", 5.0), ("fc2", 5.0), ("", 1.5)]

@@ -1,0 +1,101 @@
+"""The report on two runs, as whole files that people read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from lightning_flops import Comparison, compare_profiles, render_text
+from lightning_flops.records import ModuleRecord
+from tests.golden_files import golden
+from tests.report import compared, windows
+from tests.report.compared import CELLS, run
+from tests.report.windows import cell
+
+
+def renamed() -> Comparison:
+    """fc2 is called head, norm is new, act is gone; other torch, twice the batch, and a loader that is slower."""
+    modules = [one for one in windows.mlp_window().modules if one.name in ("", "fc1")]
+    fc2 = next(one for one in windows.mlp_window().modules if one.name == "fc2")
+    modules += [
+        replace(fc2, name="head"),
+        ModuleRecord(name="norm", type_name="LayerNorm", params=4000, trainable_params=4000, local_params=4000),
+    ]
+    b = run(
+        mean_ms={"data_wait": 3, "forward": 5.5},
+        traced=compared.traced_step({"": 1.5, "fc1": 2, "head": 1, "norm": 1}, {"": 0, "fc1": 3, "head": 4, "norm": 1}),
+        cells=[
+            *(replace(one, module="head") if one.module == "fc2" else one for one in CELLS),
+            cell("norm", "forward", 0, operator="aten.native_layer_norm", bytes_read=1_600_000),
+        ],
+        modules=modules,
+        context=replace(windows.CPU, torch_version="2.14.0", micro_batch_size=200),
+    )
+    return compare_profiles(run(), b, sources=("logs/version_0/profile.json", "logs/version_1/profile.json"))
+
+
+def on_device() -> Comparison:
+    """On two ranks: more communication, more idle time."""
+    from tests.analysis.test_compare import on_device as a_run
+
+    a = a_run(forward_ms=5, busy_ms=3, exposed_ms=0.5)
+    b = a_run(forward_ms=9, busy_ms=3, exposed_ms=2)
+    context = replace(b.context, world_size=2, dp_size=2)
+    return compare_profiles(replace(a, context=context), replace(b, context=context))
+
+
+def old_version() -> Comparison:
+    """One run keeps no single steps and has no trace."""
+    a = run()
+    assert a.timing is not None
+    whole = replace(a.timing.global_step, steps_sec=())
+    parts = tuple(replace(one, steps_sec=()) for one in a.timing.parts)
+    modules = tuple(replace(one, times=None) for one in a.modules)
+    timing = replace(a.timing, global_step=whole, parts=parts)
+    return compare_profiles(replace(a, timing=timing, modules=modules, traced=None), compared.slow_module())
+
+
+CASES: dict[str, Callable[[], Comparison]] = {
+    "same": lambda: compare_profiles(run(), run()),
+    "slow_module": lambda: compare_profiles(run(), compared.slow_module()),
+    "wider": lambda: compare_profiles(run(), compared.wider()),
+    "slow_loader": lambda: compare_profiles(run(), compared.slow_loader()),
+    "slow_optimizer": lambda: compare_profiles(run(), compared.slow_optimizer()),
+    "renamed": renamed,
+    "on_device": on_device,
+    "old_version": old_version,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_report_is_what_the_file_says(name: str) -> None:
+    text = render_text(CASES[name]())
+    golden(f"text/compare_{name}.txt", text)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_numbers_are_what_the_file_says() -> None:
+    comparison = renamed()
+    golden("json/comparison.json", comparison.to_json())
+    assert Comparison.from_json(comparison.to_json()) == comparison
+
+
+def test_a_comparison_shows_itself() -> None:
+    comparison = compare_profiles(run(), compared.slow_loader())
+    assert str(comparison) == render_text(comparison)
+    assert re.fullmatch(
+        r"<Comparison: One global step takes 26\.000 ms in B and 22\.000 ms in A: \+4\.000 ms \(\+18\.18%\), more than "
+        r"noise explains \(99%: \+3\.\d+ ms to \+4\.\d+ ms\)\.>",
+        repr(comparison),
+    )
+
+
+def test_names_of_a_model_are_text() -> None:
+    modules = [one for one in windows.mlp_window().modules if one.name != "drop"]
+    hostile = ModuleRecord(name="\x1b[2J\nx", type_name="\u202e", params=1, trainable_params=1, local_params=1)
+    text = render_text(compare_profiles(run(), run(modules=[*modules, hostile])))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert r"New in B: \x1b[2J\nx (\u202e, 1 params)." in text

@@ -1,0 +1,97 @@
+"""Where a profile is read from: a file, a folder of logs, a URL."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.schema.profile import Profile
+from lightning_flops.sinks.profile_files import read_profile
+from tests.report.compared import run
+
+PROFILE = run()
+
+
+def write(path: Path, profile: Profile, *, at: float | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(profile.to_json(), encoding="utf-8")
+    if at is not None:
+        os.utime(path, (at, at))
+    return path
+
+
+def numbered(number: int) -> Profile:
+    return run(notes=(f"{number}",))
+
+
+def number_at(path: Path) -> str:
+    return read_profile(path)[0].notes[0]
+
+
+def test_a_file_is_read_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "before.json", PROFILE)
+    assert read_profile(path) == (PROFILE, str(path))
+    monkeypatch.chdir(tmp_path)
+    assert read_profile("before.json") == (PROFILE, "before.json")
+
+
+def test_a_folder_stands_for_its_own_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "logs" / "deeper" / "profile.json", numbered(2), at=2e9)
+    write(tmp_path / "logs" / "profile.json", numbered(1), at=1e9)
+    assert number_at(tmp_path / "logs") == "1"
+    monkeypatch.chdir(tmp_path)
+    assert read_profile("logs")[1] == "logs/profile.json"
+    assert read_profile("logs/")[0].notes == ("1",)
+
+
+def test_of_folders_below_it_the_last_that_was_written(tmp_path: Path) -> None:
+    for number, moment in ((0, 1e9), (1, 3e9), (2, 2e9)):
+        write(tmp_path / f"version_{number}" / "profile.json", numbered(number), at=moment)
+    assert number_at(tmp_path) == "1"
+
+
+def test_of_several_windows_the_last_and_of_several_loops_the_training(tmp_path: Path) -> None:
+    for name, number in (
+        ("profile.json", 1),
+        ("profile-2.json", 2),
+        ("profile-10.json", 10),
+        ("profile.predict.json", 11),
+        ("profile.predict-12.json", 12),
+        ("profile.rank3.json", 13),
+        ("throughput.json", 14),
+    ):
+        write(tmp_path / name, numbered(number), at=1e9)
+    assert number_at(tmp_path) == "10"
+    for name in ("profile.json", "profile-2.json", "profile-10.json"):
+        (tmp_path / name).unlink()
+    assert number_at(tmp_path) == "12"
+
+
+def test_a_url_is_read_as_a_path_is() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/runs/main/profile.json", PROFILE.to_json().encode())
+    try:
+        assert read_profile("memory://runs/main/profile.json") == (PROFILE, "memory://runs/main/profile.json")
+        found, shown = read_profile("memory://runs")
+        assert found == PROFILE and shown == "memory:///runs/main/profile.json"
+    finally:
+        files.rm("/runs", recursive=True)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LightningFlopsError, match=f"{tmp_path}: no profile.json is in this folder or below it"):
+        read_profile(tmp_path)
+    with pytest.raises(LightningFlopsError, match=r"none\.json: there is no such file or folder"):
+        read_profile(tmp_path / "none.json")
+    with pytest.raises(LightningFlopsError, match="nowhere://x: cannot be read: ValueError: Protocol not known"):
+        read_profile("nowhere://x")
+    (tmp_path / "profile.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(LightningFlopsError, match="the profile is not UTF-8"):
+        read_profile(tmp_path)
+    (tmp_path / "profile.json").write_text("{}")
+    with pytest.raises(LightningFlopsError, match=r"profile\.json: schema_version must be 3 to 4"):
+        read_profile(tmp_path)

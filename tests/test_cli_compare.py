@@ -1,0 +1,172 @@
+"""``lightning-flops compare``: what it prints, and what it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_flops import Comparison, compare_profiles
+from lightning_flops.cli import main
+from lightning_flops.report.compare_text import render_comparison
+from lightning_flops.schema.profile import Profile
+from tests.golden_files import REWRITE_VARIABLE
+from tests.report import compared
+
+A, B = compared.run(), compared.slow_loader()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the logs of two runs, before and after."""
+    for name, profile in (("before", A), ("after", B), ("untimed", compared.run(straying=()))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.json").write_text(profile.to_json())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "compare.md"
+
+SOURCES = ("before/profile.json", "after/profile.json")
+
+
+def test_two_folders_of_logs_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "before", "after"]) == 0
+    assert capsys.readouterr() == (render_comparison(compare_profiles(A, B, sources=SOURCES)), "")
+
+
+def test_a_page_is_written_beside_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "before", "after", "--html", "new/difference.html"]) == 0
+    comparison = compare_profiles(A, B, sources=SOURCES)
+    assert capsys.readouterr() == (render_comparison(comparison), "")
+    assert (folder / "new" / "difference.html").read_text(encoding="utf-8") == comparison.to_html()
+    assert main(["compare", "before", "after", "--html", "before"]) == 2
+    assert "before" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wider = compared.wider(data_wait_ms=3.5)
+    (folder / "after" / "profile.json").write_text(wider.to_json())
+    assert main(["compare", "before", "after"]) == 0
+    printed = capsys.readouterr().out
+    text = PAGE.read_text()
+    shown = text.split("```text\n", 1)[1].split("```", 1)[0]
+    if os.environ.get(REWRITE_VARIABLE) == "1":
+        PAGE.write_text(text.replace(f"```text\n{shown}```", f"```text\n{printed}```", 1))
+        shown = printed
+    assert shown == printed
+
+
+def test_the_program_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    program = PAGE.read_text().split("```python\n", 1)[1].split("```", 1)[0]
+    names: dict[str, object] = {}
+    exec(program, names)
+    comparison = names["comparison"]
+    assert isinstance(comparison, Comparison) and comparison.step.causes.waiting_data_ns == 4_000_000
+    assert capsys.readouterr().out.endswith("act 0\nfc2 0\n(outside) 4000000\n")
+
+
+def test_json_is_the_whole_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--json", *SOURCES]) == 0
+    assert Comparison.from_json(capsys.readouterr().out) == compare_profiles(A, B, sources=SOURCES)
+
+
+def test_a_condition_that_holds_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--fail-if", "global_step_sec > 1.05", "--fail-if", "params > 1", "before", "after"]) == 1
+    assert re.fullmatch(
+        r"lightning-flops compare: --fail-if 'global_step_sec > 1.05' holds: global_step_sec B/A is 1\.182, by noise "
+        r"between 1\.1\d+ and 1\.2\d+\n"
+        r"lightning-flops compare: --fail-if 'params > 1' does not hold: params B/A is 1\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_conditions_that_do_not_hold_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--json", "--fail-if", "global_step_sec > 1.18", "before", "after"]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    assert re.search(r"does not hold: global_step_sec B/A is 1\.182, by noise between .*: within noise\n$", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["before", "untimed"], "the steps cannot be compared: untimed/profile.json has no timed step"),
+        (["before", "nowhere"], "nowhere: there is no such file or folder"),
+        (
+            ["--fail-if", "tokens_per_sec < 1", "before", "after"],
+            "tokens_per_sec cannot be compared: not known in A: how",
+        ),
+        (
+            ["--fail-if", "speed > 1", "before", "nowhere"],
+            "--fail-if must name one of global_step_sec, samples_per_sec, tokens_per_sec, mfu, hfu, forward_flops, "
+            "backward_flops, hardware_flops, data_wait_ratio, params, got 'speed'",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_ends_with_2_and_the_reason(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_compared_goes_before_a_condition_that_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    conditions = ["--fail-if", "tokens_per_sec < 1", "--fail-if", "global_step_sec > 1"]
+    assert main(["compare", *conditions, "before", "after"]) == 2
+    assert "'global_step_sec > 1' holds" in capsys.readouterr().err
+
+
+def test_help_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    shown = capsys.readouterr().out
+    examples = [line.strip() for line in shown.splitlines() if line.startswith("  lightning-flops compare")]
+    assert len(examples) == 4
+    assert "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared" in shown
+
+
+def test_it_loads_no_torch(folder: Path) -> None:
+    program = (
+        "import sys; from lightning_flops.cli import main; status = main(['compare', *sys.argv[1:]]);"
+        " sys.exit(status or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder / "before"), str(folder / "after")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_numpy_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "numpy" else real(name, *more))
+    assert main(["compare", "before", "after"]) == 2
+    assert capsys.readouterr().err == (
+        "lightning-flops compare: comparing needs numpy: pip install 'lightning-flops[trace]'\n"
+    )
+
+
+def test_a_profile_of_version_3_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(A.to_json())
+    data["schema_version"] = 3
+    del data["context"]["loop"]
+    for part in (*data["timing"]["parts"], data["timing"]["global_step"]):
+        del part["steps_sec"]
+    (folder / "before" / "profile.json").write_text(json.dumps(data))
+    assert main(["compare", "before", "after"]) == 0
+    assert "+4.000 ms (+18.18%); what of it is noise is not known" in capsys.readouterr().out
+    assert Profile.from_json(json.dumps(data)).schema_version == 4

@@ -1,0 +1,204 @@
+// The answer: what ran where, how fast, where the step goes, and what to do first.
+
+import type { ComponentChildren, JSX } from "preact";
+import { useMemo } from "preact/hooks";
+import { bytes, counted, duration, percent, plain, si } from "../model/format";
+import type { Module, ModuleTree } from "../model/modules";
+import { partColor, partLabel } from "../model/steps";
+import { hrefOf, type Place } from "../place";
+import type { Profile } from "../schema";
+import { StackedBar } from "../ui/bar";
+import { Section } from "../ui/section";
+import { Term } from "../ui/tip";
+
+export function Answer(props: { profile: Profile; tree: ModuleTree | null; place: Place }): JSX.Element {
+  const { profile, tree, place } = props;
+  const timing = profile.timing;
+  const step = profile.context.loop === "training" ? "step" : "batch";
+  return (
+    <Section
+      id="answer"
+      title="The answer"
+      note={
+        timing
+          ? `Times are means over ${counted(timing.timed_steps, `timed ${step}`)}; FLOPs are of one counted ${step}.`
+          : `FLOPs are of one counted ${step}; no ${step} was timed.`
+      }
+    >
+      <Cards profile={profile} />
+      {timing ? (
+        <StackedBar
+          caption={`Where one ${step} of ${duration(timing.global_step_sec)} goes`}
+          whole={timing.global_step_sec}
+          table
+          parts={timing.parts.map((one) => ({
+            key: one.name,
+            label: partLabel(one.name),
+            seconds: one.mean_sec,
+            color: partColor(one.name),
+            words: [
+              `single ${step}s: ${duration(one.minimum_sec)} to ${duration(one.maximum_sec)}, median ${duration(one.median_sec)}`,
+            ],
+          }))}
+        />
+      ) : null}
+      <div class="halves">
+        <Longest profile={profile} tree={tree} place={place} />
+        <First profile={profile} />
+      </div>
+    </Section>
+  );
+}
+
+interface Card {
+  word: string;
+  figure: string;
+  below?: ComponentChildren;
+  why?: string | undefined;
+}
+
+function Cards({ profile }: { profile: Profile }): JSX.Element {
+  const { timing, flops, ranks } = profile;
+  const job = ranks?.rates ?? profile.rates;
+  const reasons: Record<string, string> = ranks?.unavailable ?? profile.unavailable;
+  const bound = profile.lower_bound ? "at least " : "";
+  const atLeast = (figure: string): string => (figure === "n/a" ? figure : bound + figure);
+  const params = ranks ? ranks.params : profile.params;
+  const peak = profile.memory?.run_peak_bytes ?? peakOf(profile);
+  const cards: Card[] = [
+    {
+      word: "step time",
+      figure: duration(timing?.global_step_sec),
+      below: timing ? `± ${duration(timing.global_step.deviation_sec)} between steps` : undefined,
+      why: "no step was timed",
+    },
+    {
+      word: "samples/s",
+      figure: plain(rounded(job.samples_per_sec)),
+      below: "over the wall clock",
+      why: reasons["samples_per_sec"],
+    },
+    ...(job.tokens_per_sec !== null
+      ? [
+          {
+            word: "tokens/s",
+            figure: plain(rounded(job.tokens_per_sec)),
+            below:
+              job.tokens_per_sec_per_device !== null && (ranks?.answered ?? 1) > 1
+                ? `${plain(rounded(job.tokens_per_sec_per_device))} a device`
+                : "over the wall clock",
+          },
+        ]
+      : []),
+    { word: "MFU", figure: atLeast(percent(job.mfu)), below: peakWords(profile), why: reasons["mfu"] },
+    { word: "HFU", figure: atLeast(percent(job.hfu)), below: "with all that kernels execute", why: reasons["hfu"] },
+    {
+      word: "FLOPs",
+      figure: atLeast(si(flops.model)),
+      below:
+        profile.context.loop === "training"
+          ? `forward ${si(flops.forward)}, backward ${si(flops.backward)}`
+          : "forward",
+    },
+    {
+      word: "parameters",
+      figure: si(params),
+      below:
+        params !== null && profile.trainable_params !== null && profile.trainable_params !== profile.params
+          ? `${si(profile.trainable_params)} trainable`
+          : "",
+    },
+    ...(peak !== null
+      ? [
+          {
+            word: "peak memory",
+            figure: bytes(peak),
+            below: profile.memory?.kind === "resident" ? "of the process" : "of tensors on the device",
+          },
+        ]
+      : []),
+  ];
+  return (
+    <ul class="cards">
+      {cards.map((one) => (
+        <li key={one.word} class="card">
+          <span class="card-word">
+            <Term word={one.word} />
+          </span>
+          <span class={`card-figure${one.figure === "n/a" ? " missing" : ""}`}>{one.figure}</span>
+          <span class="card-below">{one.figure === "n/a" ? (one.why ?? "") : one.below}</span>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function rounded(value: number | null): number | null {
+  return value === null ? null : value >= 100 ? Math.round(value) : Number(value.toPrecision(4));
+}
+
+function peakOf(profile: Profile): number | null {
+  const peaks = (profile.memory?.phases ?? []).flatMap((one) => one.peak_bytes ?? []);
+  return peaks.length ? Math.max(...peaks) : null;
+}
+
+function peakWords(profile: Profile): string {
+  const used = profile.dtypes.filter((one) => one.model > 0 && one.peak_flops_per_sec !== null);
+  const words = used.slice(0, 2).map((one) => `${si(one.peak_flops_per_sec)}FLOP/s in ${one.dtype}`);
+  return words.length ? `of ${words.join(", ")}` : "of the dense peak";
+}
+
+function Longest(props: { profile: Profile; tree: ModuleTree | null; place: Place }): JSX.Element {
+  const { tree } = props;
+  const { by, whole, longest } = useMemo(() => longestOf(tree), [tree]);
+  return (
+    <div>
+      <h3>{by === "flops" ? "Most FLOPs" : "Longest modules"}, without those inside</h3>
+      {longest.length === 0 ? <p class="dim">n/a: no module was seen to work.</p> : null}
+      <ol class="longest">
+        {longest.map((one) => {
+          const value = one.own[by] ?? 0;
+          return (
+            <li key={one.index}>
+              <a href={hrefOf(props.place, { module: one.name })}>{one.name || one.label}</a>{" "}
+              <span class="dim">{one.profile.type_name}</span>
+              <span class="longest-figure">
+                {by === "seconds" ? duration(value) : si(value)} <b>{percent(whole ? value / whole : null, 1)}</b>
+              </span>
+              <span class="meter" aria-hidden="true">
+                <span style={{ width: `${whole ? (100 * value) / whole : 0}%` }} />
+              </span>
+            </li>
+          );
+        })}
+      </ol>
+    </div>
+  );
+}
+
+function longestOf(tree: ModuleTree | null): { by: "seconds" | "flops"; whole: number; longest: Module[] } {
+  const by = tree?.timed ? "seconds" : "flops";
+  const working = (tree?.all ?? []).filter((one) => (one.own[by] ?? 0) > 0);
+  const own = (one: Module): number => one.own[by] ?? 0;
+  const whole = working.reduce((sum, one) => sum + own(one), 0);
+  return { by, whole, longest: working.sort((one, other) => own(other) - own(one)).slice(0, 3) };
+}
+
+function First({ profile }: { profile: Profile }): JSX.Element {
+  return (
+    <div>
+      <h3>Try first</h3>
+      {profile.advice.length === 0 ? <p class="dim">Nothing that was measured is over its threshold.</p> : null}
+      <ol class="first-advice">
+        {profile.advice.slice(0, 3).map((one) => (
+          <li key={one.rule}>
+            <b>{one.evidence}</b> {one.action}
+          </li>
+        ))}
+      </ol>
+      {profile.advice.length > 3 ? (
+        <p class="dim">and {counted(profile.advice.length - 3, "more piece")} of advice below</p>
+      ) : null}
+    </div>
+  );
+}
