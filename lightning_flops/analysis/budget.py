@@ -235,8 +235,10 @@ def _spent(parts: Iterable[PartTiming], fillings: Mapping[str, PartFilling]) -> 
         elif whole:
             for key, weight in weights.items():
                 spent[key] += seconds * weight / whole
-        elif phases == ["other"]:
+        elif all(phase in _OWN_ROW for phase in phases):
             spent["other"] += seconds
+            if len(phases) > 1 and seconds:
+                joined["other"] = tuple(_OWN_ROW[phase] for phase in phases)
         elif seconds:
             spent["compute"] += seconds
             inside = tuple(_OWN_ROW[phase] for phase in phases if phase in _OWN_ROW)
@@ -252,7 +254,7 @@ def _phases(part: PartTiming) -> list[str]:
 def _is_unfilled(part: PartTiming, fillings: Mapping[str, PartFilling]) -> bool:
     """Whether nothing tells what filled *part*."""
     phases = _phases(part)
-    if len(phases) == 1 and phases[0] in _OWN_ROW:
+    if all(phase in _OWN_ROW for phase in phases):
         return False
     return not sum(_weights_of_part(phases, fillings).values())
 
@@ -356,6 +358,8 @@ def _label(
         return "causal attention's FLOPs that are executed and not counted"
     if key == "idle" and on_host:
         return "host between operators (Python, dispatch)"
+    if key == "other" and joined:
+        return ", ".join(_LABELS[one] for one in joined)
     label = _LABELS[key]
     if key == "compute" and unfilled and not beyond_peak:
         label = " and ".join(filter(None, (", ".join(unfilled[:-1]), unfilled[-1])))

@@ -206,6 +206,14 @@ def test_phases_that_cannot_be_told_apart_are_divided_together() -> None:
     }
 
 
+def test_waits_that_cannot_be_told_apart_are_a_row_of_their_own() -> None:
+    made = budget(part("forward", 1.0), part("data wait + transfer + other", 0.25), fillings=(), model=0.5)
+    assert rows(made) == {"model": 500_000_000, "compute": 500_000_000, "other": 250_000_000}
+    (other,) = (row for row in made.rows if row.key == "other")
+    assert other.joined == ("data_wait", "transfer", "other")
+    assert other.label == "data wait, transfer of the batch, other: callbacks, logging, schedulers"
+
+
 def test_flops_at_a_peak_that_is_not_known_stay_in_the_row_that_follows_and_its_name_says_so() -> None:
     cells = (cell("", "forward", 100), cell("", "recompute", 7, dtype="float8"))
     at_peak = seconds_at_peak(cells, peak_of={"float32": 1000.0}.get, counted_steps=1)

@@ -261,6 +261,7 @@ def monitors() -> dict[str, Any]:
     texts = {
         tag: [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(tag)]
         for tag in events.Tags()["tensors"]
+        if tag.endswith("/text_summary")  # what the tab reads is no text
     }
     scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     tables = {}
