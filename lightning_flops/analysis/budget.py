@@ -84,6 +84,7 @@ ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {
     "blocks_per_sm": _KERNELS,
     "occupancy": _KERNELS,
     "without_flops": frozenset(("other_operators", "operators")),
+    "padding": frozenset(("model", "recompute", "matmul", "other_operators", "operators")),
     "memory_high": frozenset(),
     "starved": frozenset(),
     "mfu": frozenset(),
