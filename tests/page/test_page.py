@@ -52,7 +52,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {
         "decoder": render_page([ShownRun(name="version_0", windows=windows), other]),
         "ranks": samples.many_ranks().to_html(),
-        "hostile": samples.hostile().to_html(),
+        "hostile": render_page(
+            [ShownRun(name=samples.HOSTILE[0], windows=[samples.hostile()], problems=[samples.HOSTILE[1]])]
+        ),
         "wide": samples.of_modules(10_000).to_html(),
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
         "compared_hostile": compare_profiles(samples.decoder(), samples.hostile()).to_html(),
