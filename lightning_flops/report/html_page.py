@@ -123,18 +123,20 @@ def document_of(runs: Sequence[ShownRun]) -> Mapping[str, Any]:
 
 
 def window_figures(profile: Profile) -> Mapping[str, Any]:
-    """One window in a few figures, for a strip of many windows."""
-    timing, rates = profile.timing, profile.job_rates
+    """One window in a few figures: for a strip of many windows, and what its headline picks from the profile."""
+    answer = profile.answer
     return {
         "profile_step": profile.profile_step,
         "report_step": profile.report_step,
-        "global_step_sec": None if timing is None else timing.global_step_sec,
-        "parts_sec": {} if timing is None else {part.name: part.mean_sec for part in timing.parts},
-        "samples_per_sec": rates.samples_per_sec,
-        "tokens_per_sec": rates.tokens_per_sec,
-        "mfu": rates.mfu,
+        "global_step_sec": answer.global_step_sec,
+        "parts_sec": dict(answer.parts),
+        "samples_per_sec": answer.samples_per_sec,
+        "tokens_per_sec": answer.tokens_per_sec,
+        "mfu": answer.mfu,
         "model_flops": profile.flops.model,
-        "advice": profile.advice[0].rule if profile.advice else None,
+        "longest": [{"name": printable(one.name), "share": one.share} for one in answer.longest],
+        "longest_of": answer.longest_of,
+        "advice": [one.rule for one in answer.advice],
     }
 
 

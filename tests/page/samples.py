@@ -13,6 +13,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import PhaseBytes, PhaseFlops
 from lightning_flops.schema.modules import ModuleProfile, ModuleTimes
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.roofline import Roofline
 from lightning_flops.schema.step import PartTiming, TimingProfile
 from lightning_flops.schema.trace import TracedStep, TraceReport
 from lightning_flops.schema.trace_events import KernelRow, KernelSummary, OperatorRow
@@ -23,6 +24,9 @@ from tests.report.windows import build_profile
 
 PEAK = 312e12
 """Dense FLOP/s of the device in bfloat16."""
+
+BANDWIDTH = 2.039e12
+"""Bytes a second of its memory."""
 
 SLOWED = "blocks.5.mlp.up"
 """The module of the decoder that reaches a tenth of what its sisters reach."""
@@ -76,7 +80,13 @@ def timed(modules: tuple[ModuleProfile, ...]) -> tuple[ModuleProfile, ...]:
             forward=20_000_000 + module.own.forward // 180, backward=30_000_000 + module.own.backward // 160
         )
         whole = own + moved.pop(module.name, PhaseBytes())
-        made.append(replace(module, times=times, total_bytes=whole))
+        seconds = times.forward_sec + (times.backward_sec or 0.0)
+        roofline = Roofline(
+            flops_per_byte=module.total.total / whole.total,
+            achieved_flops_per_sec=module.total.total / seconds,
+            attainable_flops_per_sec=min(PEAK, module.total.total / whole.total * BANDWIDTH),
+        )
+        made.append(replace(module, times=times, total_bytes=whole, roofline=roofline if module.total.total else None))
         if module.name:
             parent = module.name.rpartition(".")[0]
             children.setdefault(parent, []).append(times)

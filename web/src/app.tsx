@@ -3,7 +3,6 @@
 import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { ProfilesDocument, Source } from "./data";
-import { budgetOf } from "./model/budget";
 import { plain } from "./model/format";
 import { moduleTree } from "./model/modules";
 import { usePlace } from "./place";
@@ -42,6 +41,7 @@ function Profiles({ source, first }: { source: Source; first: ProfilesDocument }
   const run = shown.runs[runAt];
   const last = (run?.windows.length ?? 1) - 1;
   const windowAt = Math.min(last, Math.max(0, Number(place["window"] ?? last) || 0));
+  const figures = run?.windows[windowAt];
   const [profile, problem] = useProfile(source, runAt, windowAt, run?.windows.length ?? 0);
   const tree = useMemo(() => (profile ? moduleTree(profile) : null), [profile]);
 
@@ -143,9 +143,9 @@ function Profiles({ source, first }: { source: Source; first: ProfilesDocument }
           </p>
         ) : null}
         {shown.runs.length === 0 ? <p class="callout">There is no profile here yet.</p> : null}
-        {profile && run ? (
+        {profile && run && figures ? (
           <>
-            <Answer profile={profile} tree={tree} place={place} />
+            <Answer profile={profile} figures={figures} tree={tree} place={place} />
             <Budget profile={profile} />
             {tree ? <Modules profile={profile} tree={tree} place={place} go={go} /> : null}
             {whole === profile ? ofProfile : null}
@@ -225,7 +225,7 @@ function namesOfSections(profile: Profile, windows: number): [string, string][] 
   const tables = profile.traced?.tables;
   const all: [string, string, boolean][] = [
     ["answer", "Answer", true],
-    ["budget", "Budget", budgetOf(profile) !== null],
+    ["budget", "Budget", profile.budget !== null],
     ["modules", "Modules", profile.modules.length > 0],
     ["roofline", "Roofline", profile.traced?.like_counted === true && profile.modules.length > 0],
     ["operators", "Operators", profile.operators.length > 0],

@@ -12,7 +12,11 @@ export interface WindowFigures {
   tokens_per_sec: number | null;
   mfu: number | null;
   model_flops: number;
-  advice: string | null;
+  /** The modules that weigh most, without those inside, and what their shares are of. */
+  longest: { name: string; share: number }[];
+  longest_of: string;
+  /** Rules of the first pieces of advice. */
+  advice: string[];
   /** Where TensorBoard's server has its profile. */
   address?: string;
 }

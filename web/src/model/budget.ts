@@ -1,30 +1,8 @@
-// The budget of a step, where the profile has one: rows that add up to the step's wall time.
+// The colours of a budget's rows.
 
-import type { Profile } from "../schema";
+import type { BudgetRow } from "../schema";
 
-export interface BudgetRow {
-  key: string;
-  label: string;
-  time_ns: number;
-  joined: string[];
-  memory_ns: number | null;
-  advice: string[];
-}
-
-export interface Budget {
-  wall_ns: number;
-  rows: BudgetRow[];
-  traced_step: number | null;
-  knows_peak: boolean;
-  run: { key: string; label: string; time_ns: number }[];
-  notes: string[];
-}
-
-export function budgetOf(profile: Profile): Budget | null {
-  return ((profile as unknown as { budget?: Budget | null }).budget ?? null) as Budget | null;
-}
-
-const COLORS: Record<string, string> = {
+const COLORS: Partial<Record<BudgetRow["key"], string>> = {
   model: "--budget-model",
   recompute: "--budget-recompute",
   optimizer_flops: "--budget-recompute",
@@ -41,6 +19,6 @@ const COLORS: Record<string, string> = {
   transfer: "--part-transfer",
 };
 
-export function budgetColor(key: string): string {
+export function budgetColor(key: BudgetRow["key"]): string {
   return `var(${COLORS[key] ?? "--part-other"})`;
 }

@@ -31,7 +31,7 @@ export interface Module {
   share: number | null;
   /** FLOP/s over forward and backward. */
   achieved: number | null;
-  /** FLOPs a byte, with the modules inside. */
+  /** FLOPs a byte of forward and backward, with the modules inside. */
   intensity: number | null;
 }
 
@@ -118,7 +118,7 @@ function describe(profile: ModuleProfile, { index, parent, steps, memory }: Surr
     forwardSec,
     backwardSec,
     ...ratesOf(profile),
-    intensity: flops > 0 && bytes > 0 ? flops / bytes : null,
+    intensity: profile.roofline?.flops_per_byte ?? null,
   };
 }
 

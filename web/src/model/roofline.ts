@@ -29,13 +29,7 @@ export function roofOf(profile: Profile): Roof {
   const peaks = used
     .map((one) => ({ dtype: one.dtype, flopsPerSec: one.peak_flops_per_sec as number }))
     .sort((one, other) => other.flopsPerSec - one.flopsPerSec);
-  return { peaks, bandwidth: memoryBandwidth(profile) };
-}
-
-/** Bytes a second of the device's memory, where the profile tells. */
-export function memoryBandwidth(profile: Profile): number | null {
-  const found: unknown = (profile as unknown as Record<string, unknown>)["memory_bandwidth_bytes_per_sec"];
-  return typeof found === "number" && found > 0 ? found : null;
+  return { peaks, bandwidth: profile.memory_bytes_per_sec };
 }
 
 export function attainable(roof: Roof, intensity: number): number | null {
@@ -50,9 +44,11 @@ export function modulePoints(profile: Profile, tree: ModuleTree): Point[] {
   const roof = roofOf(profile);
   return tree.all.flatMap((one) => {
     const { flops, bytes, seconds } = one.own;
-    return flops > 0 && bytes > 0 && seconds !== null && seconds > 0
-      ? [point(roof, { name: one.name || one.label, kind: one.profile.type_name, flops, bytes, seconds })]
-      : [];
+    if (!(flops > 0 && bytes > 0 && seconds !== null && seconds > 0)) return [];
+    const made = point(roof, { name: one.name || one.label, kind: one.profile.type_name, flops, bytes, seconds });
+    // Of a module without others inside, the profile knows what its own dtypes allow.
+    const known = one.children.length === 0 ? one.profile.roofline?.attainable_flops_per_sec : null;
+    return [{ ...made, attainable: known ?? made.attainable }];
   });
 }
 
@@ -60,11 +56,12 @@ export function modulePoints(profile: Profile, tree: ModuleTree): Point[] {
 export function operatorPoints(profile: Profile): Point[] {
   if (!comparable(profile)) return [];
   const roof = roofOf(profile);
-  return operatorRows(profile).flatMap(({ name, flops, bytes, seconds }) =>
-    flops > 0 && bytes > 0 && seconds !== null && seconds > 0
-      ? [point(roof, { name, kind: "operator", flops, bytes, seconds })]
-      : [],
-  );
+  const known = new Map(profile.operators.map((one) => [one.operator, one.roofline]));
+  return operatorRows(profile).flatMap(({ name, flops, bytes, seconds }) => {
+    if (!(flops > 0 && bytes > 0 && seconds !== null && seconds > 0)) return [];
+    const made = point(roof, { name, kind: "operator", flops, bytes, seconds });
+    return [{ ...made, attainable: known.get(name)?.attainable_flops_per_sec ?? made.attainable }];
+  });
 }
 
 /** FLOPs are of the counted step, seconds of the traced one: a rate of both needs two steps alike. */

@@ -1,9 +1,9 @@
 // The answer: what ran where, how fast, where the step goes, and what to do first.
 
 import type { ComponentChildren, JSX } from "preact";
-import { useMemo } from "preact/hooks";
 import { bytes, counted, duration, percent, plain, si } from "../model/format";
-import type { Module, ModuleTree } from "../model/modules";
+import type { WindowFigures } from "../data";
+import type { ModuleTree } from "../model/modules";
 import { partColor, partLabel } from "../model/steps";
 import { hrefOf, type Place } from "../place";
 import type { Profile } from "../schema";
@@ -11,8 +11,13 @@ import { StackedBar } from "../ui/bar";
 import { Section } from "../ui/section";
 import { Term } from "../ui/tip";
 
-export function Answer(props: { profile: Profile; tree: ModuleTree | null; place: Place }): JSX.Element {
-  const { profile, tree, place } = props;
+export function Answer(props: {
+  profile: Profile;
+  figures: WindowFigures;
+  tree: ModuleTree | null;
+  place: Place;
+}): JSX.Element {
+  const { profile, figures, tree, place } = props;
   const timing = profile.timing;
   const step = profile.context.loop === "training" ? "step" : "batch";
   return (
@@ -43,8 +48,8 @@ export function Answer(props: { profile: Profile; tree: ModuleTree | null; place
         />
       ) : null}
       <div class="halves">
-        <Longest profile={profile} tree={tree} place={place} />
-        <First profile={profile} />
+        <Longest figures={figures} tree={tree} place={place} />
+        <First profile={profile} rules={figures.advice} />
       </div>
     </Section>
   );
@@ -148,25 +153,25 @@ function peakWords(profile: Profile): string {
   return words.length ? `of ${words.join(", ")}` : "of the dense peak";
 }
 
-function Longest(props: { profile: Profile; tree: ModuleTree | null; place: Place }): JSX.Element {
-  const { tree } = props;
-  const { by, whole, longest } = useMemo(() => longestOf(tree), [tree]);
+function Longest(props: { figures: WindowFigures; tree: ModuleTree | null; place: Place }): JSX.Element {
+  const { longest, longest_of } = props.figures;
   return (
     <div>
-      <h3>{by === "flops" ? "Most FLOPs" : "Longest modules"}, without those inside</h3>
+      <h3>{longest_of === "FLOPs" ? "Most FLOPs" : "Longest modules"}, without those inside</h3>
       {longest.length === 0 ? <p class="dim">n/a: no module was seen to work.</p> : null}
       <ol class="longest">
         {longest.map((one) => {
-          const value = one.own[by] ?? 0;
+          const module = props.tree?.byName.get(one.name);
+          const own = longest_of === "FLOPs" ? si(module?.own.flops) : duration(module?.own.seconds);
           return (
-            <li key={one.index}>
-              <a href={hrefOf(props.place, { module: one.name })}>{one.name || one.label}</a>{" "}
-              <span class="dim">{one.profile.type_name}</span>
+            <li key={one.name}>
+              <a href={hrefOf(props.place, { module: one.name })}>{one.name || "(the root)"}</a>{" "}
+              <span class="dim">{module?.profile.type_name}</span>
               <span class="longest-figure">
-                {by === "seconds" ? duration(value) : si(value)} <b>{percent(whole ? value / whole : null, 1)}</b>
+                {own} <b>{percent(one.share, 1)}</b> <span class="dim">{LONGEST_OF[longest_of]}</span>
               </span>
               <span class="meter" aria-hidden="true">
-                <span style={{ width: `${whole ? (100 * value) / whole : 0}%` }} />
+                <span style={{ width: `${100 * one.share}%` }} />
               </span>
             </li>
           );
@@ -176,29 +181,27 @@ function Longest(props: { profile: Profile; tree: ModuleTree | null; place: Plac
   );
 }
 
-function longestOf(tree: ModuleTree | null): { by: "seconds" | "flops"; whole: number; longest: Module[] } {
-  const by = tree?.timed ? "seconds" : "flops";
-  const working = (tree?.all ?? []).filter((one) => (one.own[by] ?? 0) > 0);
-  const own = (one: Module): number => one.own[by] ?? 0;
-  const whole = working.reduce((sum, one) => sum + own(one), 0);
-  return { by, whole, longest: working.sort((one, other) => own(other) - own(one)).slice(0, 3) };
-}
+const LONGEST_OF: Record<string, string> = {
+  "traced step": "of the traced step",
+  forward: "of the forward",
+  FLOPs: "of all FLOPs",
+};
 
-function First({ profile }: { profile: Profile }): JSX.Element {
+function First({ profile, rules }: { profile: Profile; rules: readonly string[] }): JSX.Element {
+  const first = rules.flatMap((rule) => profile.advice.find((one) => one.rule === rule) ?? []);
+  const more = profile.advice.length - first.length;
   return (
     <div>
       <h3>Try first</h3>
-      {profile.advice.length === 0 ? <p class="dim">Nothing that was measured is over its threshold.</p> : null}
+      {first.length === 0 ? <p class="dim">Nothing that was measured is over its threshold.</p> : null}
       <ol class="first-advice">
-        {profile.advice.slice(0, 3).map((one) => (
+        {first.map((one) => (
           <li key={one.rule}>
             <b>{one.evidence}</b> {one.action}
           </li>
         ))}
       </ol>
-      {profile.advice.length > 3 ? (
-        <p class="dim">and {counted(profile.advice.length - 3, "more piece")} of advice below</p>
-      ) : null}
+      {more > 0 ? <p class="dim">and {counted(more, "more piece")} of advice below</p> : null}
     </div>
   );
 }

@@ -1,13 +1,13 @@
 import type { JSX } from "preact";
-import { type Budget as Account, budgetColor, budgetOf } from "../model/budget";
+import { budgetColor } from "../model/budget";
 import { duration, percent } from "../model/format";
-import type { Profile } from "../schema";
+import type { Budget as Account, Profile } from "../schema";
 import { StackedBar } from "../ui/bar";
 import { PlainTable, Section, ShareCell } from "../ui/section";
 import { Term } from "../ui/tip";
 
 export function Budget({ profile }: { profile: Profile }): JSX.Element | null {
-  const budget = budgetOf(profile);
+  const { budget } = profile;
   if (budget === null || budget.wall_ns <= 0) return null;
   const sec = (ns: number): number => ns / 1e9;
   const explained = budget.rows.some((one) => one.memory_ns !== null);

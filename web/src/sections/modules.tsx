@@ -463,7 +463,7 @@ function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; p
       <>
         {percent(module.share)}
         <span class="dim block">
-          forward {percent(times.forward_utilization, 1)}, backward {percent(times.backward_utilization, 1)}
+          fwd {percent(times.forward_utilization, 1)}, bwd {percent(times.backward_utilization, 1)}
         </span>
       </>,
     ]);

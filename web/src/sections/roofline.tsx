@@ -161,6 +161,15 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
           FLOPs a byte
         </text>
         {roof.bandwidth !== null ? (
+          <text
+            class="axis strong"
+            x={x(from) + 8}
+            y={y(Math.max(y.domain()[0] as number, roof.bandwidth * from)) - 12}
+          >
+            {`memory ${si(roof.bandwidth)}B/s`}
+          </text>
+        ) : null}
+        {roof.bandwidth !== null ? (
           <line
             class="roof"
             x1={x(from)}

@@ -41,7 +41,7 @@ export function Windows(props: {
       <SearchableGrid
         caption="Windows of the run"
         what="windows"
-        searched={(one) => `${one.figures.profile_step} ${one.figures.advice ?? ""}`}
+        searched={(one) => `${one.figures.profile_step} ${one.figures.advice[0] ?? ""}`}
         first={{ key: "step", down: false }}
         keyOf={(one) => one.window}
         rows={run.windows.map((figures, window) => ({ figures, window }))}
@@ -83,8 +83,8 @@ export function Windows(props: {
             key: "advice",
             label: "first advice",
             text: true,
-            value: (one) => one.figures.advice,
-            cell: (one) => one.figures.advice?.replaceAll("_", " ") ?? "",
+            value: (one) => one.figures.advice[0] ?? null,
+            cell: (one) => one.figures.advice[0]?.replaceAll("_", " ") ?? "",
           },
         ]}
         height={320}
