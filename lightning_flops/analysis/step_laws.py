@@ -175,7 +175,7 @@ class StepLaws:
         """Steps like this one are known to spend different FLOPs with the same shapes."""
         self._doubt(_kind_of(key))
 
-    def give_up(self, sentence: str) -> None:
+    def foretell_nothing(self, sentence: str) -> None:
         """Nothing is foretold any more, because of what *sentence* says."""
         self._ready.clear()
         self._given_up = True

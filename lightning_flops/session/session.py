@@ -537,7 +537,7 @@ class Session:
         """Give up what was foretold if other parameters are trained than when the first step was counted."""
         if self._trained is not None and self._trained != self._trained_parameters():
             self._trained = None
-            self.laws.give_up(OTHERS_TRAIN)
+            self.laws.foretell_nothing(OTHERS_TRAIN)
 
     def _trained_parameters(self) -> int:
         return sum(parameter.requires_grad for parameter in self._root.parameters())
