@@ -27,7 +27,7 @@ NOT_SEAMS = ("Border", "UndoLedger", "RankReports", "guarded", "package_logger",
 """The border itself, what needs other ranks, and what is called after a failure."""
 
 AFTER_A_FAILURE = (
-    *("undo", "take_out", "abandon", "close", "out", "border", "_take_off", "leave_again"),
+    *("undo", "remove", "take_out", "abandon", "close", "out", "border", "_take_off", "leave_again"),
     *("_tell_failure", "_warn", "_failed", "_broke", "reset_fetcher"),
 )
 """What runs after a failure, too: there a second one has tests of its own."""
