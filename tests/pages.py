@@ -20,9 +20,9 @@ _FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULT
 
 _PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
 _SPEAKS_OF_TIME = re.compile(
-    rf"latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +mean, |^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
+    rf"^One step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +mean, |^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
 )
-_FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b)|%| [KM](?= |$))?")
+_FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b|FLOP/s)|%| [KM](?= |$))?")
 _OF_A_MODULE = re.compile(r",?\s*<fwd latency[^>]*>")
 
 
@@ -63,13 +63,7 @@ def without_times(text: str) -> str:
 
     What the tree says of a module's time, in angle brackets, is taken out: figures decide where its lines break.
     """
-    lines = []
-    for line in _OF_A_MODULE.sub("", text).splitlines():
-        if _SPEAKS_OF_TIME.search(line):
-            line = re.sub(r"mean, m?s", "mean, ~", line)
-            line = re.sub(r" +", " ", _FIGURE.sub("~", line))
-        lines.append(line.rstrip())
-    return "\n".join(lines)
+    return "\n".join(_masked(line) for line in _OF_A_MODULE.sub("", text).splitlines())
 
 
 def shown(printed: str, block: str) -> str:
@@ -79,7 +73,7 @@ def shown(printed: str, block: str) -> str:
         LookupError: nothing that was printed begins or ends as a part does.
     """
     lines = printed.splitlines()
-    told = [without_times(line) for line in lines]
+    told = [_masked(line) for line in lines]
     end, parts = 0, []
     for part in block.split(LEFT_OUT):
         if part.strip():
@@ -92,6 +86,14 @@ def shown(printed: str, block: str) -> str:
 
 def _place(told: list[str], line: str, after: int) -> int:
     for place in range(after, len(told)):
-        if told[place] == without_times(line):
+        if told[place] == _masked(line):
             return place
     raise LookupError(f"no line was printed that is, but for times: {line}")
+
+
+def _masked(line: str) -> str:
+    if not _SPEAKS_OF_TIME.search(line):
+        return line.rstrip()
+    line = re.sub(r"mean, m?s", "mean, ~", line)
+    line = re.sub(r"(over the wall clock\.).*", r"\1", line)  # what follows breaks where figures let it
+    return re.sub(r" +", " ", _FIGURE.sub("~", line)).rstrip()
