@@ -64,7 +64,9 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     if source == "index.md":
         return links_within_the_site(markdown, FRONT_PAGE)
     inside = f"{COPIES}/"
-    return links_within_the_site(markdown, source.removeprefix(inside) if source.startswith(inside) else f"docs/{source}")
+    return links_within_the_site(
+        markdown, source.removeprefix(inside) if source.startswith(inside) else f"docs/{source}"
+    )
 
 
 def _resolved(target: str, page: str) -> str:
@@ -74,6 +76,4 @@ def _resolved(target: str, page: str) -> str:
 def _copy(path: str, config: MkDocsConfig) -> File:
     # A copied page is reached by links; the menu need not list it.
     level = InclusionLevel.INCLUDED if path == FRONT_PAGE else InclusionLevel.NOT_IN_NAV
-    return File.generated(
-        config, place_in_site(path), abs_src_path=os.fspath(REPOSITORY / path), inclusion=level
-    )
+    return File.generated(config, place_in_site(path), abs_src_path=os.fspath(REPOSITORY / path), inclusion=level)

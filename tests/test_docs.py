@@ -202,9 +202,7 @@ def commands() -> list[tuple[Block, str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("block", "command"), [pytest.param(*one, id=f"{one[0]}-{one[1][:50]}") for one in commands()]
-)
+@pytest.mark.parametrize(("block", "command"), [pytest.param(*one, id=f"{one[0]}-{one[1][:50]}") for one in commands()])
 def test_a_command_is_one_that_would_run(block: Block, command: str) -> None:
     assert problem_of(command) is None
 
@@ -290,11 +288,15 @@ def test_links_in_the_site_lead_to_where_it_has_the_file() -> None:
         "[a](index.md) [b](repository/examples/train_ddp.py) [c](limits.md) [d](#here)"
     )
     result = "[a](zoo.md) [b](../../docs/limits.md)"
-    assert site_hooks.links_within_the_site(result, "benchmarks/results/time.md") == "[a](zoo.md) [b](../../../limits.md)"
+    assert (
+        site_hooks.links_within_the_site(result, "benchmarks/results/time.md") == "[a](zoo.md) [b](../../../limits.md)"
+    )
 
 
 def test_every_public_name_is_on_the_page_of_functions() -> None:
     import lightning_flops
 
-    listed = set(re.findall(r"^::: lightning_flops\.(\w+)$", (REPOSITORY / "docs" / "api.md").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^::: lightning_flops\.(\w+)$", (REPOSITORY / "docs" / "api.md").read_text(), re.MULTILINE)
+    )
     assert listed == set(lightning_flops.__all__) - {"__version__"}

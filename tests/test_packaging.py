@@ -113,7 +113,9 @@ def test_all_is_every_extra_for_users() -> None:
 def test_pins_lie_within_the_declared_ranges() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pins = {one.name.lower(): one for one in (Requirement(line) for line in lines if line and not line.startswith("#"))}
-    for one in (Requirement(text) for extra in ("dev", "docs", "examples") for text in PROJECT["optional-dependencies"][extra]):
+    for one in (
+        Requirement(text) for extra in ("dev", "docs", "examples") for text in PROJECT["optional-dependencies"][extra]
+    ):
         if one.name != PROJECT["name"]:
             (pin,) = pins[one.name.lower()].specifier
             assert one.specifier.contains(pin.version), one.name
