@@ -1,8 +1,8 @@
 """Makes the site of ``docs/`` whole: the README is its front page, and what a page links to outside of it goes along.
 
-On a disk and on a forge the pages' links lead to files of the repository (``../benchmarks/results/zoo.md``). In the site
-a file outside of ``docs/`` has its copy below ``repository/``, and links lead there. mkdocs calls these functions by
-their names (``hooks`` in mkdocs.yml).
+On a disk and on a forge the pages' links lead to files of the repository (``../benchmarks/results/zoo.md``). In the
+site a file outside of ``docs/`` has its copy below ``repository/``, and links lead there. mkdocs calls these functions
+by their names (``hooks`` in mkdocs.yml).
 """
 
 from __future__ import annotations
@@ -63,10 +63,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     source = page.file.src_uri
     if source == "index.md":
         return links_within_the_site(markdown, FRONT_PAGE)
-    inside = f"{COPIES}/"
-    return links_within_the_site(
-        markdown, source.removeprefix(inside) if source.startswith(inside) else f"docs/{source}"
-    )
+    folder, _, rest = source.partition("/")
+    return links_within_the_site(markdown, rest if folder == COPIES else f"docs/{source}")
 
 
 def _resolved(target: str, page: str) -> str:

@@ -1,7 +1,7 @@
 """The README and the pages of ``docs/``: their blocks of code, and what stands below a program as its output.
 
-A block of ``text`` that follows a program of ``python`` holds what that program prints, with ``[...]`` for lines that the
-page leaves out. Figures of time are another machine's, and are masked; everything else is compared.
+A block of ``text`` that follows a program of ``python`` holds what that program prints, with ``[...]`` for lines that
+the page leaves out. Figures of time are another machine's, and are masked; everything else is compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULT
 
 _PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
 _SPEAKS_OF_TIME = re.compile(
-    rf"^One step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +mean, |^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
+    r"^One step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +mean, "
+    rf"|^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
 )
 _FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b|FLOP/s)|%| [KM](?= |$))?")
 _OF_A_MODULE = re.compile(r",?\s*<fwd latency[^>]*>")
@@ -53,7 +54,7 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
 def programs_with_output(page: Path) -> Iterator[tuple[Block, Block]]:
     """Each program of *page* that has its output below it, with that output."""
     found = blocks(page)
-    for program, output in zip(found, found[1:]):
+    for program, output in zip(found, found[1:], strict=False):
         if (program.language, output.language) == ("python", "text"):
             yield program, output
 

@@ -18,8 +18,8 @@ from docs import site_hooks
 from lightning_flops import cli, entry_points
 from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
-from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_output, shown, without_times
 from tests.page.samples import many_ranks
+from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_output, shown, without_times
 from tests.ranks import DEEPSPEED_ON_CPU
 from tests.report import compared, jobs, windows
 
@@ -138,7 +138,7 @@ def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path
     (tmp_path / "program.py").write_text(program_of(page))
     run = run_fork(["-W", "ignore", "program.py"], folder=tmp_path, environment={**DEEPSPEED_ON_CPU, "COLUMNS": "120"})
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-    printed = dict(zip(map(str, blocks(page, "python")), run.stdout.split(ENDS)))
+    printed = dict(zip(map(str, blocks(page, "python")), run.stdout.split(ENDS), strict=False))
     pairs = list(programs_with_output(page))
     for program, output in pairs:
         now = shown(printed[str(program)], output.text)
