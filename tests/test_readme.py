@@ -96,6 +96,14 @@ def test_a_figure_of_trust_is_that_of_its_page(page: str, said: str, measured: s
     assert set(theirs.groups()) <= set(ours.groups())
 
 
+def test_the_failures_it_speaks_of_are_those_of_the_campaigns() -> None:
+    result = (REPOSITORY / "benchmarks" / "results" / "faults.md").read_text()
+    campaigns = re.findall(r"^\| lines-\S+ \|.*\| ([\d,]+) \| (\d+) \|$", result, re.MULTILINE)
+    tried = sum(int(number.replace(",", "")) for number, _ in campaigns)
+    assert f"- {tried:,} failures raised at random lines" in README.read_text()
+    assert {faults for _, faults in campaigns} == {"0"}
+
+
 def test_every_tag_that_is_named_is_written_and_every_written_tag_is_named() -> None:
     from lightning_flops.report import scalars
 
