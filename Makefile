@@ -101,7 +101,7 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 # A site of docs/ and the README, for a browser; a link that leads nowhere, or a docstring that cannot be read, is an error.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/.installed-dev
-	$(RUN) -m mkdocs build --strict --quiet
+	$(RUN) -m mkdocs build --strict
 
 # Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses.
 docs-profile: $(VENV)/.installed-dev
