@@ -64,7 +64,10 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     if source == "index.md":
         return links_within_the_site(markdown, FRONT_PAGE)
     folder, _, rest = source.partition("/")
-    return links_within_the_site(markdown, rest if folder == COPIES else f"docs/{source}")
+    if folder != COPIES:
+        return links_within_the_site(markdown, f"docs/{source}")
+    # An error's text in a copied page, as KeyError: settings['a']['b'], is no reference of Markdown's.
+    return links_within_the_site(markdown, rest).replace("'][", "']\\[")
 
 
 def _resolved(target: str, page: str) -> str:

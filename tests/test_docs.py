@@ -29,6 +29,7 @@ OUTPUT_OF = {
     "deepspeed.md": "benchmarks/deepspeed_side_by_side.py, which writes it",
     "distributed.md": "its commands; tests/ranks/test_example.py",
     "inference.md": "the program above; here",
+    "law.md": "its command, which is read here",
     "reading.md": "the program above; here",
 }
 """Whose output the blocks of text on a page are, and what holds them to it."""
@@ -160,7 +161,7 @@ def test_a_program_that_fails_fails_its_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_says_what_it_is_and_every_output_whose_it_is(page: Path) -> None:
     found = [block for block in blocks(page) if block.language not in ("python", "bash", "json")]
-    assert [str(block) for block in found if block.language != "text"] == []
+    assert [str(block) for block in found if block.language not in ("text", "console")] == []
     outputs = len(found) - PICTURES_OF_TEXT.get(page.name, 0)
     assert (outputs > 0) == (page.name in OUTPUT_OF), page.name
     if "the program above" in OUTPUT_OF.get(page.name, ""):
@@ -193,7 +194,15 @@ def test_what_is_shown_is_found_by_the_first_and_last_line_of_each_part() -> Non
 
 
 def commands() -> list[tuple[Block, str]]:
-    return [
+    """The lines of bash, and in a console those that were typed."""
+    typed = [
+        (block, line.removeprefix("$ "))
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.text.splitlines()
+        if line.startswith("$ ")
+    ]
+    return typed + [
         (block, line)
         for page in PAGES
         for block in blocks(page, "bash")
