@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     source = page.file.src_uri
     if source == "index.md":
         return links_within_the_site(markdown, FRONT_PAGE)
-    folder, _, rest = source.partition("/")
+    folder, rest = source.partition("/")[::2]
     if folder != COPIES:
         return links_within_the_site(markdown, f"docs/{source}")
     # An error's text in a copied page, as KeyError: settings['a']['b'], is no reference of Markdown's.
