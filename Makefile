@@ -8,18 +8,19 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs-profile page test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
 	@echo "make demo-deepspeed  train a small GPT with DeepSpeed on two processes, profiled by its config's block"
-	@echo "make test      lint, type-check and test"
+	@echo "make test      lint, type-check, build the pages and test"
 	@echo "make test-all  the same, with the slow tests"
 	@echo "make test-deepspeed-0.16  DeepSpeed's tests with its older version, in an environment of their own"
 	@echo "make test-deepspeed-suite DEEPSPEED_SOURCE=folder  DeepSpeed's own tests without and with this project"
 	@echo "make test-hta  hold tables of traces to those of HolisticTraceAnalysis"
 	@echo "make test-lightning LIGHTNING_SOURCE=folder  Lightning's own tests without and with the profiler, and what differs"
 	@echo "make lint      lint and type-check only"
+	@echo "make docs      build the pages of docs/ as a site, in site/"
 	@echo "make docs-profile  write docs/profile.md, docs/profile.schema.json and the tables of settings in docs/deepspeed.md anew"
 	@echo "make page      build the page's script and style from web/ anew (needs node)"
 	@echo "make bench-accuracy  counts of this project and its peers beside counts by hand"
@@ -46,12 +47,12 @@ demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
 # What torch compiles there is kept beside DeepSpeed's operators, for the next time.
 PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
 
-test: lint
+test: lint docs
 	$(RUN) -m tests.deepspeed.compile_operators
 	$(RUN) -m tests.page.install_tools
 	$(PYTEST) -m "not slow"
 
-test-all: lint test-deepspeed-0.16
+test-all: lint docs test-deepspeed-0.16
 	$(RUN) -m tests.deepspeed.compile_operators
 	$(RUN) -m tests.page.install_tools
 	$(PYTEST)
@@ -96,6 +97,11 @@ $(HTA_VENV)/.installed: pyproject.toml constraints.txt
 	$(HTA_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--editable '.[trace]' HolisticTraceAnalysis==0.5.0 pytest pytest-timeout
 	@touch $@
+
+# A site of docs/ and the README, for a browser; a link that leads nowhere, or a docstring that cannot be read, is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/.installed-dev
+	$(RUN) -m mkdocs build --strict
 
 # Writes docs/profile.md, docs/profile.schema.json and the tables in docs/deepspeed.md anew, from the dataclasses.
 docs-profile: $(VENV)/.installed-dev
@@ -197,4 +203,4 @@ $(BENCH_VENV)/.installed-zoo: $(BENCH_VENV)/.installed-bench
 	@touch $@
 
 clean:
-	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(OLD_VENV) $(VENV) lightning_logs logs
+	rm -rf $(BENCH_VENV) $(HTA_VENV) $(LIGHTNING_VENV) $(OLD_VENV) $(VENV) lightning_logs logs site

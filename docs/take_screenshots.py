@@ -1,4 +1,4 @@
-"""Takes the README's pictures: TensorBoard on the logs of a real run, as a browser shows it.
+"""Takes pictures for docs/: TensorBoard on the logs of a real run, as a browser shows it.
 
 Needs TensorBoard, and Debian's ``chromium`` and ``chromium-driver``::
 
@@ -99,7 +99,7 @@ def take(tensorboard: str, driver: str, folder: Path) -> None:
 
 def main() -> None:
     """Start a server and a browser, photograph, stop both."""
-    parser = argparse.ArgumentParser(description="Take the README's pictures of TensorBoard.")
+    parser = argparse.ArgumentParser(description="Take the pictures of TensorBoard in docs/.")
     parser.add_argument("logs", type=Path)
     parser.add_argument("--to", type=Path, default=Path(__file__).parent / "images")
     parser.add_argument("--driver", default="chromedriver")

@@ -23,6 +23,7 @@ else:
 
 REPOSITORY = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+FOR_USERS = set(PROJECT["optional-dependencies"]) - {"examples", "docs", "dev", "bench"}
 HEAVY = ("torch", "numpy", "lightning", "pytorch_lightning", "tensorboard", "deepspeed", "transformers")
 
 
@@ -97,22 +98,24 @@ def test_the_core_requires_torch_alone() -> None:
     assert [Requirement(one).name for one in PROJECT["dependencies"]] == ["torch"]
 
 
-def test_the_extras_are_those_the_readme_lists() -> None:
-    readme = (REPOSITORY / "README.md").read_text().split("| extra | for |")[1].split("\n\n")[0]
-    listed = {name for row in readme.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
-    assert listed == set(PROJECT["optional-dependencies"]) - {"examples", "dev", "bench"}
+def test_the_extras_are_those_the_page_lists() -> None:
+    page = (REPOSITORY / "docs" / "install.md").read_text().split("| extra | for |")[1].split("\n\n")[0]
+    listed = {name for row in page.splitlines()[2:] for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
+    assert listed == FOR_USERS
 
 
 def test_all_is_every_extra_for_users() -> None:
     (requirement,) = map(Requirement, PROJECT["optional-dependencies"]["all"])
     assert requirement.name == PROJECT["name"]
-    assert requirement.extras == set(PROJECT["optional-dependencies"]) - {"all", "examples", "dev", "bench"}
+    assert requirement.extras == FOR_USERS - {"all"}
 
 
 def test_pins_lie_within_the_declared_ranges() -> None:
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pins = {one.name.lower(): one for one in (Requirement(line) for line in lines if line and not line.startswith("#"))}
-    for one in (Requirement(text) for extra in ("dev", "examples") for text in PROJECT["optional-dependencies"][extra]):
+    for one in (
+        Requirement(text) for extra in ("dev", "docs", "examples") for text in PROJECT["optional-dependencies"][extra]
+    ):
         if one.name != PROJECT["name"]:
             (pin,) = pins[one.name.lower()].specifier
             assert one.specifier.contains(pin.version), one.name

@@ -1,4 +1,4 @@
-"""The README's program runs, prints what the README says, and its words name things that exist.
+"""The README: its program runs and prints what the README says, and its figures are those of the pages it names.
 
 ``REWRITE_GOLDEN_FILES=1`` writes the output into the README anew; read what changed before you commit it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -13,116 +14,107 @@ import pytest
 
 from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
+from tests.pages import PAGES, README, REPOSITORY, programs_with_output
 
-REPOSITORY = Path(__file__).parent.parent
-README = REPOSITORY / "README.md"
-LEFT_OUT = "[...]"
-
-SHOWN = (
-    ("Classifier on", "One step:"),
-    ("Profile Summary", "The report came out"),
-    ("fwd MACs per GPU", "samples/second"),
-    ("mean, ", "global step"),
-    ("Classifier(", ")"),
-)
-TREE = "Classifier("
-"""First and last line of each part of the output that the README shows, by how they begin."""
-
-PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
-SPEAKS_OF_TIME = re.compile(
-    rf"^One step: |latency:|FLOPS per GPU|samples/second|^ +mean, |^({PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
-)
-FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b|FLOP/s)|%| [KM](?= |$))?")
-
-
-OF_A_MODULE = re.compile(r",?\s*<fwd latency[^>]*>")
-
-
-def block(language: str) -> str:
-    """The README's first fenced block in *language*."""
-    return README.read_text().split(f"```{language}\n", 1)[1].split("```", 1)[0]
-
-
-def without_times(text: str) -> str:
-    """*text* with every figure masked on the lines that speak of time, and the spaces that align them.
-
-    What the tree says of a module's time, in angle brackets, is taken out: figures decide where its lines break.
-    """
-    lines = []
-    for line in OF_A_MODULE.sub("", text).splitlines():
-        if SPEAKS_OF_TIME.search(line):
-            line = re.sub(r"mean, m?s", "mean, ~", line)
-            line = re.sub(r"(over the wall clock\.).*", r"\1", line)  # what follows breaks where figures let it
-            line = re.sub(r" +", " ", FIGURE.sub("~", line))
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def shown(output: str) -> str:
-    """The parts of *output* that the README shows, with a line between them for what is left out."""
-    lines = output.splitlines()
-    parts = []
-    for first, last in SHOWN:
-        begin = next(place for place, line in enumerate(lines) if line.strip().startswith(first))
-        end = next(place for place in range(begin, len(lines)) if lines[place].startswith(last))
-        parts.append("\n".join(lines[begin : end + 1]))
-    return f"\n{LEFT_OUT}\n".join(parts) + "\n"
+PARTS_OF_A_STEP = {"data wait", "transfer", "forward", "backward", "optimizer", "other"}
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the README's program prints."""
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The first lines that the README's program prints of its report."""
+    ((program, _),) = programs_with_output(README)
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "program.py").write_text(block("python"))
+    (folder / "program.py").write_text(program.text)
     run = run_fork(["program.py"], folder=folder, environment={"COLUMNS": "120"})
     assert run.returncode == 0, run.stderr
-    return run.stdout
+    report = run.stdout[run.stdout.index("BoringModel on ") :]
+    return report.split("\n\n")[0] + "\n"
 
 
-def test_the_program_prints_what_the_readme_shows(output: str) -> None:
+def of_any_machine(answer: str) -> tuple[list[str], list[float], set[str]]:
+    """What is the same everywhere; the shares of the parts of the step, and their names."""
+    lines = answer.replace(platform.machine(), "x86_64").splitlines()
+    bar = " ".join(line for line in lines if "█" in line)
+    shares = re.findall(r"([a-z ]*[a-z]) ([\d.]+)%", bar)
+    exact = [line for line in lines if line.startswith("BoringModel on ") or "FLOPs a step" in line]
+    (step,) = (line for line in lines if line.startswith("One step: "))
+    told = re.sub(r"[\d,.]*\d", "~", step)
+    return [*exact, told], [float(share) for _, share in shares], {name.strip() for name, _ in shares}
+
+
+def test_the_program_prints_what_the_readme_shows(printed: str) -> None:
+    ((_, output),) = programs_with_output(README)
     if os.environ.get(REWRITE_VARIABLE) == "1":
-        README.write_text(README.read_text().replace(f"```text\n{block('text')}```", f"```text\n{shown(output)}```", 1))
-    assert without_times(block("text")) == without_times(shown(output))
+        README.write_text(README.read_text().replace(f"```text\n{output.text}```", f"```text\n{printed}```", 1))
+        ((_, output),) = programs_with_output(README)
+    exact, shares, names = of_any_machine(output.text)
+    now, shares_now, names_now = of_any_machine(printed)
+    assert exact == now
+    for of_the_parts, named in ((shares, names), (shares_now, names_now)):
+        assert sum(of_the_parts) == pytest.approx(100, abs=0.31)  # six shares, each rounded to a tenth
+        assert named <= PARTS_OF_A_STEP and len(named) >= 4
 
 
-def test_the_shown_counts_are_those_of_the_programs_layers(output: str) -> None:
-    convolution = 2 * 32 * 8 * 8 * 32 * 3 * 3
-    linear = 2 * 32 * (32 * 8 * 8) * 10
-    assert re.search(rf"^fwd .* {convolution + linear:,} ", output, re.MULTILINE)
-    # The images need no gradient, so the convolution's backward is its weight's alone.
-    assert re.search(rf"^bwd \(measured\) .* {convolution + 2 * linear:,} ", output, re.MULTILINE)
+def test_the_shown_counts_are_those_of_the_programs_layers(printed: str) -> None:
+    first, second = 2 * 32 * 32 * 4096, 2 * 32 * 4096 * 2
+    # The batch needs no gradient, so the first layer's backward is its weight's alone.
+    forward, backward = first + second, first + 2 * second
+    params = 32 * 4096 + 4096 + 4096 * 2 + 2
+    millions = [f"{flops / 1e6:.2f}" for flops in (forward + backward, forward, backward)]
+    assert "{} MFLOPs a step: forward {} M, backward {} M. {:,} parameters.".format(*millions, params) in printed
 
 
-def test_figures_of_time_and_nothing_else_are_masked() -> None:
-    assert without_times("fwd latency:      33.8 ms") == "fwd latency: ~"
-    assert (
-        without_times("bwd FLOPS per GPU = 2 * fwd:  (measured) 1.2 GFLOPS")
-        == "bwd FLOPS per GPU = ~ * fwd: (measured) ~"
-    )
-    assert (
-        without_times("One step: 6.35 ms, 5,042.1 samples/s over the wall clock. MFU n/a: no")
-        == "One step: ~, ~ samples/s over the wall clock."
-    )
-    assert without_times("optimizer    0.8    1.29%   0.5") == "optimizer ~ ~ ~"
-    assert without_times("optimizer       0      0    249.74 KB") == "optimizer       0      0    249.74 KB"
-    assert without_times("fwd flops per GPU:      2.49 M") == "fwd flops per GPU:      2.49 M"
+def test_the_first_rate_a_reader_meets_is_over_the_wall_clock() -> None:
+    first, *_ = re.finditer(r"samples(/s|/second| a second)", README.read_text().split("```text", 1)[1])
+    assert first.string[first.end() :].startswith(" over the wall clock")
 
 
-def test_the_program_is_short() -> None:
-    assert len(block("python").splitlines()) <= 25
+def test_the_readme_is_short_and_so_is_its_program() -> None:
+    ((program, _),) = programs_with_output(README)
+    assert len([line for line in program.text.splitlines() if line]) <= 10
+    assert len(README.read_text().splitlines()) <= 120
 
 
-def test_every_tag_the_readme_names_is_written_and_every_written_tag_is_named() -> None:
+RESULTS = (
+    ("zoo.md", r"([\d,]+) counts of (\d+) architectures of transformers and timm", r"^(\d+) architectures ran"),
+    ("zoo.md", r"([\d,]+) are exact to the last FLOP, (\d+) differ", r"\*\*([\d,]+) exact, (\d+) explained, 0 wrong"),
+    ("accuracy.md", r"exact on all (\d+) that", r"^\| lightning_flops \| (\d+) of \1 \|"),
+    ("accuracy.md", r"seven peers is exact on (\d+)", r"^\| FlopCounterMode \| (\d+) of"),
+    ("lightning_suite.md", r"Of (\d+) of Lightning's own tests", r"^\| ran without and with the profiler \| (\d+) \|"),
+    ("lightning_suite.md", r"Trainer, (\d+) end as without", r"^\| ended alike [^|]*\| (\d+) \|"),
+    ("lightning_suite.md", r"as without it and (\d+) compare", r"^\| differ by construction[^|]*\| (\d+) \|"),
+    ("lightning_suite.md", r"scalar; (\d+) showed a fault", r"^\| differ otherwise: faults \| (\d+) \|"),
+)
+
+
+@pytest.mark.parametrize(("page", "said", "measured"), RESULTS)
+def test_a_figure_of_trust_is_that_of_its_page(page: str, said: str, measured: str) -> None:
+    words = " ".join(README.read_text().replace("\n- ", "\n").split())
+    result = (REPOSITORY / "benchmarks" / "results" / page).read_text()
+    ours, theirs = re.search(said, words), re.search(measured, result, re.MULTILINE)
+    assert ours is not None and theirs is not None
+    assert set(theirs.groups()) <= set(ours.groups())
+
+
+def test_the_failures_it_speaks_of_are_those_of_the_campaigns() -> None:
+    result = (REPOSITORY / "benchmarks" / "results" / "faults.md").read_text()
+    campaigns = re.findall(r"^\| lines-\S+ \|.*\| ([\d,]+) \| (\d+) \|$", result, re.MULTILINE)
+    tried = sum(int(number.replace(",", "")) for number, _ in campaigns)
+    assert f"- {tried:,} failures raised at random lines" in README.read_text()
+    assert {faults for _, faults in campaigns} == {"0"}
+
+
+def test_every_tag_that_is_named_is_written_and_every_written_tag_is_named() -> None:
     from lightning_flops.report import scalars
 
     source = Path(scalars.__file__).read_text().split("def profile_scalars")[1].split("def monitor_scalars")[0]
     written = set(re.findall(r'^ {12}"(\w+)":', source, re.MULTILINE)) - {"heavy_operators_uncounted"}
-    table = README.read_text().split("## What is measured")[1].split("## ")[0]
+    page = (REPOSITORY / "docs" / "reading.md").read_text()
+    table = page.split("## What is measured")[1].split("## ")[0]
     named = {tag for row in table.splitlines() for tag in re.findall(r"`([a-z_]+)`", row.rpartition(" | ")[2])}
     assert named == written
 
 
-@pytest.mark.parametrize("page", [README, *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda page: page.name)
-def test_links_and_pictures_of_a_page_exist(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).is_file(), target
+def test_the_readme_names_every_page_of_a_door() -> None:
+    pages = {page.stem for page in PAGES if page != README} - {"install", "architecture", "profile", "api", "reading"}
+    assert {page for page in pages if f"(docs/{page}.md)" not in README.read_text()} == set()

@@ -1,0 +1,100 @@
+"""The README and the pages of ``docs/``: their blocks of code, and what stands below a program as its output.
+
+A block of ``text`` that follows a program of ``python`` holds what that program prints, with ``[...]`` for lines that
+the page leaves out. Figures of time are another machine's, and are masked; everything else is compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+README = REPOSITORY / "README.md"
+PAGES = (README, *sorted((REPOSITORY / "docs").glob("*.md")))
+LEFT_OUT = "[...]"
+
+_FENCED = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+_PARTS_OF_A_STEP = "data wait|transfer|forward|backward|optimizer|other|global step"
+_SPEAKS_OF_TIME = re.compile(
+    r"^One step: |latency:|latency min / |FLOPS per GPU|samples/second|tokens/second|^ +mean, "
+    rf"|^({_PARTS_OF_A_STEP}) +[\d.]+ +[\d.]+%"
+)
+_FIGURE = re.compile(r"\d[\d.,]*(?: ?[numkKMGT]?(?:s\b|FLOPS\b|FLOP/s)|%| [KM](?= |$))?")
+_OF_A_MODULE = re.compile(r",?\s*<fwd latency[^>]*>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    """Of the page, where its text begins."""
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path, language: str | None = None) -> list[Block]:
+    """The fenced blocks of *page*, in their order; of one *language*, if one is given."""
+    text = page.read_text(encoding="utf-8")
+    found = (
+        Block(page=page, line=text.count("\n", 0, one.start()) + 2, language=one["language"], text=one["text"])
+        for one in _FENCED.finditer(text)
+    )
+    return [one for one in found if language in (None, one.language)]
+
+
+def programs_with_output(page: Path) -> Iterator[tuple[Block, Block]]:
+    """Each program of *page* that has its output below it, with that output."""
+    found = blocks(page)
+    for program, output in zip(found, found[1:], strict=False):
+        if (program.language, output.language) == ("python", "text"):
+            yield program, output
+
+
+def without_times(text: str) -> str:
+    """*text* with every figure masked on the lines that speak of time, and the spaces that align them.
+
+    What the tree says of a module's time, in angle brackets, is taken out: figures decide where its lines break.
+    """
+    return "\n".join(_masked(line) for line in _OF_A_MODULE.sub("", text).splitlines())
+
+
+def shown(printed: str, block: str) -> str:
+    """Of what was *printed*, the parts that *block* shows: each begins and ends with a line as in the block.
+
+    Raises:
+        LookupError: nothing that was printed begins or ends as a part does.
+    """
+    lines = printed.splitlines()
+    told = [_masked(line) for line in lines]
+    end, parts = 0, []
+    for part in block.split(LEFT_OUT):
+        if part.strip():
+            first, *_, last = [*(asked := part.strip("\n").splitlines()), asked[-1]]
+            begin = _place(told, first, end)
+            end = _place(told, last, begin + (len(asked) > 1)) + 1
+            parts.append("\n".join(lines[begin:end]))
+    return f"\n{LEFT_OUT}\n".join(parts) + "\n"
+
+
+def _place(told: list[str], line: str, after: int) -> int:
+    for place in range(after, len(told)):
+        if told[place] == _masked(line):
+            return place
+    raise LookupError(f"no line was printed that is, but for times: {line}")
+
+
+def _masked(line: str) -> str:
+    if not _SPEAKS_OF_TIME.search(line):
+        return line.rstrip()
+    line = re.sub(r"mean, m?s", "mean, ~", line)
+    line = re.sub(r"(over the wall clock\.).*", r"\1", line)  # what follows breaks where figures let it
+    return re.sub(r" +", " ", _FIGURE.sub("~", line)).rstrip()

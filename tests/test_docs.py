@@ -1,0 +1,317 @@
+"""Every block of code in the README and in docs/ is run, read as the command that it is, or known as somebody's output.
+
+``REWRITE_GOLDEN_FILES=1`` writes what a page's programs print into the page anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+from itertools import dropwhile
+from pathlib import Path
+
+import pytest
+
+from docs import site_hooks
+from lightning_flops import cli, entry_points
+from tests.forks import run_fork
+from tests.golden_files import REWRITE_VARIABLE
+from tests.page.samples import many_ranks
+from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_output, shown, without_times
+from tests.ranks import DEEPSPEED_ON_CPU
+from tests.report import compared, jobs, windows
+
+OUTPUT_OF = {
+    "README.md": "its program; tests/test_readme.py",
+    "compare.md": "its command; tests/test_cli_compare.py",
+    "deepspeed.md": "benchmarks/deepspeed_side_by_side.py, which writes it",
+    "distributed.md": "its commands; tests/ranks/test_example.py",
+    "inference.md": "the program above; here",
+    "law.md": "its command, which is read here",
+    "reading.md": "the program above; here",
+}
+"""Whose output the blocks of text on a page are, and what holds them to it."""
+
+PICTURES_OF_TEXT = {"architecture.md": 1}
+"""Blocks of text that are nobody's output."""
+
+# ---- Python
+
+LOOP = """
+import torch
+from torch import nn
+loader = torch.utils.data.DataLoader(torch.randn(320, 8), batch_size=8)
+model = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+BORING = """
+import warnings; warnings.simplefilter("ignore")
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning_flops import FlopsProfilerCallback
+model = BoringModel()
+loader = torch.utils.data.DataLoader(torch.randn(320, 32), batch_size=8)
+"""
+BEFORE = {
+    "README.md": "",
+    "reading.md": "",
+    "architecture.md": "",
+    "compare.md": "",
+    "page.md": "",
+    "lightning.md": BORING,
+    "inference.md": BORING,
+    "loops.md": LOOP,
+    "transformers.md": """
+import warnings; warnings.simplefilter("ignore")
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=8, bos_token_id=0, eos_token_id=7))
+dataset = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 320
+arguments = TrainingArguments(output_dir="out", max_steps=40, report_to=[], use_cpu=True, save_strategy="no")
+""",
+    "counting.md": """
+import torch
+from torch import nn
+from lightning_flops import count_offline, register_flop_formula
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    def forward(self, batch):
+        return self.encoder(batch)
+model, batch = Model(), torch.randn(2, 3, 8)
+torch.library.define("mylib::pair_product", "(Tensor a, Tensor b) -> Tensor")
+torch.library.define("mylib::rms_norm", "(Tensor a) -> Tensor")
+""",
+    "distributed.md": """
+from pathlib import Path
+from lightning_flops import Profile
+profile = Profile.from_json(Path("job.json").read_text())
+""",
+    "deepspeed.md": """
+import torch
+from pathlib import Path
+store = f"file://{Path('store').resolve()}"
+torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+from tests.deepspeed.engines import engine_of
+engine = engine_of({"train_micro_batch_size_per_gpu": 4})
+""",
+}
+"""What a page takes for granted before its first program: a model, data, a loop's names."""
+
+IMAGES = """
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 4, 32, stride=32), nn.Flatten(), nn.Linear(4 * 7 * 7, 2))
+"""
+BETWEEN = {("counting.md", "FlopsProfiler, get_model_profile"): IMAGES}
+"""What the first program of a page with these words takes for granted besides."""
+
+ENDS = "===== the end of a program ====="
+
+
+def files_for_programs(folder: Path) -> None:
+    """What the pages' programs read: profiles of two runs, that of a job, a DeepSpeed config."""
+    for name, profile in (("before", compared.wider()), ("after", compared.slow_module())):
+        (folder / name).mkdir()
+        (folder / name / "profile.json").write_text(profile.to_json())
+    (folder / "profile.json").write_text(windows.build_profile(windows.mlp_window(), config=jobs.CONFIG).to_json())
+    (folder / "job.json").write_text(many_ranks().to_json())
+    (folder / "ds_config.json").write_text('{"flops_profiler": {"enabled": true}}')
+
+
+def program_of(page: Path) -> str:
+    """All programs of *page* as one, in their order, since one goes on where the one before ended."""
+    parts = [BEFORE[page.name]]
+    for block in blocks(page, "python"):
+        parts += [text for (name, words), text in BETWEEN.items() if name == page.name and words in block.text]
+        parts.append(f"# {block}\n{block.text}\nprint({ENDS!r}, flush=True)\n")
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        # An engine waits for operators of DeepSpeed's to be compiled.
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name == "deepspeed.md" else [])
+        for page in PAGES
+        if page != README and blocks(page, "python")
+    ],
+)
+def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+    files_for_programs(tmp_path)
+    (tmp_path / "program.py").write_text(program_of(page))
+    run = run_fork(["-W", "ignore", "program.py"], folder=tmp_path, environment={**DEEPSPEED_ON_CPU, "COLUMNS": "120"})
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    printed = dict(zip(map(str, blocks(page, "python")), run.stdout.split(ENDS), strict=False))
+    pairs = list(programs_with_output(page))
+    for program, output in pairs:
+        now = shown(printed[str(program)], output.text)
+        if os.environ.get(REWRITE_VARIABLE) == "1":
+            page.write_text(page.read_text().replace(f"```text\n{output.text}```", f"```text\n{now}```", 1))
+        assert without_times(output.text) == without_times(now), str(output)
+
+
+def test_a_program_that_fails_fails_its_page(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("```python\nfrom lightning_flops import no_such_name\n```\n")
+    (block,) = blocks(tmp_path / "page.md")
+    (tmp_path / "program.py").write_text(block.text)
+    assert run_fork(["program.py"], folder=tmp_path).returncode == 1
+
+
+# ---- what stands for itself
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_what_it_is_and_every_output_whose_it_is(page: Path) -> None:
+    found = [block for block in blocks(page) if block.language not in ("python", "bash", "json")]
+    assert [str(block) for block in found if block.language not in ("text", "console")] == []
+    outputs = len(found) - PICTURES_OF_TEXT.get(page.name, 0)
+    assert (outputs > 0) == (page.name in OUTPUT_OF), page.name
+    if "the program above" in OUTPUT_OF.get(page.name, ""):
+        assert outputs == len(list(programs_with_output(page)))
+
+
+def test_figures_of_time_and_nothing_else_are_masked() -> None:
+    assert without_times("fwd latency:      33.8 ms") == "fwd latency: ~"
+    assert (
+        without_times("bwd FLOPS per GPU = 2 * fwd:  (measured) 1.2 GFLOPS")
+        == "bwd FLOPS per GPU = ~ * fwd: (measured) ~"
+    )
+    assert (
+        without_times("One step: 6.35 ms, 5,042.1 samples/s over the wall clock. MFU n/a: no")
+        == "One step: ~, ~ samples/s over the wall clock."
+    )
+    assert without_times("optimizer    0.8    1.29%   0.5") == "optimizer ~ ~ ~"
+    assert without_times("optimizer       0      0    249.74 KB") == "optimizer       0      0    249.74 KB"
+    assert without_times("fwd flops per GPU:      2.49 M") == "fwd flops per GPU:      2.49 M"
+
+
+def test_what_is_shown_is_found_by_the_first_and_last_line_of_each_part() -> None:
+    printed = "a\nfwd latency: 1 ms\nb\nc\nd\n"
+    assert shown(printed, "fwd latency: 7 s\n[...]\nc\nd\n") == "fwd latency: 1 ms\n[...]\nc\nd\n"
+    with pytest.raises(LookupError, match="e"):
+        shown(printed, "e\n")
+
+
+# ---- commands
+
+
+def commands() -> list[tuple[Block, str]]:
+    """The lines of bash, and in a console those that were typed."""
+    typed = [
+        (block, line.removeprefix("$ "))
+        for page in PAGES
+        for block in blocks(page, "console")
+        for line in block.text.splitlines()
+        if line.startswith("$ ")
+    ]
+    return typed + [
+        (block, line)
+        for page in PAGES
+        for block in blocks(page, "bash")
+        for line in block.text.splitlines()
+        if line.strip()
+    ]
+
+
+@pytest.mark.parametrize(("block", "command"), [pytest.param(*one, id=f"{one[0]}-{one[1][:50]}") for one in commands()])
+def test_a_command_is_one_that_would_run(block: Block, command: str) -> None:
+    assert problem_of(command) is None
+
+
+def problem_of(command: str) -> str | None:
+    """Why *command* would not run, or None."""
+    words = shlex.split(command, comments=True)
+    variables = [word.partition("=")[0] for word in words[: len(words) - len(after_variables(words))]]
+    if unknown := set(variables) - {entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR}:
+        return f"no variable of ours: {unknown}"
+    match after_variables(words):
+        case ["make", target]:
+            rules = re.findall(r"^([\w.-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+            return None if target in rules else f"no target {target}"
+        case ["tensorboard", "--logdir", _] | ["python", "train.py"]:
+            return None
+        case ["lightning-flops", *arguments]:
+            return refused(arguments)
+        case ["python" | "torchrun" | "deepspeed", *launched]:
+            return problem_of_launch(launched)
+    return "unknown to this test"
+
+
+def after_variables(words: list[str]) -> list[str]:
+    return list(dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words))
+
+
+def problem_of_launch(words: list[str]) -> str | None:
+    """Why what a launcher starts would not run: our command, or an example with flags of its own."""
+    for place, word in enumerate(words):
+        if word in ("lightning_flops", "lightning-flops"):
+            return refused(words[place + 1 :])
+        if word.startswith("examples/"):
+            source = REPOSITORY / word
+            flags = [flag for flag in words[place + 1 :] if flag.startswith("--")]
+            if not source.is_file():
+                return f"no file {word}"
+            return next((f"no flag {flag}" for flag in flags if f'"{flag}"' not in source.read_text()), None)
+    return "starts nothing of ours"
+
+
+def refused(arguments: list[str]) -> str | None:
+    """Why our command refuses *arguments*, or None."""
+    try:
+        cli._parser().parse_args(arguments)
+    except (SystemExit, argparse.ArgumentError) as end:
+        return f"refused: {end}"
+    return None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make no-such-target",
+        "lightning-flops compare --no-such-option a b",
+        "lightning-flops run --no-such-setting 3 train.py",
+        "torchrun examples/no_such_example.py",
+        "torchrun examples/train_ddp.py --no-such-flag",
+        "LIGHTNING_FLOP=1 python train.py",
+        "curl example.org",
+    ],
+)
+def test_a_command_that_would_not_run_is_found(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert problem_of(command) is not None
+
+
+# ---- links, and the site
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_of_a_page_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).is_file(), target
+
+
+def test_links_in_the_site_lead_to_where_it_has_the_file() -> None:
+    links = "[a](docs/loops.md#x) [b](benchmarks/results/zoo.md) ![c](docs/images/page.png) [d](https://e.org/f)"
+    assert site_hooks.links_within_the_site(links, "README.md") == (
+        "[a](loops.md#x) [b](repository/benchmarks/results/zoo.md) ![c](images/page.png) [d](https://e.org/f)"
+    )
+    within = "[a](../README.md) [b](../examples/train_ddp.py) [c](limits.md) [d](#here)"
+    assert site_hooks.links_within_the_site(within, "docs/loops.md") == (
+        "[a](index.md) [b](repository/examples/train_ddp.py) [c](limits.md) [d](#here)"
+    )
+    result = "[a](zoo.md) [b](../../docs/limits.md)"
+    assert (
+        site_hooks.links_within_the_site(result, "benchmarks/results/time.md") == "[a](zoo.md) [b](../../../limits.md)"
+    )
+
+
+def test_every_public_name_is_on_the_page_of_functions() -> None:
+    import lightning_flops
+
+    listed = set(
+        re.findall(r"^::: lightning_flops\.(\w+)$", (REPOSITORY / "docs" / "api.md").read_text(), re.MULTILINE)
+    )
+    assert listed == set(lightning_flops.__all__) - {"__version__"}
