@@ -55,6 +55,10 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
+_Commands = Any
+"""What ``add_subparsers`` returns; argparse has no public name for its class."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM, description="What a PyTorch training run computes and waits for.", allow_abbrev=False
@@ -134,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_law(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_law(commands: _Commands) -> None:
     law = commands.add_parser(
         "law",
         help="say what a model's FLOPs are as a function of its batch's sizes",
@@ -189,7 +193,7 @@ def _sizes(text: str) -> dict[str, int]:
         ) from None
 
 
-def _add_compare(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _add_compare(commands: _Commands) -> None:
     compare = commands.add_parser(
         "compare",
         help="say why the steps of one run take longer than those of another",

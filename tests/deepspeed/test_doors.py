@@ -133,8 +133,8 @@ def test_a_program_that_ends_in_a_window_reports_what_there_is(tmp_path: Path) -
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
     assert files == ["lightning_flops_logs/profile.json"]
     profile = Profile.from_json((tmp_path / files[0]).read_text(encoding="utf-8"))
-    sentence = f"FLOPs of step 2: {headline(profile)} Every number is in lightning_flops_logs/profile.json\n"
-    assert printed.count(sentence) == 1
+    places = "The page is in lightning_flops_logs/profile.html, every number is in lightning_flops_logs/profile.json"
+    assert printed.count(f"FLOPs of step 2: {headline(profile)} {places}\n") == 1
     assert (profile.counted_steps, profile.timed_steps, profile.flops.forward) == ((2,), (5, 6), FORWARD)
 
 

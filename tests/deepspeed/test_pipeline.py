@@ -127,7 +127,7 @@ def test_the_first_stage_reports_on_the_model_and_the_others_on_themselves() -> 
         else:
             labels = ["params of stage", "trainable params of stage", "fwd flops of stage"]
             assert [line.partition(":")[0].partition(" =")[0] for line in of_stage] == labels
-            assert all(line.endswith(" (stage 1 of 2)") for line in of_stage)
+            assert all(line.partition(":")[2].strip().startswith("(stage 1 of 2) ") for line in of_stage)
             assert of_model == []
         assert any("(pp 2)" in line for line in lines)
         assert any(line.startswith("bubble ") for line in lines)
