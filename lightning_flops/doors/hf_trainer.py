@@ -288,7 +288,7 @@ class HfTraining:
             self._epoch_begins()
         self._fetched = id(batches)
         self._batches.fetched(batches, counts=self.session.window.is_open and self._config.tokens_per_sample is None)
-        if self.session.wants_shapes:
+        if self.session.flops.wants_shapes:
             self.session.step_begins(self._batches.shapes)
 
     def _fetch_fails(self, _: object, error: BaseException) -> None:
@@ -330,7 +330,7 @@ class HfTraining:
         if session.out:
             return
         batch = self._batches.next()
-        tokens = session.tokens_of(batch.inputs) if session.reads_tokens else None
+        tokens = session.tokens.of(batch.inputs) if session.tokens.reads else None
         session.batch(batch.inputs, batch.shapes, updates=int(ends_step), ends_step=ends_step, tokens=tokens)
         if session.window.in_scope:
             session.window.leave_scope()

@@ -164,7 +164,7 @@ class LightningFit:
         taps.replace(epoch_loop, "on_run_start", make.after(session.epoch_begins))
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
         taps.replace(self._trainer, "save_checkpoint", make.outside_of_steps("checkpoint"))
-        if session.reads_tokens and self._trainer.strategy.root_device.type != "cpu":
+        if session.tokens.reads and self._trainer.strategy.root_device.type != "cpu":
             taps.replace(self._trainer.strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
@@ -172,8 +172,8 @@ class LightningFit:
 
     def _batch_is_on_host(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         """A batch is going to be moved: what its tokens are can still be read without waiting for the device."""
-        if self.session.reads_tokens and self._trainer.training:
-            self._tokens = self.session.tokens_of(batch)
+        if self.session.tokens.reads and self._trainer.training:
+            self._tokens = self.session.tokens.of(batch)
 
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the parts of a training step."""
@@ -292,7 +292,7 @@ class LightningFit:
         """A batch has been fetched and transferred: take its shapes before the user's step may change it."""
         self._batch = batch
         self._shapes = tensor_shapes(batch)
-        if self.session.wants_shapes:
+        if self.session.flops.wants_shapes:
             self.session.step_begins((self._shapes,))
 
     def batch_ends(self, batch: Any) -> None:
@@ -303,7 +303,7 @@ class LightningFit:
         self._raw_updates = self._raw_depth = 0  # a step that raised, and was caught, did not fire its post hook
         if self._hears_starts:
             self._consider_starts(batch)
-        elif self.session.wants_shapes:
+        elif self.session.flops.wants_shapes:
             self.window_opens()
         started, self._batch = self._batch, None
         if batch is not started:
@@ -312,8 +312,8 @@ class LightningFit:
             return  # the loader yielded None: no batch, no start, nothing ran
         ends_step = updates > 0 or self._steps_without_optimizer()
         tokens, self._tokens = self._tokens, None
-        if tokens is None and self.session.reads_tokens:
-            tokens = self.session.tokens_of(batch)
+        if tokens is None and self.session.tokens.reads:
+            tokens = self.session.tokens.of(batch)
         self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, tokens=tokens)
 
     def _consider_starts(self, batch: Any) -> None:
@@ -322,7 +322,7 @@ class LightningFit:
             self._batches_change = True
         self._batches_compared += 1
         compared = self._batches_compared >= _BATCHES_COMPARED
-        wanted = self.session.window.is_open or self.session.wants_shapes
+        wanted = self.session.window.is_open or self.session.flops.wants_shapes
         if compared and not wanted and not self._batches_change:
             self._hears_starts = False
             self._hear_starts(False)

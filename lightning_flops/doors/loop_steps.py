@@ -124,7 +124,7 @@ class LoopSteps:
         """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next."""
         kept, shapes = batch if self._keeps_batch else (), tensor_shapes(batch)
         session = self._session
-        tokens = session.tokens_of(batch) if session.reads_tokens else None
+        tokens = session.tokens.of(batch) if session.tokens.reads else None
         if self._is_used:
             if self._ahead is not None:
                 shapes, tokens = (*self._ahead[1], *shapes), self._ahead[2] or tokens
@@ -146,7 +146,7 @@ class LoopSteps:
             batch = batch_of(args, kwargs)
             self._batch = batch if self._keeps_batch else ()
             self._shapes = tensor_shapes(batch)
-            self._tokens = self._session.tokens_of(batch) if self._session.reads_tokens else None
+            self._tokens = self._session.tokens.of(batch) if self._session.tokens.reads else None
         elif not self._batch_is_fetched:
             self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
 
@@ -184,7 +184,7 @@ class LoopSteps:
         if not window.marking:
             if not self._batch_is_fetched:
                 self._takes_arguments(args, kwargs)
-            if begins and session.wants_shapes and self.is_whole:
+            if begins and session.flops.wants_shapes and self.is_whole:
                 session.step_begins((self._shapes,))
                 if window.in_scope:
                     self._door.loaders.scope_is_entered()

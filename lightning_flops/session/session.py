@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
-from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes
@@ -34,7 +33,6 @@ from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor, MonitorReading
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
-from lightning_flops.instrument.tokens import ON_DEVICE, OnDeviceError, tokens_in
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
@@ -47,8 +45,10 @@ from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
 from lightning_flops.session.results import Optimizers, profile_of_window
-from lightning_flops.session.samples import SHARE, Samples
+from lightning_flops.session.samples import SHARE
+from lightning_flops.session.step_flops import StepFlops
 from lightning_flops.session.taps import Taps
+from lightning_flops.session.token_reader import TokenReader
 from lightning_flops.session.window import Window
 from lightning_flops.text.printable import package_logger
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from lightning_flops.analysis.step_laws import StepKey
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.window_states import CountedStep
     from lightning_flops.records import BatchTokens, Loop, RunContext, RunFacts
@@ -65,9 +66,6 @@ if TYPE_CHECKING:
     from lightning_flops.session.output import RunOutput
 
 logger = package_logger(__name__)
-
-_BATCHES_WITHOUT_TOKENS = 10
-"""After so many batches that tell of no tokens, no more are asked."""
 
 _FRAMES_OF_TAPS = 16
 """At most this many of our frames are on the stack below a model's first one: wrappers may be nested."""
@@ -131,21 +129,16 @@ class Session:
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._spare_batches = 0
-        self.laws = StepLaws(self._note_of_laws)
-        """What steps spend, as far as it is known."""
-        self.run_flops = RunFlops(self.laws)
-        self.wants_shapes = False
-        """Whether the door must tell of the batches of a step before it runs (``step_begins``)."""
-        self.reads_tokens = config.monitor and config.tokens_per_sample is None
-        """Whether the door must give the tokens of its batches."""
-        self._batches_without_tokens = 0
+        self.flops = StepFlops(
+            root,
+            self.notes.add_for_run,
+            shown=config.monitor and (self._writes or config.all_ranks),
+            share=SHARE / world_size if config.all_ranks else SHARE,
+        )
+        """What the steps of the run spend."""
+        self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
+        """Reads the tokens of batches."""
         self._slowed_tokens = NO_TOKENS
-        self._lower_bound = False
-        self._trained: int | None = None
-        """How many parameters needed a gradient when the first step was counted."""
-        self._first_counted: StepKey | None = None
-        self._samples = Samples(share=SHARE / world_size if config.all_ranks else SHARE)
-        self._begins_step = True
         self._ledger = UndoLedger()
         # Join now, so that a rank whose profiler fails later can say so, and so that all ranks number their runs alike.
         self._ranks = self._join_ranks(world_size) if world_size > 1 else None
@@ -185,7 +178,7 @@ class Session:
         room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
         self._plan = plan = self._door.plan()
         self.steps.steps_done = plan.steps_before
-        self.run_flops.unseen(plan.steps_before)
+        self.flops.books.unseen(plan.steps_before)
         self._device = plan.device
         self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
         self._door.tap_run(self.taps.for_run)
@@ -248,7 +241,7 @@ class Session:
 
     def _open_window(self) -> None:
         """The step that begins now is counted."""
-        self._first_counted = None
+        self.flops.window_opens()
         self.window.open(steps_done=self.steps.steps_done)
         self._door.window_opens()
 
@@ -320,7 +313,7 @@ class Session:
             shapes: shapes of its tensors before the step, because the step may have changed it.
             updates: optimizer attempts that belong to it.
             ends_step: a global step ends with it.
-            tokens: what ``tokens_of`` has found in it.
+            tokens: what the session's ``tokens`` has found in it.
         """
         if self.border.closed:
             return
@@ -336,9 +329,11 @@ class Session:
         )
         key = self.steps.book(shapes, updates, ends_step)
         if key is not None and monitor is not None:
-            self.run_flops.book(key, slowed=slowed)
+            self.flops.books.book(key, slowed=slowed)
         if sampling:
-            self._sampled_batch_ends(window, ends_step=ends_step)
+            window.end_sample()
+            if ends_step:
+                self.flops.sample_ends()
         if monitor is not None:
             if slowed:
                 self._slowed_tokens = self._slowed_tokens.plus(tokens)
@@ -348,7 +343,7 @@ class Session:
                 monitor.restart()  # counting and tracing cost time, so the time until here gives no throughput
             else:
                 self._watch(monitor, samples=samples, tokens=tokens, ends_step=ends_step, key=key)
-        self._begins_step = ends_step
+        self.flops.at_border = ends_step
         if ends_step:
             if self._ranks is not None and self._ranks.pending and not window.is_open:
                 self._show_ready_reports(self._ranks)
@@ -368,7 +363,7 @@ class Session:
         The batch is only described when the monitor is read, or when something else may need the description.
         """
         waiting = monitor.passed(shapes, updates, ends_step, tokens)
-        self._begins_step = ends_step
+        self.flops.at_border = ends_step
         if ends_step and self._door.reading_is_due():
             self._write_reading(monitor)
         elif waiting < self._spare_batches:
@@ -392,7 +387,7 @@ class Session:
     def _describe_passed(self, shapes: Shapes, updates: int, ends_step: bool) -> tuple[int | None, StepKey | None]:
         key = self.steps.book(shapes, updates, ends_step)
         if key is not None:
-            self.run_flops.book(key, slowed=False)
+            self.flops.books.book(key, slowed=False)
         return self._meter.samples(None, shapes), key
 
     def _tell_recorder(
@@ -410,82 +405,23 @@ class Session:
             self.micro_batch_size = samples
         return counted or traced
 
-    def tokens_of(self, batch: Any) -> BatchTokens | None:
-        """The tokens of *batch*, which a door gives before it is on a device; to be asked while ``reads_tokens``."""
-        try:
-            tokens = tokens_in(batch)
-        except OnDeviceError:
-            self.reads_tokens = False
-            self.notes.add_for_run(ON_DEVICE)
-            return None
-        except Exception as error:  # of the user's batch
-            self.reads_tokens = False
-            self.notes.add_for_run(f"Tokens without padding are n/a: {type(error).__name__}: {error}.")
-            return None
-        if tokens is None:
-            self._batches_without_tokens += 1
-            self.reads_tokens = self._batches_without_tokens < _BATCHES_WITHOUT_TOKENS
-        return tokens
-
     # ---- what steps spend
 
     def step_begins(self, batches: tuple[Shapes, ...]) -> None:
-        """A step begins whose first *batches* have these shapes; a door calls this if ``wants_shapes``.
-
-        The step is counted if nobody knows what it spends, and the run can afford it.
-        """
+        """A step begins whose first *batches* have these shapes; a door calls this if ``flops.wants_shapes``."""
         window = self.window
-        if self.border.closed or not self._begins_step or window.is_open or window.recorder.sampling:
+        if self.border.closed or window.is_open or window.recorder.sampling:
             return
-        self._begins_step = False
-        last = self.steps.last
-        if last is None or len(batches) > len(last[0]):
-            return
-        samples, done = self._samples, self.steps.steps_done
-        # What the step is known by, if its further batches and its updates are like those of the step before.
-        key = ((*batches, *last[0][len(batches) :]), last[1])
-        known = self.laws.foretell(key) is not None
-        # The first sample must be one that is foretold: it shows whether samples are counted whole.
-        wanted = known and (not self.laws.believes_samples or samples.check_is_due(steps_done=done))
-        if not (wanted or (not known and self.laws.believes_samples)):
-            return
-        if self.laws.believes_samples is False or samples.exhausted:
-            self.wants_shapes = False
-        elif samples.affords(steps_done=done) and not profiler_is_recording():
+        if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()
             self._spare_batches = 0
-            samples.begins(steps_done=self.steps.steps_done)
+            self.flops.sample_begins(steps_done=self.steps.steps_done)
             window.begin_sample(steps_done=self.steps.steps_done)
 
-    def _sampled_batch_ends(self, window: Window, *, ends_step: bool) -> None:
-        window.end_sample()
-        if ends_step:
-            self._samples.ends()
-
     def _step_was_counted(self, step: CountedStep) -> None:
-        key = self.steps.last
-        if key is None:
-            return
-        self._lower_bound = self._lower_bound or step.lower_bound
-        if self._trained is None and not step.sampled:
-            self._trained = self._trained_parameters()
-        (self.laws.sampled if step.sampled else self.laws.counted)(key, step.flops)
-        if not step.sampled and self._first_counted is None:
-            self._first_counted = key
-        if not step.sampled or self.laws.believes_samples:
-            self.run_flops.counted(key, step.flops)
-
-    def _note_of_laws(self, sentence: str) -> None:
-        self.notes.add_for_run(sentence)
-
-    def _consider_samples(self, keys: Mapping[StepKey, int]) -> None:
-        """Have steps counted outside of windows from now on, if some of those that passed spent nobody knows what."""
-        monitored = self._writes or self._config.all_ranks
-        if self.profile is None or not monitored or self._whole_steps or self._samples.exhausted:
-            return
-        if any(self.laws.foretell(key) is None for key in keys):
-            self.wants_shapes = True
+        if self.steps.last is not None:
+            self.flops.was_counted(self.steps.last, step)
 
     def _watch(
         self,
@@ -518,8 +454,8 @@ class Session:
 
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
-        self._look_at_parameters()
-        flops = self.run_flops.sums(reading.keys) if reading.steps else None
+        self.flops.look_at_parameters()
+        flops = self.flops.books.sums(reading.keys) if reading.steps else None
         if reading.steps and self._writes:
             self._output.write_reading(
                 reading,
@@ -530,17 +466,8 @@ class Session:
                 useful_flops_peak_sec=None if flops is None else self._useful_peak_sec(reading.keys, reading.tokens),
                 step=self._door.x_axis(),
             )
-        if flops is None and not self.wants_shapes:
-            self._consider_samples(reading.keys)
-
-    def _look_at_parameters(self) -> None:
-        """Give up what was foretold if other parameters are trained than when the first step was counted."""
-        if self._trained is not None and self._trained != self._trained_parameters():
-            self._trained = None
-            self.laws.foretell_nothing(OTHERS_TRAIN)
-
-    def _trained_parameters(self) -> int:
-        return sum(parameter.requires_grad for parameter in self._root.parameters())
+        if flops is None and self.profile is not None and not self._whole_steps:
+            self.flops.misses(reading.keys)
 
     def _all_tokens(self, monitor: Monitor) -> BatchTokens:
         return monitor.totals().tokens.plus(self._slowed_tokens)
@@ -554,7 +481,7 @@ class Session:
 
     def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | None:
         """Seconds that the model FLOPs of these steps would take at the peak without padding."""
-        useful = self.laws.without_padding(keys, tokens)
+        useful = self.flops.laws.without_padding(keys, tokens)
         return None if useful is None else self._peak_sec(useful)
 
     def _peak_sec(self, flops: Mapping[str, int]) -> float | None:
@@ -614,8 +541,8 @@ class Session:
     def _drop_sample(self) -> None:
         """The step that was counted beside every window was left unfinished."""
         self.window.drop_sample()
-        self._samples.ends()
-        self._begins_step = True
+        self.flops.sample_ends()
+        self.flops.at_border = True
 
     def _begin_again(self) -> None:
         self.window.follow()
@@ -651,11 +578,7 @@ class Session:
             warns=self._writes,
         )
         self.profile = profile
-        if window.recorder.shapes_deceive and (first := self._first_counted) is not None:
-            self.laws.doubt(first)
-        self.wants_shapes = self.wants_shapes or (
-            record.variable and self.monitor is not None and (self._writes or self._config.all_ranks)
-        )
+        self.flops.window_closes(shapes_deceive=window.recorder.shapes_deceive, variable=record.variable)
         if self._writes:
             taken_sec = time.perf_counter() - started
             logger.info(
@@ -745,8 +668,8 @@ class Session:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
     def _report_throughput(self, monitor: Monitor) -> None:
-        self._look_at_parameters()
-        flops = self.run_flops.totals()
+        self.flops.look_at_parameters()
+        flops = self.flops.books.totals()
         known = flops.undisturbed
         useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
         self.throughput = build_throughput(
@@ -755,9 +678,9 @@ class Session:
             flops=flops,
             model_flops_peak_sec=None if known is None else self._peak_sec(known.model_by_dtype),
             useful_flops_peak_sec=None if known is None else useful,
-            lower_bound=self._lower_bound,
+            lower_bound=self.flops.lower_bound,
             tokens=self._all_tokens(monitor),
-            law=self.laws.report(monitor.seconds_by_key()),
+            law=self.flops.laws.report(monitor.seconds_by_key()),
             peak_sec=self._peak_sec,
         )
         if self.throughput is not None:

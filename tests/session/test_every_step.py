@@ -85,7 +85,7 @@ def test_a_net_with_strides_has_no_law(monkeypatch: pytest.MonkeyPatch, generous
     summary = plain_run(model, data)
     keys = keys_of(data)
     known = hold_to(sessions[0], truth_of(model, keys))
-    assert all(finder.refused for finder in sessions[0].laws.finders())
+    assert all(finder.refused for finder in sessions[0].flops.laws.finders())
     assert 0 < known < len(keys)
     assert summary.steps_unknown > 0
     assert summary.model_flops is None
@@ -160,7 +160,7 @@ def test_work_before_the_models_forward_is_in_no_sample(monkeypatch: pytest.Monk
             optimizer.zero_grad()
     truth = truth_of(model, keys_of(data))
     for key, flops in truth.items():
-        foretold = sessions[0].laws.foretell(key)
+        foretold = sessions[0].flops.laws.foretell(key)
         if foretold is not None:
             assert foretold["forward", "float32"] == 2 * flops["forward", "float32"]
     assert profiler.throughput is not None

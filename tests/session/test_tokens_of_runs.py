@@ -70,7 +70,7 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary.tokens_per_sec is not None
     assert profile.rates.tokens_per_sec is not None
     assert [advice.rule for advice in profile.advice if advice.rule == "padding"] == ["padding"]
-    laws = sessions[0].laws
+    laws = sessions[0].flops.laws
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
     tokens = BatchTokens(shape[0] * shape[1], sum(lengths), None, len(lengths), sum(one**2 for one in lengths))
@@ -116,7 +116,7 @@ def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatc
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
     of_batch = BatchTokens(sum(lengths), sum(lengths), None, 4, sum(one**2 for one in lengths))
-    useful = sessions[0].laws.without_padding({(((shape, shape),), 1): 1}, of_batch)
+    useful = sessions[0].flops.laws.without_padding({(((shape, shape),), 1): 1}, of_batch)
     assert useful == {"float32": sum(map(one_sequence, lengths))}
 
 
@@ -157,6 +157,6 @@ def test_images_are_asked_for_tokens_a_few_times_only(monkeypatch: pytest.Monkey
             optimizer.zero_grad()
             model(images).square().mean().backward()
             optimizer.step()
-        assert not sessions[0].reads_tokens
+        assert not sessions[0].tokens.reads
     assert profiler.throughput is not None
     assert (profiler.throughput.tokens, profiler.throughput.padding_ratio) == (None, None)

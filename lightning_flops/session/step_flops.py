@@ -1,0 +1,128 @@
+"""What the steps of one run spend, and which further steps are worth counting to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws
+from lightning_flops.session.samples import Samples
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lightning_flops.instrument.batches import Shapes
+    from lightning_flops.instrument.window_states import CountedStep
+    from lightning_flops.session.batches import StepBook
+
+
+class StepFlops:
+    """Knows the FLOPs of a run's steps: of those that were counted, and of those that follow from them.
+
+    Args:
+        root: the model that is trained.
+        note: adds a sentence to every report of the run.
+        shown: somebody sees what this rank's steps spend one by one.
+        share: of the wall time, what counting outside of windows may take.
+    """
+
+    def __init__(self, root: nn.Module, note: Callable[[str], None], *, shown: bool, share: float) -> None:
+        self.laws = StepLaws(note)
+        """Foretell what was not counted."""
+        self.books = RunFlops(self.laws)
+        """Every step of the run."""
+        self.wants_shapes = False
+        """Whether the door must tell of the batches of a step before it runs."""
+        self.at_border = True
+        """The next batch begins a step."""
+        self.lower_bound = False
+        """A step was counted in which something may be missing."""
+        self._root = root
+        self._shown = shown
+        self._samples = Samples(share=share)
+        self._trained: int | None = None
+        """How many parameters needed a gradient when the first step was counted."""
+        self._first_counted: StepKey | None = None
+
+    # ---- windows
+
+    def window_opens(self) -> None:
+        """The step that begins now is the first that a window counts."""
+        self._first_counted = None
+
+    def window_closes(self, *, shapes_deceive: bool, variable: bool) -> None:
+        """A window has measured what it was to measure.
+
+        Args:
+            shapes_deceive: steps with the shapes of its first counted one spent something else.
+            variable: shapes keep changing.
+        """
+        if shapes_deceive and self._first_counted is not None:
+            self.laws.doubt(self._first_counted)
+        self.wants_shapes = self.wants_shapes or (variable and self._shown)
+
+    def was_counted(self, key: StepKey, step: CountedStep) -> None:
+        """The step of this *key* was counted, in a window or outside of them."""
+        self.lower_bound = self.lower_bound or step.lower_bound
+        if step.sampled:
+            self.laws.sampled(key, step.flops)
+        else:
+            self._trained = self._trained_parameters() if self._trained is None else self._trained
+            self._first_counted = self._first_counted or key
+            self.laws.counted(key, step.flops)
+        if not step.sampled or self.laws.believes_samples:
+            self.books.counted(key, step.flops)
+
+    # ---- steps that are counted outside of windows
+
+    def is_worth_counting(self, batches: tuple[Shapes, ...], steps: StepBook) -> bool:
+        """Whether the step that begins now should be counted: nobody knows what it spends, and the run can afford it.
+
+        Args:
+            batches: the shapes of its first batches.
+            steps: the run's steps so far.
+        """
+        if not self.at_border:
+            return False
+        self.at_border = False
+        last = steps.last
+        if last is None or len(batches) > len(last[0]):
+            return False
+        samples, done, believed = self._samples, steps.steps_done, self.laws.believes_samples
+        # What the step is known by, if its further batches and its updates are like those of the step before.
+        key = ((*batches, *last[0][len(batches) :]), last[1])
+        if self.laws.foretell(key) is None:
+            wanted = bool(believed)
+        else:
+            # The first sample must be one that is foretold: it shows whether samples are counted whole.
+            wanted = not believed or samples.check_is_due(steps_done=done)
+        if not wanted:
+            return False
+        if believed is False or samples.exhausted:
+            self.wants_shapes = False
+            return False
+        return samples.affords(steps_done=done)
+
+    def sample_begins(self, *, steps_done: int) -> None:
+        """The step that begins now is counted outside of windows."""
+        self._samples.begins(steps_done=steps_done)
+
+    def sample_ends(self) -> None:
+        """It has ended, or its loop has left it."""
+        self._samples.ends()
+
+    def misses(self, keys: Mapping[StepKey, int]) -> None:
+        """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
+        if self._shown and not self._samples.exhausted:
+            self.wants_shapes = self.wants_shapes or any(self.laws.foretell(key) is None for key in keys)
+
+    # ---- the parameters
+
+    def look_at_parameters(self) -> None:
+        """Give up what was foretold if other parameters are trained than when the first step was counted."""
+        if self._trained is not None and self._trained != self._trained_parameters():
+            self._trained = None
+            self.laws.foretell_nothing(OTHERS_TRAIN)
+
+    def _trained_parameters(self) -> int:
+        return sum(parameter.requires_grad for parameter in self._root.parameters())

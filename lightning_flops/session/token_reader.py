@@ -1,0 +1,46 @@
+"""Reads the tokens of a run's batches, for as long as that tells anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lightning_flops.instrument.tokens import ON_DEVICE, OnDeviceError, tokens_in
+
+if TYPE_CHECKING:
+    from lightning_flops.records import BatchTokens
+
+_BATCHES_WITHOUT_TOKENS = 10
+"""After so many batches that do not tell their tokens, no further one is looked at."""
+
+
+class TokenReader:
+    """Asked by a door for each batch, before it is on a device.
+
+    Args:
+        note: gets a sentence if tokens cannot be read.
+        wanted: somebody is shown tokens, and the user has not said how many a sample has.
+    """
+
+    def __init__(self, note: Callable[[str], None], *, wanted: bool) -> None:
+        self.reads = wanted
+        """Whether a door must ask ``of`` for the tokens of its batches."""
+        self._note = note
+        self._without = 0
+
+    def of(self, batch: Any) -> BatchTokens | None:
+        """The tokens of *batch*; None if it does not tell them."""
+        try:
+            tokens = tokens_in(batch)
+        except OnDeviceError:
+            self.reads = False
+            self._note(ON_DEVICE)
+            return None
+        except Exception as error:  # of the user's batch
+            self.reads = False
+            self._note(f"Tokens without padding are n/a: {type(error).__name__}: {error}.")
+            return None
+        if tokens is None:
+            self._without += 1
+            self.reads = self._without < _BATCHES_WITHOUT_TOKENS
+        return tokens
