@@ -128,7 +128,9 @@ def test_a_report_has_the_lines_that_it_has_with_harmless_names(name: str, suffi
         texts = [
             render(renamed(PROFILES[name], with_suffix(one))) for one in (suffix, harmless(suffix))
         ]  # no word is left out: the longest one is hostile, too
-        assert len(lines_of(texts[0])) == len(lines_of(texts[1]))
+        shown, expected = (len(lines_of(text)) for text in texts)
+        # A line break in a module's own words is one space, and so may save a line that would be wrapped.
+        assert shown == expected or ("\n" in suffix and expected - 1 <= shown <= expected)
 
 
 @settings(deadline=None, max_examples=15)
