@@ -77,7 +77,7 @@ def run_ranks(
         port = _held_port(undo)
         everywhere = environment_of_ranks(environment or {})
         if store_of_its_own:
-            from torch.distributed import TCPStore  # many who start ranks have no torch
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # here, as many who start ranks have no torch
 
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             port = store.port
