@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from lightning_flops.instrument.border import Failed, UndoLedger, remove_hooks
 from lightning_flops.instrument.stack_room import stack_room
-from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden
+from lightning_flops.instrument.torch_private.compiler import compiler_callbacks, hidden, wrapped
 from lightning_flops.instrument.torch_private.modules import is_last_global_hook
 from lightning_flops.text.printable import package_logger
 
@@ -105,8 +105,8 @@ def put_up_hooks(
             failed("a module's forward hook", error)
 
     # A compiler that reads the hooks into its graph looks past marks on their code, though not past torch's wrappers.
-    disable: Any = torch.compiler.disable if compiler is None else hidden
-    enter, leave = disable(enters), disable(leaves)
+    kept_out = wrapped if compiler is None else hidden
+    enter, leave = kept_out(enters), kept_out(leaves)
 
     def before(module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling():

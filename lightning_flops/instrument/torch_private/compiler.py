@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -60,11 +62,30 @@ def hidden(function: _Function) -> _Function:
     It is *function* itself where it can be marked; else torch's wrapper around it, which costs a microsecond a call.
     The mark, unlike the wrapper, does not keep *function* from being read into a caller that is being compiled.
     """
-    if hide(function):
+    return function if hide(function) else wrapped(function)
+
+
+def wrapped(function: _Function) -> _Function:
+    """The same, and what is compiled does not read it in either: torch's wrapper around *function*."""
+    if not can_compile():
         return function
     disable: Any = torch.compiler.disable
-    wrapped: _Function = disable(function)
-    return wrapped
+    out_of_sight: _Function = disable(function)
+    return out_of_sight
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Whether torch's compiler can be imported. It imports much that may not fit the installation, and raises anything.
+
+    Where it cannot be imported nothing is ever compiled.
+    """
+    try:
+        import_module("torch._dynamo")
+    except Exception:
+        logger.debug("torch's compiler cannot be imported", exc_info=True)
+        return False
+    return True
 
 
 # ---- when it compiles
@@ -87,14 +108,8 @@ _handler = take_later(
 
 
 def compiler_callbacks() -> Any:
-    """Where torch tells that a compilation starts and ends; None in a torch that does not tell."""
-    try:
-        pass
-    except Exception:
-        # The compiler imports much that may not fit the installation, and fail in any way; then nothing is compiled.
-        logger.debug("torch's compiler cannot be imported", exc_info=True)
-        return None
-    return _handler()
+    """Where torch tells that a compilation starts and ends; None in a torch that does not tell, or cannot compile."""
+    return _handler() if can_compile() else None
 
 
 def was_used() -> bool:
