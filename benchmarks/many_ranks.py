@@ -118,7 +118,7 @@ def synthetic_profile(ranks: int) -> Profile:
         ),
         timing_steps=TIMED_STEPS,
     )
-    return build_profile(window, config=ProfilerConfig(detailed=False), report_step=TRACED_STEP + 1)
+    return build_profile(window, config=ProfilerConfig(detailed=False))
 
 
 def synthetic_records(profile: Profile, ranks: int, *, seed: int = 0) -> Iterator[RankRecord]:

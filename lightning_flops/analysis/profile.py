@@ -30,15 +30,12 @@ from lightning_flops.schema.trace import TracedStep
 from lightning_flops.units import plural
 
 
-def build_profile(
-    window: WindowRecord, *, config: ProfilerConfig, report_step: int, traced: TracedStep | None = None
-) -> Profile:
-    """Count, divide and look up: the profile of *window*.
+def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
+    """Count, divide and look up: the profile of *window*, which nobody was shown yet.
 
     Args:
         window: what was measured.
         config: the profiler's settings; a ``peak_flops_per_sec`` in it wins over the table of devices.
-        report_step: the run's own x-axis value where the profile is shown.
         traced: the window's traced step, analysed.
     """
 
@@ -96,7 +93,7 @@ def build_profile(
     return Profile(
         schema_version=SCHEMA_VERSION,
         profile_step=window.profile_step,
-        report_step=report_step,
+        report_step=window.profile_step,  # who shows it says when
         context=window.context,
         settings=ReportSettings(
             module_depth=config.module_depth,

@@ -66,7 +66,6 @@ def profile_of_window(
     optimizers: Callable[[], Optimizers],
     facts: Callable[[Optimizers], RunFacts],
     memory: Callable[[Optimizers], MemoryRecord | None],
-    report_step: int,
     warns: bool,
 ) -> Profile:
     """The profile of *window*; its traces are kept where the settings say.
@@ -79,7 +78,6 @@ def profile_of_window(
         optimizers: returns those that update the model.
         facts: returns how the run is set up, given the optimizers.
         memory: returns what the memory is used for, given the optimizers.
-        report_step: the run's own step now.
         warns: a failure is also logged, not only noted in the report.
     """
     known = _answer(optimizers, "the optimizers could not be asked for", warns=warns)
@@ -99,7 +97,7 @@ def profile_of_window(
         if warns:
             logger.warning(note)
     window = replace(window, notes=(*window.notes, *notes))
-    return build_profile(window, config=config, traced=traced, report_step=report_step)
+    return build_profile(window, config=config, traced=traced)
 
 
 def _keep_traces(window: WindowRecord, folder: str | None) -> tuple[dict[int, str], list[str]]:

@@ -574,7 +574,6 @@ class Session:
             optimizers=self._door.optimizers,
             facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),
             memory=lambda optimizers: window.memory.record(optimizers=optimizers),
-            report_step=self._door.x_axis(),
             warns=self._writes,
         )
         self.profile = profile

@@ -44,8 +44,8 @@ SHOWN_AT = {3: 7, 10: 33, 0: 0}
 
 def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: TracedStep | None = None) -> Profile:
     """``analysis.profile.build_profile``, of one of the windows below."""
-    report_step = SHOWN_AT.get(window.profile_step, window.profile_step)
-    return profile.build_profile(window, config=config, report_step=report_step, traced=traced)
+    built = profile.build_profile(window, config=config, traced=traced)
+    return replace(built, report_step=SHOWN_AT.get(window.profile_step, window.profile_step))
 
 
 def cell(
