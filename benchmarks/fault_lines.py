@@ -441,6 +441,64 @@ def train_under_deepspeeds_name(profiled: bool, wire: Tripwire, seen: dict[str, 
                 seen["counts"] = [profiler.get_total_flops(), profiler.get_total_macs(as_string=True)]
 
 
+def train_a_loop_of_your_own(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Steps of a loop under ``profile_training``, of batches of several lengths, with an evaluation in between."""
+    from contextlib import nullcontext, suppress
+
+    from torch.utils.data import DataLoader
+
+    from lightning_flops import profile_training
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    rows = [torch.arange(2 + step % 4).repeat(2, 1) for step in range(2 * STEPS)]
+    losses: list[float] = []
+    seen["refused"] = True  # until the block begins an error may say that there will be no profile
+    settings: dict[str, Any] = {"profile_step": 1, "timing_steps": 2, "log_dir": "logs"}
+    try:
+        with wire:
+            profiling = profile_training(model, optimizer, **settings) if profiled else nullcontext()
+            with profiling as profiler:
+                seen["refused"] = False
+                data: Any = DataLoader(rows, batch_size=None)
+                for number, ids in enumerate(data if profiler is None else profiler.batches(data)):
+                    loss = model(ids).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.item())
+                    if number % 5 == 4:
+                        with torch.no_grad():
+                            losses.append(model(ids).sum().item())
+            if profiler is not None:
+                with suppress(RuntimeError):  # a question, which may be answered by an error
+                    seen["counts"] = profiler.profile and profiler.profile.flops_total.forward
+    finally:
+        seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        seen["left"] += left_on(model, optimizer)
+
+
+def train_with_transformers(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """A training of transformers with accumulation, an evaluation and a callback of ours."""
+    from lightning_flops import FlopsProfilerTrainerCallback
+    from tests.transformers.footprint import footprint
+    from tests.transformers.tiny import ROWS, Rows, new_net_trainer
+
+    callbacks = [FlopsProfilerTrainerCallback(profile_step=1, timing_steps=2)] if profiled else []
+    trainer = new_net_trainer(
+        Path(), *callbacks, rows=Rows(2 * STEPS * ROWS), eval_dataset=Rows(ROWS),
+        gradient_accumulation_steps=2, logging_steps=3, eval_strategy="steps", eval_steps=4,
+    )  # fmt: skip
+    net: Any = trainer.model
+    try:
+        with wire:
+            trainer.train()
+    finally:
+        seen["weights"], seen["losses"] = bits(net.parameters()), [float(loss).hex() for loss in net.losses]
+        seen["footprint"] = {name: str(value) for name, value in footprint(trainer).items()}
+
+
 def left_on(model: nn.Module, *others: object) -> list[str]:
     """What is ours on the modules of *model* and on *others*."""
     return [name for thing in (*model.modules(), *others) for name in left_on_object(thing)]
@@ -452,6 +510,8 @@ RUNS: dict[str, Train] = {
     "deepspeed": train_deepspeed,
     "count_flops": train_plainly,
     "FlopsProfiler": train_under_deepspeeds_name,
+    "profile_training": train_a_loop_of_your_own,
+    "transformers": train_with_transformers,
 }
 
 
@@ -483,6 +543,8 @@ _OF_RUN: dict[str, tuple[str, ...]] = {
         "deepspeed.ops.adam",
         "tests.deepspeed.engines",
     ),
+    "profile_training": ("fsspec.implementations.local", "torch.utils.tensorboard"),
+    "transformers": ("fsspec.implementations.local", "tests.transformers.footprint", "tests.transformers.tiny"),
 }
 
 
