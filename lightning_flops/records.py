@@ -434,6 +434,30 @@ class ProcessorLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRecord:
+    """What a GPU's own counters told of the timed steps: the whole GPU's, whoever used it."""
+
+    seconds: float
+    """On the host, from the reading before the first timed step to the one after the last."""
+    joules: float | None
+    """Spent in them; None if it is not known."""
+    no_joules_because: str = ""
+    """Why ``joules`` is None, in a few words."""
+    clock_mhz: tuple[int, ...] = ()
+    """Of the multiprocessors, at each reading; read between steps, about twice a second."""
+    highest_clock_mhz: int | None = None
+    """The highest that this GPU can have."""
+    power_limited_sec: float | None = None
+    """How long power held the clock below what was asked for, by the driver's counter."""
+    heat_limited_sec: float | None = None
+    """How long heat did."""
+    reason_readings: int = 0
+    """How often it was read why the clock is not higher."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """The reasons, in words, and at how many of these readings each held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
     """One whole window, ready for analysis."""
 
@@ -460,6 +484,8 @@ class WindowRecord:
     """How the run is set up; None if nobody looked."""
     processor: ProcessorLoss | None = None
     """Over the timed steps; None if they were too short to tell."""
+    gpu: GpuRecord | None = None
+    """Over the timed steps; None without an NVIDIA GPU, or without what reads its counters."""
     slowed_batches: int = 0
     """Batches that ran while they were counted or traced, warm-up included."""
     slowed_sec: float = 0.0

@@ -389,6 +389,47 @@ def _without_flops(evidence: Evidence, thresholds: AdviceThresholds) -> Advice |
     )
 
 
+def _heat(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    return _throttled(
+        "heat_limited",
+        "heat",
+        evidence,
+        share=evidence.heat_limited_share,
+        threshold=thresholds.heat_limited,
+        action="Look after its cooling, or what else heats its host: the same program is faster on a cooler GPU.",
+    )
+
+
+def _power(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
+    return _throttled(
+        "power_limited",
+        "power",
+        evidence,
+        share=evidence.power_limited_share,
+        threshold=thresholds.power_limited,
+        action=(
+            "See whether its power limit was lowered (nvidia-smi -q -d POWER). If it is the GPU's own, this is the "
+            "speed that it has for such work: compare runs at the same limit, and look at the energy of a sample."
+        ),
+    )
+
+
+def _throttled(
+    rule: str, cause: str, evidence: Evidence, *, share: float | None, threshold: float, action: str
+) -> Advice | None:
+    if share is None or share <= threshold:
+        return None
+    clock = "" if evidence.clock_words is None else f", on average at {evidence.clock_words}"
+    return Advice(
+        rule=rule,
+        evidence=f"While steps were timed, {cause} held the GPU's clock down for {percent(share)} of the time{clock}.",
+        threshold=f"more than {percent(threshold)}",
+        action=action,
+        source=f"NVML; the share is of {_OWN}",
+        stake=None,
+    )
+
+
 def _starved(evidence: Evidence, thresholds: AdviceThresholds) -> Advice | None:
     share = evidence.processor_lost_share
     if share is None or share <= thresholds.starved:
@@ -446,5 +487,7 @@ _RULES: tuple[_Check, ...] = (
     _pageable_copies,
     _padding,
     _without_flops,
+    _heat,
+    _power,
     _starved,
 )

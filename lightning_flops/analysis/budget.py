@@ -86,6 +86,8 @@ ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {
     "without_flops": frozenset(("other_operators", "operators")),
     "padding": frozenset(("model", "recompute", "matmul", "other_operators", "operators")),
     "memory_high": frozenset(),
+    "heat_limited": frozenset(),
+    "power_limited": frozenset(),
     "starved": frozenset(),
     "mfu": frozenset(),
 }

@@ -20,9 +20,11 @@ from lightning_flops.records import (
     RunContext,
     RunFacts,
 )
+from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.step import DtypeFlops, Rates, TimingProfile
 from lightning_flops.schema.trace import TraceReport
+from lightning_flops.units import plain
 
 ALIGNMENT_16_BITS = 8
 """Elements: tensor cores take 16-bit matrices in pieces of 16 bytes."""
@@ -92,6 +94,12 @@ class Evidence:
     """Of the tokens of the run's batches so far."""
     processor_lost_share: float | None = None
     """Processor time that was asked for while steps were timed, and not given: the thread's, or the machine's."""
+    power_limited_share: float | None = None
+    """Of the timed steps, how long power held the GPU's clock down."""
+    heat_limited_share: float | None = None
+    """How long heat did."""
+    clock_words: str | None = None
+    """How high the clock was, and could be."""
     without_flops: WithoutFlops | None = None
     """What takes most of the step and computes no products."""
 
@@ -110,6 +118,7 @@ def gather_evidence(
     lower_bound: bool,
     thresholds: AdviceThresholds,
     processor: ProcessorLoss | None = None,
+    energy: Energy | None = None,
     without_flops: WithoutFlops | None = None,
 ) -> Evidence:
     """What a window knows that a rule can use.
@@ -127,6 +136,7 @@ def gather_evidence(
         lower_bound: FLOPs are lower bounds.
         thresholds: the one for a kernel's blocks per SM is used here.
         processor: what the timed steps lost of it.
+        energy: what the GPU's counters told of the timed steps.
         without_flops: what takes most of the traced step without FLOPs.
     """
     whole = sum(one.model for one in dtypes)
@@ -148,6 +158,13 @@ def gather_evidence(
         processor_lost_share=None if processor is None else _most(processor.waited_share, processor.stolen_share),
         without_flops=without_flops,
     )
+    if energy is not None:
+        evidence = replace(
+            evidence,
+            power_limited_share=energy.power_limited_share,
+            heat_limited_share=energy.heat_limited_share,
+            clock_words=_clock_words(energy),
+        )
     if facts is not None:
         evidence = replace(
             evidence,
@@ -164,6 +181,12 @@ def gather_evidence(
             loader_workers=facts.loader_workers,
         )
     return evidence if trace is None else with_trace(evidence, trace, thresholds)
+
+
+def _clock_words(energy: Energy) -> str | None:
+    if energy.clock_mhz is None or energy.highest_clock_mhz is None:
+        return None
+    return f"{plain(round(energy.clock_mhz))} of at most {plain(energy.highest_clock_mhz)} MHz"
 
 
 def _most(*shares: float | None) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from lightning_flops.analysis.advice import advise
 from lightning_flops.analysis.budget import build_budget, own_seconds, seconds_at_peak
+from lightning_flops.analysis.energy import build_energy
 from lightning_flops.analysis.evidence import gather_evidence
 from lightning_flops.analysis.flop_counts import FlopCounts, bytes_by_phase
 from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
@@ -70,6 +71,8 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             peak_of=peak_of,
             has_backward=window.context.trains or total.hardware + total.causal_skipped > total.forward,
         )
+    flops = mean_flops(total, steps=steps)
+    energy = build_energy(window.gpu, timing=timing, hardware_flops=flops.hardware, samples=samples, tokens=tokens)
     evidence = gather_evidence(
         rates=rates,
         timing=timing,
@@ -83,6 +86,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         lower_bound=lower_bound,
         thresholds=config.thresholds,
         processor=window.processor,
+        energy=energy,
         without_flops=longest_without_flops(
             cells=window.flops.cells, modules=window.modules, times=times, traced=traced
         ),
@@ -114,7 +118,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         micro_steps=sum(step.micro_steps for step in window.counted_steps) / steps,
         samples=samples,
         tokens=tokens,
-        flops=mean_flops(total, steps=steps),
+        flops=flops,
         flops_total=total,
         flops_spread=flop_spread(window.counted_steps),
         bytes_total=bytes_by_phase(window.flops.cells),
@@ -138,6 +142,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             own_sec=own_seconds(window, timing),
         ),
         memory_bytes_per_sec=bandwidth,
+        energy=energy,
         rates=rates,
         unavailable=unavailable,
         lower_bound=lower_bound,

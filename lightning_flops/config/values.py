@@ -71,6 +71,10 @@ class AdviceThresholds:
     without_flops: float = 0.15
     """An operator, or a class of modules, that computes no products above this share, Python between operators left
     out."""
+    heat_limited: float = 0.05
+    """Heat held the GPU's clock down above this share of the timed steps."""
+    power_limited: float = 0.20
+    """Power held it down above this share of the timed steps."""
     starved: float = 0.05
     """The thread that trains, or this machine, had no processor above this share of the timed steps."""
 

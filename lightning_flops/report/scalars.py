@@ -20,9 +20,11 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
 
     Where other ranks answered, mfu, hfu, samples, tokens and params are those of the job.
 
-    Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu), parameters.
+    Units: FLOPs, FLOP/s, seconds, samples or tokens per second, fractions of one (mfu, hfu, …_ratio), parameters; where
+    a GPU's counters were read, watts, joules, FLOPs per joule, MHz.
     """
     flops, rates, timing, job = profile.flops_total, profile.rates, profile.timing, profile.job_rates
+    energy = profile.energy
 
     def per_step(total: int) -> float | None:
         return mean(total=total, steps=max(1, len(profile.counted_steps)))
@@ -51,6 +53,13 @@ def profile_scalars(profile: Profile, *, prefix: str = PROFILE_PREFIX) -> dict[s
             "tokens_per_sec": job.tokens_per_sec,
             "mfu": job.mfu,
             "hfu": job.hfu,
+            "power_watts": energy.watts if energy else None,
+            "joules_per_step": energy.joules_per_step if energy else None,
+            "joules_per_sample": energy.joules_per_sample if energy else None,
+            "flops_per_joule": energy.flops_per_joule if energy else None,
+            "clock_mhz": energy.clock_mhz if energy else None,
+            "power_limited_ratio": energy.power_limited_share if energy else None,
+            "heat_limited_ratio": energy.heat_limited_share if energy else None,
             "params": profile.params if profile.ranks is None else profile.ranks.params,
             # This tag exists only when FLOPs, and so MFU, HFU and FLOP/s, are lower bounds.
             "heavy_operators_uncounted": sum(one.heavy for one in profile.uncounted.values()) or None,

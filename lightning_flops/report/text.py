@@ -7,6 +7,7 @@ from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.budget_text import budget_lines
 from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.report.counts_text import render_counts
+from lightning_flops.report.energy_text import energy_lines
 from lightning_flops.report.headline import answer_lines
 from lightning_flops.report.intensity_text import intensity_lines
 from lightning_flops.report.layout import rule
@@ -47,6 +48,7 @@ def render_text(profile: Profile | FlopCounts | Comparison) -> str:
         notes_lines(profile),
         flops_lines(profile),
         throughput_lines(profile),
+        energy_lines(profile.energy, step_name=profile.step_name, lower_bound=profile.lower_bound),
         ranks_lines(profile),
         memory_lines(
             profile.memory, profile.traced, trains=profile.context.trains, parameter_bytes=profile.parameter_bytes

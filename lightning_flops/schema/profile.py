@@ -11,6 +11,7 @@ from lightning_flops.schema import dataclass_json, shown
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer, answer_of
 from lightning_flops.schema.budget import Budget
+from lightning_flops.schema.energy import Energy
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.schema.ranks import JobRates, RanksProfile
 from lightning_flops.schema.step import DtypeFlops, FlopSpread, OperatorProfile, Rates, StepFlops, TimingProfile
@@ -102,6 +103,8 @@ class Profile:
     """Where peak x time went: rows that add up to a step's wall time. None if no step was timed."""
     memory_bytes_per_sec: float | None = None
     """Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known."""
+    energy: Energy | None = None
+    """Of this rank's GPU while steps were timed; None without an NVIDIA GPU or NVML (the extra ``nvidia``)."""
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]

@@ -31,6 +31,7 @@ from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
+from lightning_flops.instrument.timing.gpu_counters import GpuWatch, open_meter
 from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor, MonitorReading
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from lightning_flops.analysis.step_laws import StepKey
     from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.timing.gpu_counters import GpuMeter
     from lightning_flops.instrument.window_states import CountedStep
     from lightning_flops.records import BatchTokens, Loop, RunContext, RunFacts
     from lightning_flops.schema.profile import Profile
@@ -128,6 +130,7 @@ class Session:
         self._activity = activity_of(loop)
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
+        self._gpu_meter: GpuMeter | None = None
         self._spare_batches = 0
         self.flops = StepFlops(
             root,
@@ -182,6 +185,9 @@ class Session:
         self._device = plan.device
         self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
         self._door.tap_run(self.taps.for_run)
+        if (meter := open_meter(plan.device)) is not None:
+            self._gpu_meter = meter
+            self._ledger.add(meter.close)
         self._await_window(plan.profile_step)
         self._ledger.add(lambda: self.window.abandon())
         self.window.follow()
@@ -197,6 +203,7 @@ class Session:
             recorder=self._new_recorder(profile_step),
             memory=MemoryWatch(self._root, read=memory_reader(self._device), on_device=self._device.type == "cuda"),
             processors=ProcessorWatch(),
+            gpu=GpuWatch(self._gpu_meter),
             taps=self.taps.for_window,
             tap_parts=self._door.tap_parts,
         )
@@ -352,8 +359,8 @@ class Session:
         if window.is_open and not window.in_scope:
             self.after_batch()
         self._spare_batches = self._batches_to_spare()
-        if ends_step and (timer := self.window.recorder.timer) is not None:
-            timer.go_on()
+        if ends_step:
+            self.window.next_timed_step()
 
     def _batch_passes(
         self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
@@ -503,7 +510,7 @@ class Session:
             return
         window = self.window
         if window.is_open and window.recorder.closed:
-            window.processors.follow(timed=False)
+            window.end_watches()
             self._report()
             self._await_window(self._config.next_profile_step(steps_done=self.steps.steps_done))
         self.window.follow()
@@ -569,7 +576,7 @@ class Session:
             return
         padding = None if self.monitor is None else padding_ratio(self._all_tokens(self.monitor))
         profile = profile_of_window(
-            replace(record, processor=window.processors.loss()),
+            replace(record, processor=window.processors.loss(), gpu=window.gpu.record()),
             config=self._config,
             optimizers=self._door.optimizers,
             facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),

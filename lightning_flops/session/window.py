@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.memory import MemoryWatch
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.instrument.recorder import Recorder
+    from lightning_flops.instrument.timing.gpu_counters import GpuWatch
     from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
     from lightning_flops.records import RunContext, WindowRecord
 
@@ -23,7 +24,8 @@ class Window:
         step: it opens before this step, given as the number of steps of the run before it; None: it never opens.
         recorder: decides what to do with each step.
         memory: follows the counted step.
-        processors: watches the timed steps.
+        processors: watches the timed steps, as *gpu* does.
+        gpu: reads the GPU's counters.
         taps: holds the wrappers around the parts of a step.
         tap_parts: adds them.
     """
@@ -35,6 +37,7 @@ class Window:
         recorder: Recorder,
         memory: MemoryWatch,
         processors: ProcessorWatch,
+        gpu: GpuWatch,
         taps: Patches,
         tap_parts: Callable[[Patches], None],
     ) -> None:
@@ -42,6 +45,7 @@ class Window:
         self.recorder = recorder
         self.memory = memory
         self.processors = processors
+        self.gpu = gpu
         self.is_open = False
         self.marking = False
         """The parts of the running step are marked."""
@@ -75,7 +79,9 @@ class Window:
 
     def follow(self) -> None:
         """Have the wrappers around the parts of a step in place while the recorder needs them, and only then."""
-        self.processors.follow(timed=self.recorder.timer is not None)
+        timer = self.recorder.timer
+        if self._watch(timed=timer is not None) and timer is not None:
+            timer.go_on()  # what the watches have just read is in no step
         self.marking = self.recorder.marking
         if self.marking == bool(self._taps):
             return
@@ -83,6 +89,21 @@ class Window:
             self._tap_parts(self._taps)
         else:
             self._taps.undo()
+
+    def end_watches(self) -> None:
+        """The timed steps are over."""
+        self._watch(timed=False)
+
+    def _watch(self, *, timed: bool) -> bool:
+        """Whether a watch took some time, because the first timed step is next."""
+        self.processors.follow(timed=timed)
+        return self.gpu.follow(timed=timed)
+
+    def next_timed_step(self) -> None:
+        """A timed step is over, and the next begins here: what we do in between is in neither."""
+        if (timer := self.recorder.timer) is not None:
+            self.gpu.between_steps()
+            timer.go_on()
 
     # ---- the step that is running
 

@@ -99,6 +99,8 @@ BORDERS = {
     "padding": (Evidence(padding_share=0.20), Evidence(padding_share=0.20 + A_LITTLE)),
     "pageable_copies": (Evidence(pageable_copy_share=0.05), Evidence(pageable_copy_share=0.05 + A_LITTLE)),
     "without_flops": (Evidence(without_flops=dropout(0.15)), Evidence(without_flops=dropout(0.15 + A_LITTLE))),
+    "heat_limited": (Evidence(heat_limited_share=0.05), Evidence(heat_limited_share=0.05 + A_LITTLE)),
+    "power_limited": (Evidence(power_limited_share=0.2), Evidence(power_limited_share=0.2 + A_LITTLE)),
     "starved": (Evidence(processor_lost_share=0.05), Evidence(processor_lost_share=0.05 + A_LITTLE)),
     "mfu": (Evidence(mfu=0.3), Evidence(mfu=0.3 - A_LITTLE)),
 }
@@ -157,6 +159,9 @@ def test_healthy_run_is_told_nothing() -> None:
         pageable_copy_share=0.0,
         padding_share=0.1,
         processor_lost_share=0.01,
+        power_limited_share=0.1,
+        heat_limited_share=0.0,
+        clock_words="1,900 of at most 1,980 MHz",
         without_flops=dropout(0.03),
     )
     assert advise(healthy, DEFAULTS) == ()
@@ -230,6 +235,15 @@ def test_a_starved_run_is_told_before_all_else_and_the_rest_is_said_to_be_of_it(
     assert (first.rule, second.rule, low.rule) == ("starved", "data_wait", "mfu")
     assert "40.00% of the processor time" in first.evidence and "of a starved run" in first.evidence
     assert first.stake is None
+
+
+def test_a_gpu_that_was_held_down_is_told_of_with_its_clock() -> None:
+    (advice,) = advise(Evidence(heat_limited_share=0.4, clock_words="1,400 of at most 1,980 MHz"), DEFAULTS)
+    assert advice.evidence == (
+        "While steps were timed, heat held the GPU's clock down for 40.00% of the time, on average at 1,400 of at most "
+        "1,980 MHz."
+    )
+    assert advice.stake is None
 
 
 def test_what_computes_no_products_is_named_with_what_helps_on_that_device() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,24 @@ def test_every_scalar_of_a_whole_profile_has_its_tag_and_value() -> None:
             "mfu": model_sec / 0.100,
             "hfu": (model_sec + (48e9 - 168e9) / 312e12) / 0.100,
             "params": 154e6,
+        },
+        rel=1e-12,
+    )
+
+
+def test_a_gpu_whose_counters_were_read_has_scalars_of_its_own() -> None:
+    window = replace(windows.transformer_window(), gpu=windows.GPU)
+    scalars = profile_scalars(build_profile(window, config=ProfilerConfig()))
+    own = {tag: value for tag, value in scalars.items() if tag.removeprefix("flops_profiler/") not in TAGS}
+    assert own == pytest.approx(
+        {
+            "flops_profiler/power_watts": 1500 / 2.5,
+            "flops_profiler/joules_per_step": 600 * 0.100,
+            "flops_profiler/joules_per_sample": 60 / 8,
+            "flops_profiler/flops_per_joule": 3864e9 / 60,
+            "flops_profiler/clock_mhz": 1500,
+            "flops_profiler/power_limited_ratio": 0.4,
+            "flops_profiler/heat_limited_ratio": 0.0,
         },
         rel=1e-12,
     )

@@ -16,6 +16,10 @@ from tests.report.windows import build_profile
 CASES = {
     "mlp": (windows.mlp_window(), ProfilerConfig(peak_flops_per_sec=700e9)),
     "transformer": (windows.transformer_window(), ProfilerConfig(top_modules=3)),
+    "energy": (
+        replace(windows.transformer_window(), gpu=windows.GPU),
+        ProfilerConfig(top_modules=1, module_depth=0, detailed=False),
+    ),
     "untimed": (windows.untimed_window(), ProfilerConfig()),
     "lower_bound": (
         windows.lower_bound_window(),

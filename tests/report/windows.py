@@ -10,6 +10,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import (
     FlopPhase,
     FlopRecord,
+    GpuRecord,
     MemoryRecord,
     ModuleRecord,
     OperatorCell,
@@ -37,6 +38,18 @@ CPU = RunContext(
 )
 
 A100 = replace(CPU, device_type="cuda", device_name="NVIDIA A100-SXM4-80GB", precision="bf16-mixed")
+
+GPU = GpuRecord(
+    seconds=2.5,
+    joules=1500.0,
+    clock_mhz=(1400, 1500, 1600),
+    highest_clock_mhz=1980,
+    power_limited_sec=1.0,
+    heat_limited_sec=0.0,
+    reason_readings=4,
+    reasons={"heat": 1, "the power limit": 3},
+)
+"""600 W; power held its clock down for 40% of the time."""
 
 SHOWN_AT = {3: 7, 10: 33, 0: 0}
 """A window's ``profile_step``, and the run's own step where its report came out."""
