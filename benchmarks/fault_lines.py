@@ -461,7 +461,7 @@ def train_a_loop_of_your_own(profiled: bool, wire: Tripwire, seen: dict[str, Any
             profiling = profile_training(model, optimizer, **settings) if profiled else nullcontext()
             with profiling as profiler:
                 seen["refused"] = False
-                data: Any = DataLoader(rows, batch_size=None)
+                data: Any = DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
                 for number, ids in enumerate(data if profiler is None else profiler.batches(data)):
                     loss = model(ids).square().mean()
                     loss.backward()
