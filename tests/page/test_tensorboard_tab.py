@@ -40,14 +40,14 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first, second = writer_of(str(folder / "version_0")), TensorBoardFiles(str(folder / "version_1"))
     loggers = LoggersSink([SimpleNamespace(experiment=first)])
     for step in (110, 10, 60):
-        loggers.write_window(tab_window(samples.decoder(step), prefix="flops_profiler"), step=step)
-    loggers.write_window(tab_window(samples.many_ranks(), prefix="flops_profiler/predict"), step=1)
+        loggers.write_record(tab_window(samples.decoder(step), prefix="flops_profiler"), step=step)
+    loggers.write_record(tab_window(samples.many_ranks(), prefix="flops_profiler/predict"), step=1)
     writers = WritersSink([second])
     hostile = replace(samples.hostile(), profile_step=7)
-    writers.write_window(tab_window(hostile, prefix="flops_profiler"), step=7)
+    writers.write_record(tab_window(hostile, prefix="flops_profiler"), step=7)
     good = tab_window(samples.decoder(9), prefix="flops_profiler")
-    writers.write_window(replace(good, packed=good.packed[:-20]), step=9)
-    writers.write_window(TabWindow(tag="flops_profiler/window/8", figures=b"[", packed=b""), step=8)
+    writers.write_record(replace(good, packed=good.packed[:-20]), step=9)
+    writers.write_record(TabWindow(tag="flops_profiler/window/8", figures=b"[", packed=b""), step=8)
     first.close()
     writers.close()
     return folder
@@ -128,8 +128,8 @@ def test_other_peoples_writers_and_other_loggers_are_left_alone() -> None:
 
     foreign = SummaryWriter()
     window = TabWindow(tag="a", figures=b"{}", packed=b"")
-    LoggersSink([SimpleNamespace(experiment=foreign), SimpleNamespace()]).write_window(window, step=1)
-    WritersSink([foreign, print]).write_window(window, step=1)
+    LoggersSink([SimpleNamespace(experiment=foreign), SimpleNamespace()]).write_record(window, step=1)
+    WritersSink([foreign, print]).write_record(window, step=1)
 
 
 def test_tensorboard_is_told_of_the_tab() -> None:

@@ -18,7 +18,7 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
 from lightning_flops.sinks.console import StandardOutputSink
-from lightning_flops.sinks.tensorboard_tab import TabWindow
+from lightning_flops.sinks.event_files import BoardRecord
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
@@ -47,7 +47,7 @@ class Scalars:
     def keep_file(self, path: str) -> None:
         pass
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
         pass
 
 
