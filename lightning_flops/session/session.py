@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.analysis.budget import with_report_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
 from lightning_flops.analysis.throughput import build_throughput
@@ -401,6 +402,8 @@ class Session:
             if told is None and tokens is not None:
                 told = tokens.real
             recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
+        if counted and not recorder.sampling:
+            self.flops.window_counts(tokens)
         if counted and self.micro_batch_size is None:
             self.micro_batch_size = samples
         return counted or traced
@@ -569,7 +572,7 @@ class Session:
             return
         padding = None if self.monitor is None else padding_ratio(self._all_tokens(self.monitor))
         profile = profile_of_window(
-            replace(record, processor=window.processors.loss()),
+            replace(record, processor=window.processors.loss(), flops_without_padding=self.flops.without_padding()),
             config=self._config,
             optimizers=self._door.optimizers,
             facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),
@@ -577,6 +580,7 @@ class Session:
             report_step=self._door.x_axis(),
             warns=self._writes,
         )
+        profile = with_report_sec(profile, time.perf_counter() - started)
         self.profile = profile
         self.flops.window_closes(shapes_deceive=window.recorder.shapes_deceive, variable=record.variable)
         if self._writes:
