@@ -19,8 +19,9 @@ from lightning_flops.schema.profile import Profile
 from lightning_flops.text.printable import printable
 from lightning_flops.units import duration
 
-_WIDTH: Final = 1200
-_EDGE: Final = 36
+_WIDTH: Final = 720
+"""So that words can be read where TensorBoard shows the picture half as large."""
+_EDGE: Final = 20
 _INK, _PAPER, _FAINT = "#1a1d21", "#ffffff", "#eceff3"
 _LINE: Final = 34
 _BAR: Final = 72
@@ -74,8 +75,8 @@ def _step(profile: Profile) -> Picture | None:
         left += room * share
         sheet.bar(_EDGE, row + 5, 22, 22, colour)
         sheet.text(_EDGE + 36, row, name)
-        sheet.text(_EDGE + 560, row, duration(seconds), from_right=True)
-        sheet.text(_EDGE + 700, row, f"{100 * share:.1f}%", from_right=True)
+        sheet.text(_WIDTH - _EDGE - 130, row, duration(seconds), from_right=True)
+        sheet.text(_WIDTH - _EDGE, row, f"{100 * share:.1f}%", from_right=True)
         row += _LINE
     return sheet.picture()
 
@@ -85,18 +86,20 @@ def _modules(profile: Profile) -> Picture | None:
     longest, of_what = longest_modules(profile, most=_MODULES)
     if not longest:
         return None
-    title = {
-        "traced step": "Modules that take most time, those inside them left out: share of the traced step",
-        "forward": "Modules whose forwards take most time, those inside them left out: share of all forwards",
-        "FLOPs": "Modules with most FLOPs, those inside them left out: share of all FLOPs",
-    }[of_what]
-    top = _EDGE + _LINE + 20
+    title = _lines(
+        {
+            "traced step": "Modules that take most time, those inside them left out: share of the traced step",
+            "forward": "Modules whose forwards take most time, those inside them left out: share of all forwards",
+            "FLOPs": "Modules with most FLOPs, those inside them left out: share of all FLOPs",
+        }[of_what]
+    )
+    top = _EDGE + len(title) * _LINE + 20
     sheet = _Sheet(top + len(longest) * _ROW + _EDGE - 10)
-    sheet.lines([title])
-    left, right = 560.0, _WIDTH - _EDGE - 110
+    sheet.lines(title)
+    left, right = 360.0, _WIDTH - _EDGE - 90
     for at, one in enumerate(longest):
         row = top + at * _ROW
-        sheet.text(left - 18, row + 3, sheet.ending(_label(one.name), room=left - 18 - _EDGE), from_right=True)
+        sheet.text(left - 12, row + 3, sheet.ending(_label(one.name), room=left - 12 - _EDGE), from_right=True)
         sheet.bar(left, row, right - left, _ROW - 12, _FAINT)
         sheet.bar(left, row, (right - left) * one.share / longest[0].share, _ROW - 12, _COLOURS["forward"])
         sheet.text(_WIDTH - _EDGE, row + 3, f"{100 * one.share:.1f}%", from_right=True)

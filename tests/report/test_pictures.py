@@ -14,7 +14,7 @@ from lightning_flops.report.pictures import Picture, draw_profile
 from tests.page import samples
 from tests.report.windows import build_profile, mlp_window
 
-WIDTH, EDGE = 1200, 36
+WIDTH, EDGE = 720, 20
 BAR = WIDTH - 2 * EDGE
 BACKWARD, FORWARD, OPTIMIZER = (0x56, 0xB4, 0xE9), (0x00, 0x72, 0xB2), (0x00, 0x9E, 0x73)
 DATA_WAIT, OTHER, TRANSFER = (0xD5, 0x5E, 0x00), (0x9A, 0xA2, 0xAD), (0xE6, 0x9F, 0x00)
