@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
-from lightning_flops.report.html_page import packed, window_figures
+from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars, scalar_charts
 from lightning_flops.report.text import render_text
@@ -95,6 +95,7 @@ class RunFiles:
         self._html = html
         self._profiles_written = 0
         self._free_paths = FreePaths()
+        self._pages = RunPages()
 
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
         """Write *profile*; write *text* if a file was named for it, or if *keep_text*."""
@@ -111,8 +112,11 @@ class RunFiles:
         json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
-        html_path = _write_file(path.removesuffix(".json") + ".html", profile.to_html()) if self._html else None
-        return WrittenProfile(text_path, json_path, html_path)
+        return WrittenProfile(text_path, json_path, self._write_page(profile, path) if self._html else None)
+
+    def _write_page(self, profile: Profile, json_path: str) -> str | None:
+        path = json_path.removesuffix(".json") + ".html"
+        return _write_file(path, self._pages.add(profile, page=path.rpartition("/")[2]))
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, unless a profile was asked for and there is none."""
