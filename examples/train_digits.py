@@ -168,6 +168,21 @@ def measured_peak(precision: str, *, size: int = 1024, products: int = 10) -> di
     return found
 
 
+def measured_bandwidth(*, size: int = 1 << 28, copies: int = 5) -> float:
+    """Bytes/s between this CPU and its memory, read and written together: the fastest of some copies of *size* bytes.
+
+    They are many times what a cache holds. As with the peak, this is what torch's own copy reaches here.
+    """
+    source = torch.zeros(size, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(copies):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    return 2 * size / min(seconds)
+
+
 def _tensorboard() -> str:
     """The command that is installed beside this Python, as short as it can be typed from here."""
     command = Path(sys.executable).with_name("tensorboard")
@@ -182,12 +197,15 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # networks as small as these only wait for a second core
     pl.seed_everything(options.seed)
 
-    peak = None
+    peak = bandwidth = None
     if not torch.accelerator.is_available():  # an accelerator's peak is its vendor's
-        peak = measured_peak(options.precision)
+        peak, bandwidth = measured_peak(options.precision), measured_bandwidth()
         rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in peak.items())
         print(f"Peak of this CPU with one thread, measured once with a matrix product: {rates}")
-    profiler = FlopsProfilerCallback(profile_step=options.profile_step, peak_flops_per_sec=peak)
+        print(f"Bandwidth of its memory, measured once with a copy: {bandwidth / 1e9:.1f} GB/s")
+    profiler = FlopsProfilerCallback(
+        profile_step=options.profile_step, peak_flops_per_sec=peak, memory_bytes_per_sec=bandwidth
+    )
     accuracy = PrintAccuracy()
     logger = TensorBoardLogger(options.log_dir, name=f"digits-{options.model}")
     train_loader, validation_loader = loaders(options.batch_size)

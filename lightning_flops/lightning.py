@@ -115,6 +115,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         tokens_per_sample: int | Callable[[Any], int] | None = None,
         causal_attention: Literal["full", "half"] | None = None,
         peak_flops_per_sec: float | Mapping[str, float] | None = None,
+        memory_bytes_per_sec: float | None = None,
         advice_thresholds: Mapping[str, float] | None = None,
         ranks_timeout_sec: float | None = None,
         all_ranks: bool | None = None,

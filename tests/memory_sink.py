@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lightning_flops.sinks.event_files import BoardRecord
+from lightning_flops.sinks.tensorboard_pages import OwnPages
 from lightning_flops.sinks.tensorboard_tab import TabWindow
 
 
@@ -19,6 +21,8 @@ class MemorySink:
         """Paths of pages."""
         self.windows: dict[str, TabWindow] = {}
         """By tag."""
+        self.pages: list[OwnPages] = []
+        """Of each window."""
 
     def write_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Keep every scalar; one that is written again at the same step replaces the first."""
@@ -29,9 +33,12 @@ class MemorySink:
         """Keep the path."""
         self.files.append(path)
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
-        """Keep *window*; one that is written again under the same tag replaces the first."""
-        self.windows[window.tag] = window
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
+        """Keep *record*; a window that is written again under the same tag replaces the first."""
+        if isinstance(record, TabWindow):
+            self.windows[record.tag] = record
+        elif isinstance(record, OwnPages):
+            self.pages.append(record)
 
     def write_text(self, tag: str, text: str, *, step: int) -> bool:
         """Keep *text*; one that is written again at the same step replaces the first."""

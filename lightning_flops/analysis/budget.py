@@ -16,6 +16,7 @@ from lightning_flops.analysis.rates import mean, peak_seconds
 from lightning_flops.records import OperatorCell, TimePhase, WindowRecord
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.budget import Budget, BudgetKey, BudgetRow, RunKey, RunShare
+from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
 from lightning_flops.schema.trace import PartFilling, TracedStep
 
@@ -39,6 +40,7 @@ _WHOLE = frozenset(("data_wait", "transfer", "bubble"))
 
 _LABELS: Mapping[BudgetKey, str] = {
     "model": "useful model FLOPs at the peak (MFU)",
+    "padding": "model FLOPs of padding at the peak (MFU, but of no use)",
     "recompute": "recomputed FLOPs at the peak",
     "optimizer_flops": "the optimizer's FLOPs at the peak",
     "causal_skipped": "less causal attention's FLOPs that are counted and not executed",
@@ -84,7 +86,7 @@ ROWS_OF_RULE: Mapping[str, frozenset[BudgetKey]] = {
     "blocks_per_sm": _KERNELS,
     "occupancy": _KERNELS,
     "without_flops": frozenset(("other_operators", "operators")),
-    "padding": frozenset(("model", "recompute", "matmul", "other_operators", "operators")),
+    "padding": frozenset(("model", "padding", "recompute", "matmul", "other_operators", "operators")),
     "memory_high": frozenset(),
     "heat_limited": frozenset(),
     "power_limited": frozenset(),
@@ -102,12 +104,22 @@ class SecondsAtPeak:
     recompute: float | None
     optimizer: float | None
     causal_skipped: float | None
+    padding: float | None = None
+    """Of ``model``; None if it is not known what went into padding."""
 
 
 def seconds_at_peak(
-    cells: Iterable[OperatorCell], *, peak_of: Callable[[str], float | None], counted_steps: int
+    cells: Iterable[OperatorCell],
+    *,
+    peak_of: Callable[[str], float | None],
+    counted_steps: int,
+    without_padding: Mapping[str, int] | None = None,
 ) -> SecondsAtPeak:
-    """The FLOPs of *cells*, of *counted_steps* together, at the peaks that *peak_of* knows by dtype."""
+    """The FLOPs of *cells*, of *counted_steps* together, at the peaks that *peak_of* knows by dtype.
+
+    *without_padding* are the model FLOPs by dtype that these steps would have spent without padding; None if that is
+    not known.
+    """
     sums: dict[str, defaultdict[str, int]] = {
         name: defaultdict(int) for name in ("model", "recompute", "optimizer", "causal_skipped")
     }
@@ -123,7 +135,11 @@ def seconds_at_peak(
         below = peak_seconds(flops={one: max(0, -spent) for one, spent in flops.items()}, peaks_flops_per_sec=peaks)
         return None if above is None or below is None else mean(total=above - below, steps=counted_steps)
 
-    return SecondsAtPeak(**{name: seconds(flops) for name, flops in sums.items()})
+    found = SecondsAtPeak(**{name: seconds(flops) for name, flops in sums.items()})
+    useful = None if without_padding is None else seconds(without_padding)
+    if found.model is None or useful is None or not 0 <= useful <= found.model:
+        return found
+    return replace(found, padding=found.model - useful)
 
 
 def build_budget(
@@ -216,7 +232,10 @@ def link_advice(budget: Budget, advice: Sequence[Advice]) -> Budget:
 
     def rules(row: BudgetRow) -> tuple[str, ...]:
         keys = {row.key, *row.joined}
-        return tuple(one.rule for one in advice if keys & ROWS_OF_RULE.get(one.rule, frozenset()))
+        found = (one.rule for one in advice if keys & ROWS_OF_RULE.get(one.rule, frozenset()))
+        return tuple(rule for rule in found if row.key != "model" or rule != "padding" or not has_padding)
+
+    has_padding = any(row.key == "padding" for row in budget.rows)
 
     return replace(budget, rows=tuple(replace(row, advice=rules(row)) for row in budget.rows))
 
@@ -296,11 +315,13 @@ def _below_peak(
     """
     amounts: dict[BudgetKey, float | None] = {
         "model": at_peak.model,
+        "padding": 0.0 if at_peak.padding is None else at_peak.padding,
         "recompute": at_peak.recompute,
         "optimizer_flops": at_peak.optimizer,
         "causal_skipped": None if at_peak.causal_skipped is None else -at_peak.causal_skipped,
     }
     rows: _Spent = {key: Fraction(seconds) for key, seconds in amounts.items() if seconds is not None}
+    rows["model"] -= rows["padding"]
     unknown = [key for key, seconds in amounts.items() if seconds is None]
     whole = sum(rows.values(), Fraction())
     for key, from_rows in _JOINS:
@@ -364,6 +385,8 @@ def _label(
     if key == "other" and joined:
         return ", ".join(_LABELS[one] for one in joined)
     label = _LABELS[key]
+    if key == "model" and at_peak.padding:
+        label = "useful model FLOPs at the peak, without padding (useful MFU)"
     if key == "compute" and unfilled and not beyond_peak:
         label = " and ".join(filter(None, (", ".join(unfilled[:-1]), unfilled[-1])))
     if beyond_peak:
@@ -379,6 +402,18 @@ def own_seconds(window: WindowRecord, timing: TimingProfile | None) -> float:
         return 0.0
     usual_sec = timing.global_step_sec * timing.timed_steps / batches
     return max(0.0, window.slowed_sec - window.slowed_batches * usual_sec)
+
+
+def with_report_sec(profile: Profile, seconds: float) -> Profile:
+    """*profile* whose budget has, beside the run, the wall seconds that making the report took."""
+    if profile.budget is None:
+        return profile
+    share = RunShare(
+        key="report",
+        label="the profiler's own, reading the trace and making this report",
+        time_ns=round(seconds * _NS_PER_SEC),
+    )
+    return replace(profile, budget=replace(profile.budget, run=(*profile.budget.run, share)))
 
 
 def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:

@@ -1,7 +1,8 @@
 """Bandwidth of devices' memory: what each vendor says one device can move between it and its memory.
 
 A figure that the vendor does not publish for exactly this device, or publishes in two versions, is left out (T4: 300
-and 320; H20 and the GH200's two memories), as for peaks: no roof is better than a wrong one.
+and 320; H20 and the GH200's two memories), as for peaks: no roof is better than a wrong one. A user's own figure
+(``memory_bytes_per_sec``) wins over this table.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
 
     Args:
         window: what was measured.
-        config: the profiler's settings; a ``peak_flops_per_sec`` in it wins over the table of devices.
+        config: the profiler's settings; ``peak_flops_per_sec`` and ``memory_bytes_per_sec`` in it win over the
+            tables of devices.
         traced: the window's traced step, analysed.
     """
 
@@ -92,7 +93,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         ),
     )
     advice = advise(evidence, config.thresholds)
-    bandwidth = memory_bytes_per_sec(window.context.device_name)
+    bandwidth = config.memory_bytes_per_sec
+    if bandwidth is None:
+        bandwidth = memory_bytes_per_sec(window.context.device_name)
     roof = Roof(peak_of=peak_of, memory_bytes_per_sec=bandwidth)
     return Profile(
         schema_version=SCHEMA_VERSION,
@@ -107,6 +110,7 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
             causal_attention=config.causal_attention,
             timing_steps=window.timing_steps,
             peak_given=config.peak_flops_per_sec is not None,
+            memory_given=config.memory_bytes_per_sec is not None,
         ),
         counted_steps=tuple(step.index for step in window.counted_steps),
         timed_steps=tuple(step.index for step in timed),
@@ -134,7 +138,9 @@ def build_profile(window: WindowRecord, *, config: ProfilerConfig, traced: Trace
         budget=build_budget(
             timing=timing,
             traced=traced,
-            at_peak=seconds_at_peak(window.flops.cells, peak_of=peak_of, counted_steps=steps),
+            at_peak=seconds_at_peak(
+                window.flops.cells, peak_of=peak_of, counted_steps=steps, without_padding=window.flops_without_padding
+            ),
             memory_sec=mean(total=per_second(amount=_other_bytes(window.flops.cells), seconds=bandwidth), steps=steps),
             advice=advice,
             lower_bound=lower_bound,

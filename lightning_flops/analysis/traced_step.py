@@ -27,12 +27,11 @@ def can_read_traces() -> bool:
     return importlib.util.find_spec("numpy") is not None
 
 
-def build_traced_step(window: WindowRecord, *, files: Mapping[int, str]) -> TracedStep | None:
+def build_traced_step(window: WindowRecord) -> TracedStep | None:
     """The traced step of *window*: of several, the last that can be compared with the counted one.
 
     Args:
         window: what was measured.
-        files: where traces were kept, by the index of their first step.
 
     Returns:
         None if no step was traced, and none was timed in its place.
@@ -57,22 +56,29 @@ def build_traced_step(window: WindowRecord, *, files: Mapping[int, str]) -> Trac
             own_forward_sec=own_forward_sec,
         )
     best = next((one for one in reversed(window.traces) if is_like_counted(one.signature)), window.traces[-1])
-    kept = sorted(files.items(), key=lambda item: item[0] != best.index)
     like_counted = is_like_counted(best.signature)
     if clocked is not None:
         like_counted &= is_like_counted(clocked.signature)
     counted = frozenset(cell.operator for cell in window.flops.cells if cell.flops)
-    read = _read(best, window.context, source=files.get(best.index, "(this run)"), counted=counted)
+    read = _read(best, window.context, counted=counted)
     return TracedStep(
         index=best.index,
         like_counted=like_counted,
-        files=tuple(file for _, file in kept),
+        files=(),
         tables=read.tables,
         own_forward_sec=own_forward_sec,
         parts=read.parts,
         filling=read.filling,
         collectives=read.collectives,
     )
+
+
+def with_files(traced: TracedStep, files: Mapping[int, str]) -> TracedStep:
+    """*traced* with the places where traces were kept, by the index of their first step."""
+    kept = sorted(files.items(), key=lambda item: item[0] != traced.index)
+    source = files.get(traced.index)
+    tables = traced.tables if traced.tables is None or source is None else replace(traced.tables, source=source)
+    return replace(traced, files=tuple(file for _, file in kept), tables=tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +91,7 @@ class _Read:
     collectives: tuple[CollectiveCalls, ...]
 
 
-def _read(record: TracedStepRecord, context: RunContext, *, source: str, counted: Collection[str]) -> _Read:
+def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[str]) -> _Read:
     if not can_read_traces():
         raise LightningFlopsError(NEEDS_NUMPY)
     from lightning_flops.analysis.trace import (
@@ -103,7 +109,7 @@ def _read(record: TracedStepRecord, context: RunContext, *, source: str, counted
         trace = load_trace(record.path)
     else:
         raise LightningFlopsError("the traced step left no events")
-    tables = replace(analyze_trace(trace), rank=context.rank, source=source)
+    tables = replace(analyze_trace(trace), rank=context.rank, source="(this run)")
     filling: StepFilling | None = step_filling(trace, counted=counted)
     if context.device_type != "cpu" and not trace.has_device:
         # The host only launches the device's work: its time is neither the modules' nor the step's.

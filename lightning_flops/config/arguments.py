@@ -33,6 +33,7 @@ class SettingArguments(TypedDict, total=False):
     tokens_per_sample: int | Callable[[Any], int] | None
     causal_attention: Literal["full", "half"] | None
     peak_flops_per_sec: float | Mapping[str, float] | None
+    memory_bytes_per_sec: float | None
     advice_thresholds: Mapping[str, float] | None
     every: int | None
     timer_only: bool | None

@@ -112,6 +112,8 @@ PEAK_OR_NONE = _or_none(
     )
 )
 
+POSITIVE_OR_NONE = _or_none(Rule("a number > 0", _is_positive, float))
+
 _THRESHOLDS = tuple(field.name for field in fields(AdviceThresholds))
 
 

@@ -19,6 +19,7 @@ from lightning_flops.config.rules import (
     NUMBER_FROM_ZERO,
     PATH_OR_NONE,
     PEAK_OR_NONE,
+    POSITIVE_OR_NONE,
     STEP_OR_STEPS,
     TAG_PREFIX,
     THRESHOLDS_OR_NONE,
@@ -187,6 +188,12 @@ class ProfilerConfig:
         PEAK_OR_NONE,
         "Dense peak of one device in FLOP/s: one number for all dtypes, or a mapping from dtype names. None looks the "
         "device up.",
+    )
+    memory_bytes_per_sec: float | None = _setting(
+        None,
+        POSITIVE_OR_NONE,
+        "Bandwidth of one device's memory in bytes/s, for the roofline and for what the budget explains by memory. "
+        "None looks the device up.",
     )
     advice_thresholds: Mapping[str, float] | None = _setting(
         None,

@@ -20,9 +20,9 @@ from lightning_flops.errors import ConfigError
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
+from lightning_flops.sinks.event_files import BoardRecord
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
-from lightning_flops.sinks.tensorboard_tab import TabWindow
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
 from lightning_flops.text.json_text import shown
 
@@ -211,9 +211,9 @@ class _Both:
         for sink in self._sinks:
             sink.keep_file(path)
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
         for sink in self._sinks:
-            sink.write_window(window, step=step)
+            sink.write_record(record, step=step)
 
 
 # ---- optimizers

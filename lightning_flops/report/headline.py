@@ -42,13 +42,21 @@ def answer_lines(profile: Profile) -> list[str]:
     """
     answer = profile.answer
     lines = [
-        *_sentences(f"{_what(profile)} {_when(profile)}"),
-        *_sentences(f"{_step(profile, answer)} {_utilization(profile, answer)}"),
+        *(line for sentences in opening(profile) for line in _sentences(sentences)),
         *_bar(answer),
         *_sentences(_flops(profile, answer)),
         *_sentences(_longest(answer, lower_bound=profile.lower_bound)),
     ]
     return [*lines, *_try_first(answer, room=max(len(answer.advice), MOST_LINES - len(lines)))][:MOST_LINES]
+
+
+def opening(profile: Profile) -> tuple[str, str]:
+    """What ran where and when; a step's time, its rates and utilization."""
+    answer = profile.answer
+    return (
+        f"{_what(profile)} {_when(profile)}",
+        f"{_step(profile, answer)} {_utilization(profile, answer)}".rstrip(),
+    )
 
 
 def _sentences(text: str) -> list[str]:

@@ -48,7 +48,9 @@ def render_page(runs: Sequence[ShownRun]) -> str:
         ProfileFormatError: a number of a profile is not finite.
     """
     data = {
-        f"profile-{at}-{number}": profile for at, run in enumerate(runs) for number, profile in enumerate(run.windows)
+        f"profile-{at}-{number}": packed(profile)
+        for at, run in enumerate(runs)
+        for number, profile in enumerate(run.windows)
     }
     return "".join(_pieces(_title(runs), document_of(runs), data))
 
@@ -67,10 +69,10 @@ def render_comparison_page(comparison: Comparison) -> str:
         "headline": printable(comparison_headline(comparison)),
     }
     title = printable(f"{comparison.a.source} and {comparison.b.source} compared")
-    return "".join(_pieces(title, document, {"comparison": comparison}))
+    return "".join(_pieces(title, document, {"comparison": packed(comparison)}))
 
 
-def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, Profile | Comparison]) -> Iterator[str]:
+def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, bytes]) -> Iterator[str]:
     script, style = bundled("page.js"), bundled("style.css")
     policy = "; ".join(
         [
@@ -92,9 +94,53 @@ def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, Profile 
     text = json.dumps(document, ensure_ascii=True, allow_nan=False)
     # A name cannot end the element: a reader of JSON takes an escape for the sign itself.
     yield f'<script type="application/json" id="document">{text.replace("<", chr(92) + "u003c")}</script>\n'
-    for name, report in data.items():
-        yield f'<script type="text/plain" id="{name}">{base64.b64encode(packed(report)).decode("ascii")}</script>\n'
+    for name, content in data.items():
+        yield f'<script type="text/plain" id="{name}">{base64.b64encode(content).decode("ascii")}</script>\n'
     yield f"<script>{script}</script>\n</body>\n</html>\n"
+
+
+@dataclass(slots=True)
+class _PageWindow:
+    figures: Mapping[str, Any]
+    page: str
+    packed: bytes
+
+
+class RunPages:
+    """The pages of one run that is still going on: each shows the windows that are known when it is written.
+
+    Of the windows before the newest, a page holds the latest whole, up to *most_bytes* of them, and of the others a few
+    figures and the name of their own page.
+    """
+
+    def __init__(self, most_bytes: int = 4 * 1024 * 1024) -> None:
+        self._most_bytes = most_bytes
+        self._windows: list[_PageWindow] = []
+
+    def add(self, profile: Profile, *, page: str) -> str:
+        """The page of *profile*, to be written as a file of the name *page* beside those before it.
+
+        Raises:
+            ProfileFormatError: a number of the profile is not finite.
+        """
+        content = packed(profile)
+        room = self._most_bytes
+        for window in reversed(self._windows):
+            room -= len(window.packed)
+            if room < 0:
+                window.packed = b""
+        self._windows.append(_PageWindow(window_figures(profile), page, content))
+        run = ShownRun(name="", windows=[profile])
+        document = dict(document_of([run]))
+        document["runs"] = [
+            {**document["runs"][0], "windows": [_shown_window(window) for window in self._windows]},
+        ]
+        data = {f"profile-0-{number}": one.packed for number, one in enumerate(self._windows) if one.packed}
+        return "".join(_pieces(_title([run]), document, data))
+
+
+def _shown_window(window: _PageWindow) -> Mapping[str, Any]:
+    return window.figures if window.packed else {**window.figures, "page": window.page}
 
 
 def packed(report: Profile | Comparison) -> bytes:

@@ -26,11 +26,12 @@ def intensity_lines(profile: Profile) -> list[str]:
     if not parts:
         return []
     bandwidth = profile.memory_bytes_per_sec
+    given = ", as given" if profile.settings.memory_given else ""
     attainable = (
         "Attainable: the least of the peak and FLOP/byte x "
-        f"{si(bandwidth, 'B/s')}, the memory's bandwidth; what stays in a cache or is fused can be faster."
+        f"{si(bandwidth, 'B/s')}, the memory's bandwidth{given}; what stays in a cache or is fused can be faster."
         if bandwidth is not None
-        else "What is attainable is n/a: the memory's bandwidth is not known for this device."
+        else "What is attainable is n/a: the memory's bandwidth is not known for this device; set memory_bytes_per_sec."
     )
     word = profile.context.step_word
     return [

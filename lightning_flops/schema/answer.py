@@ -64,7 +64,7 @@ class Answer:
 def answer_of(profile: Profile) -> Answer:
     """The headline of *profile*."""
     job, ranks, timing = profile.job_rates, profile.ranks, profile.timing
-    longest, longest_of = _longest(profile)
+    longest, longest_of = longest_modules(profile, most=_MODULES)
     parts = () if timing is None else timing.parts
     advice = [one for one in profile.advice if one.rule != _POINTS_AT_OTHERS]
     return Answer(
@@ -86,21 +86,24 @@ def answer_of(profile: Profile) -> Answer:
     )
 
 
-def _longest(profile: Profile) -> tuple[tuple[LongModule, ...], Literal["traced step", "forward", "FLOPs"]]:
+def longest_modules(
+    profile: Profile, *, most: int
+) -> tuple[tuple[LongModule, ...], Literal["traced step", "forward", "FLOPs"]]:
+    """The *most* modules that weigh most, and what their shares are of: see ``Answer.longest_of``."""
     modules = [module for module in profile.modules if module.alias_of is None]
     tables = None if profile.traced is None else profile.traced.tables
     timed = {module.name: _own_sec(module) for module in modules if _own_sec(module)}
     if timed and tables is not None:
-        return _heaviest(timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US), "traced step"
+        return _heaviest(timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US, most=most), "traced step"
     if timed:
-        return _heaviest(timed, whole=sum(timed.values())), "forward"
+        return _heaviest(timed, whole=sum(timed.values()), most=most), "forward"
     flops = {module.name: float(module.own.total) for module in modules}
-    return _heaviest(flops, whole=sum(flops.values()) + profile.outside.total), "FLOPs"
+    return _heaviest(flops, whole=sum(flops.values()) + profile.outside.total, most=most), "FLOPs"
 
 
-def _heaviest(weights: Mapping[str, float], *, whole: float) -> tuple[LongModule, ...]:
+def _heaviest(weights: Mapping[str, float], *, whole: float, most: int) -> tuple[LongModule, ...]:
     ordered = sorted((name for name, weight in weights.items() if weight), key=lambda name: -weights[name])
-    return tuple(LongModule(name=name, share=weights[name] / whole) for name in ordered[:_MODULES] if whole)
+    return tuple(LongModule(name=name, share=weights[name] / whole) for name in ordered[:most] if whole)
 
 
 def _own_sec(module: ModuleProfile) -> float:

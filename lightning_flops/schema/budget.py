@@ -7,6 +7,7 @@ from typing import Literal
 
 BudgetKey = Literal[
     "model",
+    "padding",
     "recompute",
     "optimizer_flops",
     "causal_skipped",
@@ -24,7 +25,7 @@ BudgetKey = Literal[
 ]
 """What a row of the budget is of."""
 
-RunKey = Literal["training", "validation", "checkpoint", "between_epochs", "profiler", "elsewhere"]
+RunKey = Literal["training", "validation", "checkpoint", "between_epochs", "profiler", "report", "elsewhere"]
 """What the run did while the profiler's window was open."""
 
 
@@ -33,13 +34,15 @@ class BudgetRow:
     """One row of the budget: so much of a step's wall time."""
 
     key: BudgetKey
-    """``model``: useful model FLOPs at the peak; its share of the step is MFU. ``recompute``, ``optimizer_flops``:
-    these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in ``model`` that fused causal attention does not
-    execute; above zero where ``causal_attention="half"`` counts fewer than are executed. ``matmul``: what matmul-like
-    operators take beyond the rows above it, all of their time if the peak is not known. ``other_operators``: all
-    others. ``operators``: both, where they cannot be told apart. ``communication``, ``copies``: what nothing hides.
-    ``idle``: nothing runs, while the host prepares. ``compute``: all of forward, backward and optimizer that cannot be
-    told apart. ``bubble``, ``data_wait``, ``transfer``, ``other``: these parts of a step."""
+    """``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs
+    was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both.
+    ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in
+    ``model`` that fused causal attention does not execute; above zero where ``causal_attention="half"`` counts
+    fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time
+    if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart.
+    ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``:
+    all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``,
+    ``other``: these parts of a step."""
     label: str
     """The same for people, for this device."""
     time_ns: int
@@ -59,8 +62,8 @@ class RunShare:
 
     key: RunKey
     """``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user
-    named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others;
-    making the report is not in it."""
+    named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others.
+    ``report``: reading the trace and making the report; writing it is not in it."""
     label: str
     """The same for people."""
     time_ns: int

@@ -45,6 +45,8 @@ class ReportSettings:
     """How many timed steps were asked for."""
     peak_given: bool = False
     """Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'."""
+    memory_given: bool = False
+    """Whether the user gave ``memory_bytes_per_sec``; if not, it is the vendor's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

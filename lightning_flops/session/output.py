@@ -5,26 +5,28 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lightning_flops.analysis.rates import padding_ratio
 from lightning_flops.report.advice_text import render_advice_markdown
 from lightning_flops.report.headline import headline
-from lightning_flops.report.html_page import packed, window_figures
+from lightning_flops.report.html_page import RunPages, packed, window_figures
 from lightning_flops.report.markdown import fenced
-from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars
+from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars, scalar_charts
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
+from lightning_flops.sinks.tensorboard_pages import OwnPages
 from lightning_flops.sinks.tensorboard_tab import TabWindow
 from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.monitor import MonitorReading
+    from lightning_flops.report.pictures import Picture
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.sinks.sink import Sink, TextSink
@@ -93,6 +95,7 @@ class RunFiles:
         self._html = html
         self._profiles_written = 0
         self._free_paths = FreePaths()
+        self._pages = RunPages()
 
     def write_profile(self, profile: Profile, text: str, *, keep_text: bool) -> WrittenProfile:
         """Write *profile*; write *text* if a file was named for it, or if *keep_text*."""
@@ -109,8 +112,11 @@ class RunFiles:
         json_path = _write_file(path, profile.to_json())
         if keep_text and self._output_file is None:
             text_path = _write_file(path.removesuffix(".json") + ".txt", text)
-        html_path = _write_file(path.removesuffix(".json") + ".html", profile.to_html()) if self._html else None
-        return WrittenProfile(text_path, json_path, html_path)
+        return WrittenProfile(text_path, json_path, self._write_page(profile, path) if self._html else None)
+
+    def _write_page(self, profile: Profile, json_path: str) -> str | None:
+        path = json_path.removesuffix(".json") + ".html"
+        return _write_file(path, self._pages.add(profile, page=path.rpartition("/")[2]))
 
     def write_throughput(self, summary: ThroughputSummary) -> None:
         """Write *summary*, unless a profile was asked for and there is none."""
@@ -176,8 +182,9 @@ class LoggedOutput:
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
         written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
+        self._loggers.write_record(own_pages(profile, prefix=prefix, monitor=self._tags(MONITOR_PREFIX)), step=at)
         if self._config.html:
-            self._loggers.write_window(tab_window(profile, prefix=prefix), step=at)
+            self._loggers.write_record(tab_window(profile, prefix=prefix), step=at)
         if written.html_path is not None:
             self._loggers.keep_file(written.html_path)
         places = {
@@ -291,6 +298,29 @@ def tab_window(profile: Profile, *, prefix: str) -> TabWindow:
     """*profile* as TensorBoard's tab reads it, under a tag that no other window of the run has."""
     figures = json.dumps(window_figures(profile), allow_nan=False).encode()
     return TabWindow(tag=f"{prefix}/window/{profile.profile_step}", figures=figures, packed=packed(profile))
+
+
+def own_pages(profile: Profile, *, prefix: str, monitor: str) -> OwnPages:
+    """*profile* as TensorBoard's own pages show it, whose tags begin with *prefix*, the monitor's with *monitor*."""
+    return OwnPages(
+        pictures=functools.cache(lambda: _pictures(profile, prefix=prefix)),
+        charts=scalar_charts(prefix=prefix, monitor=monitor),
+    )
+
+
+def _pictures(profile: Profile, *, prefix: str) -> Mapping[str, Picture]:
+    try:
+        from lightning_flops.report.pictures import draw_profile
+
+        return draw_profile(profile, prefix=prefix)
+    except ImportError as error:  # Pillow is missing, or was built without fonts
+        _say_there_are_no_pictures(str(error))
+        return {}
+
+
+@functools.cache
+def _say_there_are_no_pictures(why: str) -> None:
+    logger.warning("TensorBoard's page Images shows no FLOPs: they are drawn by Pillow (pip install pillow): %s", why)
 
 
 class KnowsFolder(Protocol):

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import build_traced_step
+from lightning_flops.analysis.traced_step import build_traced_step, with_files
+from lightning_flops.report.trace_args import module_args
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
 from lightning_flops.text.printable import package_logger
@@ -86,32 +87,36 @@ def profile_of_window(
         facts=_answer(lambda: facts(known), "how the run is set up could not be read", warns=warns),
         memory=_answer(lambda: memory(known), "what the memory is for could not be read", warns=warns),
     )
-    files, notes = _keep_traces(window, config.trace_dir)
     traced: TracedStep | None = None
     try:
-        traced = build_traced_step(window, files=files)
+        traced = build_traced_step(window)
     except Exception as error:  # a report without the traced step is still a report
         logger.debug("the traced step could not be analysed", exc_info=True)
-        notes.append(f"The traced step could not be analysed: {error}.")
-    for note in notes:
+        window = replace(window, notes=(*window.notes, f"The traced step could not be analysed: {error}."))
         if warns:
-            logger.warning(note)
-    window = replace(window, notes=(*window.notes, *notes))
-    return build_profile(window, config=config, traced=traced)
+            logger.warning(window.notes[-1])
+    profile = build_profile(window, config=config, traced=traced)
+    return profile if config.trace_dir is None else _with_kept_traces(profile, window, config.trace_dir, warns=warns)
 
 
-def _keep_traces(window: WindowRecord, folder: str | None) -> tuple[dict[int, str], list[str]]:
-    """The trace file in *folder* of each step, and notes on those that could not be kept."""
+def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, warns: bool) -> Profile:
+    """*profile* when the trace files of *window* lie in *folder*, with what the profile says of their modules."""
+    args = module_args(profile)
     files: dict[int, str] = {}
     notes: list[str] = []
     for record in window.traces:
-        if folder is None or record.path is None:
+        if record.path is None:
             continue
         try:
-            files[record.index] = keep_trace(record.path, folder, rank=window.context.rank, step=record.index)
+            files[record.index] = keep_trace(
+                record.path, folder, rank=window.context.rank, step=record.index, module_args=args
+            )
         except OSError as error:
             notes.append(f"The trace was not kept: {error}.")
-    return files, notes
+            if warns:
+                logger.warning(notes[-1])
+    traced = profile.traced if profile.traced is None or not files else with_files(profile.traced, files)
+    return replace(profile, traced=traced, notes=(*profile.notes, *notes))
 
 
 def _answer(question: Callable[[], T], failure: str, *, warns: bool) -> T | None:

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lightning_flops.analysis.budget import with_report_sec
 from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
 from lightning_flops.analysis.throughput import build_throughput
@@ -408,6 +409,8 @@ class Session:
             if told is None and tokens is not None:
                 told = tokens.real
             recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
+        if counted and not recorder.sampling:
+            self.flops.window_counts(tokens)
         if counted and self.micro_batch_size is None:
             self.micro_batch_size = samples
         return counted or traced
@@ -576,13 +579,19 @@ class Session:
             return
         padding = None if self.monitor is None else padding_ratio(self._all_tokens(self.monitor))
         profile = profile_of_window(
-            replace(record, processor=window.processors.loss(), gpu=window.gpu.record()),
+            replace(
+                record,
+                processor=window.processors.loss(),
+                gpu=window.gpu.record(),
+                flops_without_padding=self.flops.without_padding(),
+            ),
             config=self._config,
             optimizers=self._door.optimizers,
             facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),
             memory=lambda optimizers: window.memory.record(optimizers=optimizers),
             warns=self._writes,
         )
+        profile = with_report_sec(profile, time.perf_counter() - started)
         self.profile = profile
         self.flops.window_closes(shapes_deceive=window.recorder.shapes_deceive, variable=record.variable)
         if self._writes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws
+from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.samples import Samples
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
     from lightning_flops.instrument.batches import Shapes
     from lightning_flops.instrument.window_states import CountedStep
+    from lightning_flops.records import BatchTokens
     from lightning_flops.session.batches import StepBook
 
 
@@ -43,12 +46,27 @@ class StepFlops:
         self._trained: int | None = None
         """How many parameters needed a gradient when the first step was counted."""
         self._first_counted: StepKey | None = None
+        self._counted_in_window: Counter[StepKey] = Counter()
+        self._tokens_in_window = NO_TOKENS
 
     # ---- windows
 
     def window_opens(self) -> None:
         """The step that begins now is the first that a window counts."""
         self._first_counted = None
+        self._counted_in_window.clear()
+        self._tokens_in_window = NO_TOKENS
+
+    def window_counts(self, tokens: BatchTokens | None) -> None:
+        """A batch with these *tokens* was counted in a window."""
+        self._tokens_in_window = self._tokens_in_window.plus(tokens)
+
+    def without_padding(self) -> Mapping[str, int] | None:
+        """By dtype, the model FLOPs that the steps which the window counted would have spent without padding.
+
+        None where that is not known.
+        """
+        return self.laws.without_padding(self._counted_in_window, self._tokens_in_window)
 
     def window_closes(self, *, shapes_deceive: bool, variable: bool) -> None:
         """A window has measured what it was to measure.
@@ -69,6 +87,7 @@ class StepFlops:
         else:
             self._trained = self._trained_parameters() if self._trained is None else self._trained
             self._first_counted = self._first_counted or key
+            self._counted_in_window[key] += 1
             self.laws.counted(key, step.flops)
         if not step.sampled or self.laws.believes_samples:
             self.books.counted(key, step.flops)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_flops.sinks.event_files import BoardRecord, write_record
 from lightning_flops.sinks.services import Services
-from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 from lightning_flops.sinks.writers import TensorBoardFiles
 
 
@@ -48,12 +48,12 @@ class DeepSpeedMonitorSink:
     def keep_file(self, path: str) -> None:
         """Nothing: no monitor keeps files."""
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
-        """Write *window* to the monitors that write TensorBoard's files."""
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
+        """Write *record* to the monitors that write TensorBoard's files."""
 
         def write(monitor: Any) -> bool:
             writer = getattr(monitor, "summary_writer", None)
-            return write_window(writer.inner if isinstance(writer, TensorBoardFiles) else writer, window, step=step)
+            return write_record(writer.inner if isinstance(writer, TensorBoardFiles) else writer, record, step=step)
 
         self._guarded.each(write)
 

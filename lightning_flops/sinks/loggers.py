@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lightning_flops.sinks.event_files import BoardRecord, write_record
 from lightning_flops.sinks.services import Services
-from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class LoggersSink:
@@ -40,9 +40,9 @@ class LoggersSink:
         if os.path.isfile(path):
             self._loggers.each(lambda target: _keep_file(target, path))
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
-        """Write *window* to TensorBoard's loggers."""
-        self._loggers.each(lambda target: write_window(getattr(target, "experiment", None), window, step=step))
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
+        """Write *record* to TensorBoard's loggers."""
+        self._loggers.each(lambda target: write_record(getattr(target, "experiment", None), record, step=step))
 
 
 def _keep_file(target: Any, path: str) -> None:

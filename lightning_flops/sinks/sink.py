@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from lightning_flops.sinks.tensorboard_tab import TabWindow
+    from lightning_flops.sinks.event_files import BoardRecord
 
 
 class ScalarSink(Protocol):
@@ -33,8 +33,8 @@ class PageSink(Protocol):
     def keep_file(self, path: str) -> None:
         """Keep the page at *path*, a local path or a URL, with the run, if the sink can keep files."""
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
-        """Write *window* for TensorBoard's tab, if the sink is TensorBoard's."""
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
+        """Write *record* into TensorBoard's event files, if the sink has a writer of them."""
 
 
 class Sink(ScalarSink, TextSink, PageSink, Protocol):

@@ -9,8 +9,6 @@ from typing import Any, Final
 PLUGIN: Final = "lightning_flops"
 """The name that the tab's data has in event files, and its addresses in TensorBoard's server."""
 
-_WRITER = "torch.utils.tensorboard.writer"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabWindow:
@@ -23,24 +21,16 @@ class TabWindow:
     packed: bytes
     """The profile, JSON compressed by gzip."""
 
-
-def write_window(writer: Any, window: TabWindow, *, step: int) -> bool:
-    """Write *window* to *writer* if that is torch's ``SummaryWriter``; whether it is.
-
-    Another package's writer of event files takes records of its own alone.
-    """
-    if not any(kind.__module__ == _WRITER for kind in type(writer).__mro__):
-        return False
-    # TensorBoard is there where its writer is; nothing here needs it otherwise.
-    records = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-    tensors = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
-    types = importlib.import_module("tensorboard.compat.proto.types_pb2")
-    metadata = records.SummaryMetadata(
-        plugin_data=records.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=window.figures),
-        data_class=records.DATA_CLASS_TENSOR,
-    )
-    tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[window.packed])
-    value = records.Summary.Value(tag=window.tag, metadata=metadata, tensor=tensor)
-    writer.file_writer.add_summary(records.Summary(value=[value]), step)
-    writer.flush()
-    return True
+    def write_to(self, writer: Any, *, step: int) -> None:
+        """Write it with *writer*, torch's ``SummaryWriter``."""
+        # TensorBoard is there where its writer is; nothing here needs it otherwise.
+        records = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        tensors = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
+        types = importlib.import_module("tensorboard.compat.proto.types_pb2")
+        metadata = records.SummaryMetadata(
+            plugin_data=records.SummaryMetadata.PluginData(plugin_name=PLUGIN, content=self.figures),
+            data_class=records.DATA_CLASS_TENSOR,
+        )
+        tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[self.packed])
+        value = records.Summary.Value(tag=self.tag, metadata=metadata, tensor=tensor)
+        writer.file_writer.add_summary(records.Summary(value=[value]), step)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from lightning_flops.analysis.trace_marks import PREFIXES
+from lightning_flops.analysis.trace_marks import PREFIXES, module_mark
 from lightning_flops.sinks.file import free_path, write_file
 
-# torch records the fast marks as operators. In its trace files the category stands before the name.
-_NAME = re.compile(rb'"name": "(' + b"|".join(json.dumps(mark)[1:-1].encode() for mark in PREFIXES) + b")")
+if TYPE_CHECKING:
+    from lightning_flops.report.trace_args import ModuleArgs
+
+# torch records the fast marks as operators. In its trace files the category stands before the name, and "args" opens on
+# a line of its own after both.
+_NAME = re.compile(
+    rb'"name": "(?P<name>(?:' + b"|".join(json.dumps(mark)[1:-1].encode() for mark in PREFIXES) + rb')(?:[^"\\]|\\.)*)"'
+)
 _CATEGORY = re.compile(rb'"cat": "cpu_op"(?=,\s*' + _NAME.pattern + b")")
 _ANNOTATION = b'"cat": "user_annotation"'
+_ARGS = re.compile(rb'"args": \{')
 
 
-def keep_trace(path: str, folder: str, *, rank: int, step: int) -> str:
+def keep_trace(path: str, folder: str, *, rank: int, step: int, module_args: ModuleArgs) -> str:
     """Copy a trace file that torch wrote, marks turned into annotations, and say where it lies now.
 
     Args:
@@ -23,23 +31,56 @@ def keep_trace(path: str, folder: str, *, rank: int, step: int) -> str:
         folder: path or URL of the folder it goes to, under a name that is free there.
         rank: the rank it is of.
         step: the step it is of.
+        module_args: what the marks of each module say of it, beside what torch wrote there.
 
     Raises:
         OSError: it cannot be read or written; the message names the file.
     """
     target = free_path(f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json")
-    write_file(target, _annotated(path))
+    write_file(target, _kept(path, _texts(module_args)))
     return target
 
 
-def _annotated(path: str) -> Iterator[bytes]:
+def _texts(module_args: ModuleArgs) -> Mapping[bytes, bytes]:
+    """The beginning of a mark's args, by the mark's name; both as they stand in a file of torch's."""
+    return {
+        json.dumps(module_mark(name), ensure_ascii=False)[1:-1].encode(): json.dumps(dict(args))[1:-1].encode()
+        for name, args in module_args.items()
+        if args
+    }
+
+
+def _kept(path: str, texts: Mapping[bytes, bytes]) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        before = b""
-        for line in file:
-            if _NAME.search(line) is None:
-                yield before
-                before = line
-            else:
-                yield _CATEGORY.sub(_ANNOTATION, before + line)
-                before = b""
-        yield before
+        yield from _annotated(_with_args(file, texts))
+
+
+def _annotated(lines: Iterable[bytes]) -> Iterator[bytes]:
+    before = b""
+    for line in lines:
+        if _NAME.search(line) is None:
+            yield before
+            before = line
+        else:
+            yield _CATEGORY.sub(_ANNOTATION, before + line)
+            before = b""
+    yield before
+
+
+def _with_args(lines: Iterable[bytes], texts: Mapping[bytes, bytes]) -> Iterator[bytes]:
+    waiting: bytes | None = None  # what the event is to say that was named last
+    opened = False  # its args have begun, at the end of the line before
+    for line in lines:
+        if b'"ph":' in line:
+            waiting, opened = None, False
+        if mark := _NAME.search(line):
+            waiting = texts.get(mark["name"])
+        if waiting is not None:
+            begin = None if opened else _ARGS.search(line)
+            opened = opened or begin is not None
+            place = 0 if begin is None else begin.end()
+            if opened and (rest := line[place:].lstrip()):
+                comma = b"" if rest.startswith(b"}") else b", "
+                line = line[:place] + waiting + comma + line[place:]
+                waiting, opened = None, False
+        yield line

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lightning_flops.sinks.event_files import BoardRecord, write_record
 from lightning_flops.sinks.services import Services
-from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class TrainerLogSink:
@@ -49,9 +49,9 @@ class TrainerLogSink:
     def keep_file(self, path: str) -> None:
         """Nothing: a Trainer's callbacks keep no files of ours."""
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
-        """Write *window* to the writer of the TensorBoard callback."""
-        self._callbacks.each(lambda callback: write_window(getattr(callback, "tb_writer", None), window, step=step))
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
+        """Write *record* to the writer of the TensorBoard callback."""
+        self._callbacks.each(lambda callback: write_record(getattr(callback, "tb_writer", None), record, step=step))
 
     # ---- the Trainer's log
 

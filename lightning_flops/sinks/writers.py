@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from lightning_flops.sinks.event_files import BoardRecord, write_record
 from lightning_flops.sinks.services import Services
-from lightning_flops.sinks.tensorboard_tab import TabWindow, write_window
 
 
 class WritersSink:
@@ -40,12 +40,12 @@ class WritersSink:
     def keep_file(self, path: str) -> None:
         """Nothing: no writer keeps files."""
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
-        """Write *window* to the writers of TensorBoard's files."""
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
+        """Write *record* to the writers of TensorBoard's files."""
 
         def write(writer: Any) -> bool:
             writer = _written_to(writer)
-            return write_window(writer.inner if isinstance(writer, TensorBoardFiles) else writer, window, step=step)
+            return write_record(writer.inner if isinstance(writer, TensorBoardFiles) else writer, record, step=step)
 
         self._guarded.each(write)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.advice_rules import LOW_MFU
-from lightning_flops.analysis.budget import ROWS_OF_RULE, SecondsAtPeak, build_budget, seconds_at_peak
+from lightning_flops.analysis.budget import ROWS_OF_RULE, SecondsAtPeak, build_budget, seconds_at_peak, with_report_sec
 from lightning_flops.config import AdviceThresholds, ProfilerConfig
-from lightning_flops.records import PhaseSeconds
+from lightning_flops.records import PhaseSeconds, RunFacts
 from lightning_flops.schema.budget import Budget
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.step import PartTiming, TimingProfile
@@ -49,6 +49,57 @@ def test_shares_of_the_traced_step_divide_the_times_of_the_timed_steps() -> None
     labels = {row.key: row.label for row in profile.budget.rows}
     assert labels["idle"] == "host between operators (Python, dispatch)"
     assert labels["matmul"] == "matmul-like operators slower than the peak"
+
+
+def test_flops_of_padding_are_a_row_and_with_the_useful_ones_the_mfu() -> None:
+    # 1.4 GFLOPs at 700 GFLOP/s are 2 ms: 1.05 GFLOPs of them on tokens are 1.5 ms, the rest 0.5 ms.
+    window = replace(windows.mlp_window(), flops_without_padding={"float32": 1_050_000_000})
+    profile = build_profile(window, config=PEAK)
+    assert rows(profile.budget) == {
+        "model": 1_500_000,
+        "padding": 500_000,
+        "compute": 14_000_000,
+        "data_wait": 2_000_000,
+        "other": 2_000_000,
+    }
+    assert profile.budget is not None
+    labels = {row.key: row.label for row in profile.budget.rows}
+    assert labels["model"] == "useful model FLOPs at the peak, without padding (useful MFU)"
+    assert profile.rates.mfu == pytest.approx(0.1)  # 2 of 20 ms, as before: it counts what was computed
+
+
+@pytest.mark.parametrize(
+    "without",
+    [{"float32": 1_400_000_000}, {"float32": 1_400_000_001}, {"bfloat17": 1}, None],
+    ids=["no padding", "more than was spent", "no peak", "not known"],
+)
+def test_without_padding_that_is_known_there_is_no_such_row(without: dict[str, int] | None) -> None:
+    window = replace(windows.mlp_window(), flops_without_padding=without)
+    config = ProfilerConfig(peak_flops_per_sec={"float32": 700e9})
+    profile = build_profile(window, config=config)
+    assert profile == build_profile(windows.mlp_window(), config=config)
+    assert "padding" not in rows(profile.budget)
+
+
+def test_advice_on_padding_lowers_the_row_of_padding_alone_where_there_is_one() -> None:
+    window = replace(windows.mlp_window(), flops_without_padding={"float32": 700_000_000})
+    window = replace(window, facts=RunFacts(padding_ratio=0.5))
+    for one, expected in (
+        (window, {"padding", "compute"}),
+        (replace(window, flops_without_padding=None), {"model", "compute"}),
+    ):
+        budget = build_profile(one, config=PEAK).budget
+        assert budget is not None
+        assert {row.key for row in budget.rows if "padding" in row.advice} == expected
+
+
+def test_making_the_report_stands_beside_the_run() -> None:
+    profile = with_report_sec(build_profile(windows.mlp_window(), config=PEAK), 0.25)
+    assert profile.budget is not None
+    shares = {one.key: one.time_ns for one in profile.budget.run}
+    assert shares["report"] == 250_000_000 and "training" in shares
+    untimed = build_profile(windows.untimed_window(), config=PEAK)
+    assert with_report_sec(untimed, 0.25) == untimed
 
 
 def test_without_a_trace_what_it_would_tell_is_one_row_and_named() -> None:

@@ -82,7 +82,7 @@ def test_recomputed_flops_are_the_backwards_and_kernels_are_counted() -> None:
 
 def test_a_clock_at_module_borders_gives_forwards_and_no_backwards() -> None:
     window, _ = clocked()
-    traced = build_traced_step(window, files={})
+    traced = build_traced_step(window)
     assert traced is not None
     profile = build_profile(window, config=PEAK, traced=traced)
     root, fc1 = times_of(profile, ""), times_of(profile, "fc1")
@@ -113,7 +113,7 @@ def record(index: int, signature: str) -> TracedStepRecord:
 
 
 def test_a_window_without_a_trace_has_no_traced_step() -> None:
-    assert build_traced_step(mlp_traced()[0], files={}) is None
+    assert build_traced_step(mlp_traced()[0]) is None
 
 
 def test_what_the_host_spent_on_launching_is_no_modules_time() -> None:
@@ -133,10 +133,10 @@ def test_what_the_host_spent_on_launching_is_no_modules_time() -> None:
         memory_bytes=array("q"),
     )
     window = replace(clocked()[0], traces=(replace(record(8, "counted"), columns=columns),))
-    on_host = build_traced_step(window, files={})
+    on_host = build_traced_step(window)
     assert on_host is not None and on_host.tables is not None and on_host.tables.modules is not None
     window = replace(window, context=replace(window.context, device_type="cuda"))
-    on_device = build_traced_step(window, files={})
+    on_device = build_traced_step(window)
     assert on_device is not None and on_device.tables is not None
     assert on_device.tables.modules is None
     # What a clock at the borders said stands in for it.
@@ -169,7 +169,7 @@ def communicating(world_size: int) -> WindowRecord:
 
 
 def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed() -> None:
-    traced = build_traced_step(communicating(2), files={})
+    traced = build_traced_step(communicating(2))
     assert traced is not None
     (calls,) = traced.collectives
     assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, 16)
@@ -181,7 +181,7 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
 def test_the_report_of_a_rank_alone_does_not_speak_of_communication() -> None:
     for world_size, lines in ((1, 0), (2, 1)):
         window = communicating(world_size)
-        traced = build_traced_step(window, files={})
+        traced = build_traced_step(window)
         assert traced is not None and traced.tables is not None
         assert (traced.tables.overlap is None, len(traced.collectives)) == (world_size == 1, lines)
         text = "\n".join(traced_lines(build_profile(window, config=PEAK, traced=traced)))
@@ -191,7 +191,7 @@ def test_the_report_of_a_rank_alone_does_not_speak_of_communication() -> None:
 def test_a_record_without_events_is_an_error_in_words() -> None:
     window = replace(mlp_traced()[0], traces=(record(8, "counted"),))
     with pytest.raises(LightningFlopsError, match="the traced step left no events"):
-        build_traced_step(window, files={})
+        build_traced_step(window)
 
 
 def test_without_numpy_the_traced_step_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +200,4 @@ def test_without_numpy_the_traced_step_says_what_is_missing(monkeypatch: pytest.
     with pytest.raises(
         LightningFlopsError, match=r"reading a trace needs numpy: pip install 'lightning-flops\[trace\]'"
     ):
-        build_traced_step(window, files={})
+        build_traced_step(window)

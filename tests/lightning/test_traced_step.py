@@ -80,6 +80,16 @@ def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
         "phase: optimizer",
     } <= annotations  # fmt: skip
     assert any("Input Dims" in event.get("args", {}) for event in events)
+    # What a viewer shows of a module: its FLOPs by hand, and the rates of the report.
+    (slice_,) = (event for event in events if event["name"] == "module: net.1")
+    times = next(module for module in report.modules if module.name == "net.1").times
+    assert times is not None
+    assert slice_["args"]["forward FLOPs of a step"] == 2 * BATCH * HIDDEN * OUT
+    assert slice_["args"]["backward FLOPs of a step"] == 2 * 2 * BATCH * HIDDEN * OUT
+    assert slice_["args"]["calls of a step"] == 1
+    assert slice_["args"]["forward FLOP/s"] == times.forward_flops_per_sec
+    assert slice_["args"]["backward share of peak"] == times.backward_utilization
+    assert {"External id", "Ev Idx"} & set(slice_["args"])  # beside what torch wrote there
     loaded = load_trace(file)
     assert loaded.rank == 0  # which torch says in runs of several processes only
     assert loaded.memory is not None

@@ -52,7 +52,7 @@ def main() -> None:
     if shutil.which("npm") and not node_is_ready() and _run("npm", "ci", "--no-audit", "--no-fund", folder=WEB):
         INSTALLED.touch()
     if left := missing():
-        sys.stderr.write(f"not here: {', '.join(left)}; the tests of the page that need them are skipped\n")
+        sys.stderr.write(f"not here: {', '.join(left)}; the tests of the page that need them are skipped and counted\n")
 
 
 if __name__ == "__main__":

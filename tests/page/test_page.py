@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_flops import compare_profiles
-from lightning_flops.report.html_page import ShownRun, render_page
+from lightning_flops.report.html_page import RunPages, ShownRun, packed, render_page
 from tests.page import samples
 from tests.page.browser import Watched, browser, needs_browser
 from tests.report import compared
@@ -56,6 +56,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             [ShownRun(name=samples.HOSTILE[0], windows=[samples.hostile()], problems=[samples.HOSTILE[1]])]
         ),
         "wide": samples.of_modules(10_000).to_html(),
+        "later": _later_page(),
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
         "compared_hostile": compare_profiles(samples.decoder(), samples.hostile()).to_html(),
     }
@@ -63,6 +64,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in made}
+
+
+def _later_page() -> str:
+    """The third of a run that was profiled three times, with the first on a page of its own."""
+    run = RunPages(most_bytes=2 * len(packed(samples.decoder())))
+    made = [run.add(samples.decoder(step), page=f"a b{step}.html") for step in (10, 60, 110, 160)]
+    return made[-1]
 
 
 class Opened(Watched):
@@ -252,6 +260,23 @@ def test_words_are_defined_for_pointer_and_keyboard(decoder: Opened) -> None:
     word.focus()
     assert decoder.page.locator("#tip").is_visible()
     assert "could do at its peak" in (word.get_attribute("aria-description") or "")
+
+
+def test_a_window_of_another_page_is_shown_by_its_figures_and_a_link(started: Any, pages: dict[str, Path]) -> None:
+    opened = Opened(started, pages["later"])
+    assert "step 160 counted" in opened.texts(".where")[0]
+    assert opened.texts("#windows tbody td:first-child") == ["10", "60", "110", "160"]
+    opened.page.locator("#windows tbody a", has_text="60").click()
+    assert "step 60 counted" in opened.texts(".where")[0]
+    opened.page.locator("#windows tbody a", has_text="10").first.click()
+    link = opened.page.locator("[role=status] a")
+    assert link.inner_text() == "a b10.html" and link.get_attribute("href") == "./a%20b10.html"
+    assert opened.page.locator("[role=alert]").count() == 0
+    opened.page.locator("#windows tbody a", has_text="160").click()
+    opened.wait_until_whole()
+    assert "step 160 counted" in opened.texts(".where")[0]
+    opened.assert_quiet()
+    opened.context.close()
 
 
 def test_runs_and_windows_can_be_chosen(decoder: Opened) -> None:

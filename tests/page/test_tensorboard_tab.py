@@ -20,16 +20,24 @@ from urllib.parse import urlencode
 
 import pytest
 
+from lightning_flops.report.scalars import profile_scalars, scalar_charts
 from lightning_flops.schema.profile import Profile
-from lightning_flops.session.output import tab_window
+from lightning_flops.session.output import own_pages, tab_window
 from lightning_flops.sinks.loggers import LoggersSink
-from lightning_flops.sinks.tensorboard_tab import TabWindow
+from lightning_flops.sinks.tensorboard_tab import PLUGIN, TabWindow
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
 from tests.page import samples
 from tests.page.browser import Watched, browser, needs_browser
 from tests.test_packaging import PROJECT, REPOSITORY, loaded_by
 
 ADDRESS = "data/plugin/lightning_flops"
+PROFILES = "flops_profiler"
+FOUND = """import sys
+from tensorboard import default
+for plugin in default.get_dynamic_plugins():
+    if plugin.plugin_name == sys.argv[1]:
+        print(f"{plugin.__module__}.{plugin.__qualname__}")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +48,18 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first, second = writer_of(str(folder / "version_0")), TensorBoardFiles(str(folder / "version_1"))
     loggers = LoggersSink([SimpleNamespace(experiment=first)])
     for step in (110, 10, 60):
-        loggers.write_window(tab_window(samples.decoder(step), prefix="flops_profiler"), step=step)
-    loggers.write_window(tab_window(samples.many_ranks(), prefix="flops_profiler/predict"), step=1)
+        loggers.write_record(tab_window(samples.decoder(step), prefix="flops_profiler"), step=step)
+    for step in (10, 60):
+        loggers.write_record(own_pages(samples.decoder(step), prefix=PROFILES, monitor="flops_monitor"), step=step)
+        for tag, value in profile_scalars(samples.decoder(step), prefix=PROFILES).items():
+            first.add_scalar(tag, value, step)
+    loggers.write_record(tab_window(samples.many_ranks(), prefix="flops_profiler/predict"), step=1)
     writers = WritersSink([second])
     hostile = replace(samples.hostile(), profile_step=7)
-    writers.write_window(tab_window(hostile, prefix="flops_profiler"), step=7)
+    writers.write_record(tab_window(hostile, prefix="flops_profiler"), step=7)
     good = tab_window(samples.decoder(9), prefix="flops_profiler")
-    writers.write_window(replace(good, packed=good.packed[:-20]), step=9)
-    writers.write_window(TabWindow(tag="flops_profiler/window/8", figures=b"[", packed=b""), step=8)
+    writers.write_record(replace(good, packed=good.packed[:-20]), step=9)
+    writers.write_record(TabWindow(tag="flops_profiler/window/8", figures=b"[", packed=b""), step=8)
     first.close()
     writers.close()
     return folder
@@ -128,14 +140,25 @@ def test_other_peoples_writers_and_other_loggers_are_left_alone() -> None:
 
     foreign = SummaryWriter()
     window = TabWindow(tag="a", figures=b"{}", packed=b"")
-    LoggersSink([SimpleNamespace(experiment=foreign), SimpleNamespace()]).write_window(window, step=1)
-    WritersSink([foreign, print]).write_window(window, step=1)
+    LoggersSink([SimpleNamespace(experiment=foreign), SimpleNamespace()]).write_record(window, step=1)
+    WritersSink([foreign, print]).write_record(window, step=1)
 
 
 def test_tensorboard_is_told_of_the_tab() -> None:
     assert PROJECT["entry-points"]["tensorboard_plugins"] == {
         "lightning_flops": "lightning_flops.tensorboard:FlopsPlugin"
     }
+
+
+def test_tensorboard_finds_the_tab_that_is_installed() -> None:
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FOUND, PLUGIN],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.split() == ["lightning_flops.tensorboard.FlopsPlugin"]
 
 
 def test_the_tab_loads_neither_torch_nor_a_framework() -> None:
@@ -169,4 +192,27 @@ def test_the_tab_shows_the_page_of_the_runs(address: str, document: dict[str, An
         assert frame.locator("main img, main script").count() == 0
         ours = [said for said in watched.complaints if "lightning_flops" in said and "422" not in said]
         assert ours == [] and watched.requests == []
+        watched.context.close()
+
+
+@needs_browser
+def test_tensorboards_own_pages_show_the_pictures_and_the_charts(address: str, document: dict[str, Any]) -> None:
+    with browser() as started:
+        watched = Watched(started, own=address)
+        page = watched.page
+        page.goto(f"{address}#images")
+        pictures = page.locator("tf-image-loader img")
+        pictures.nth(1).wait_for()
+        assert page.get_by_text("flops_profiler/step", exact=True).is_visible()
+        assert page.get_by_text("flops_profiler/modules", exact=True).is_visible()
+        widths = [one.evaluate("one => one.decode().then(() => one.naturalWidth)") for one in pictures.all()]
+        assert widths == [720, 720]
+        page.goto(f"{address}#custom_scalars")
+        for group in scalar_charts():
+            page.get_by_text(group, exact=True).wait_for()
+        page.get_by_text("Seconds of a step", exact=True).wait_for()
+        # The line of each of its tags is there.
+        page.get_by_text(f"{PROFILES}/global_step_sec (version_0)").wait_for(state="attached")
+        page.get_by_text(f"{PROFILES}/bwd_latency_sec (version_0)").wait_for(state="attached")
+        assert watched.requests == []
         watched.context.close()

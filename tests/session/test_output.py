@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,13 @@ import pytest
 
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.records import UNKNOWN_TOKENS
+from lightning_flops.report.html_page import RunPages, packed
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.session.output import LoggedOutput, RankOutput, RunFiles, RunOutput
 from lightning_flops.sinks.console import StandardOutputSink
-from lightning_flops.sinks.tensorboard_tab import TabWindow
+from lightning_flops.sinks.event_files import BoardRecord
 from tests.memory_sink import MemorySink
 from tests.report.windows import build_profile, mlp_window
 
@@ -47,7 +49,7 @@ class Scalars:
     def keep_file(self, path: str) -> None:
         pass
 
-    def write_window(self, window: TabWindow, *, step: int) -> None:
+    def write_record(self, record: BoardRecord, *, step: int) -> None:
         pass
 
 
@@ -104,6 +106,23 @@ def test_a_report_that_no_logger_shows_gets_a_file_unless_one_was_named(tmp_path
     assert (tmp_path / "a" / "profile.txt").read_text() == TEXT
 
 
+def windows_in(page: Path) -> tuple[list[dict[str, str]], int]:
+    """Where the page says that each window lies, if not here; and how many profiles are in it."""
+    text = page.read_text(encoding="utf-8")
+    (found,) = re.findall('id="document">(.*)</script>', text)
+    (run,) = json.loads(found)["runs"]
+    places = [{key: one[key] for key in ("page",) if key in one} for one in run["windows"]]
+    return places, len(re.findall('<script type="text/plain" id="profile-0-', text))
+
+
+def test_a_page_that_grew_too_long_names_the_pages_of_its_oldest_windows(tmp_path: Path) -> None:
+    pages = RunPages(most_bytes=2 * len(packed(PROFILE)))
+    for number in range(4):
+        (tmp_path / f"{number}.html").write_text(pages.add(PROFILE, page=f"{number}.html"), encoding="utf-8")
+    assert windows_in(tmp_path / "2.html") == ([{}, {}, {}], 3)
+    assert windows_in(tmp_path / "3.html") == ([{"page": "0.html"}, {}, {}, {}], 3)
+
+
 def test_a_page_lies_beside_each_profile_of_rank_0_and_loggers_keep_it(tmp_path: Path) -> None:
     kept = MemorySink()
     files = RunFiles(output_file=None, folder=lambda: str(tmp_path), html=True)
@@ -118,7 +137,8 @@ def test_a_page_lies_beside_each_profile_of_rank_0_and_loggers_keep_it(tmp_path:
     for _ in range(2):
         shown.write_profile(PROFILE, step=7)
     assert names(tmp_path) == {"profile.json", "profile.html", "profile-2.json", "profile-2.html"}
-    assert (tmp_path / "profile-2.html").read_text(encoding="utf-8") == PROFILE.to_html()
+    assert windows_in(tmp_path / "profile.html") == ([{}], 1)
+    assert windows_in(tmp_path / "profile-2.html") == ([{}, {}], 2)
     assert kept.files == [f"{tmp_path}/profile.html", f"{tmp_path}/profile-2.html"]
     (window,) = kept.windows.values()
     assert window.tag == "flops_profiler/window/3" and json.loads(window.figures)["profile_step"] == 3

@@ -70,6 +70,17 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary.tokens_per_sec is not None
     assert profile.rates.tokens_per_sec is not None
     assert [advice.rule for advice in profile.advice if advice.rule == "padding"] == ["padding"]
+    # Rows at the peak of 1 TFLOP/s: what the counted steps spent on their sequences, and on padding.
+    counted = [data[step][0] for step in profile.counted_steps]
+    useful = sum(one_sequence(length) for lengths in counted for length in lengths)
+    spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths in counted)
+    assert profile.budget is not None and len(counted) > 2 and profile.flops_total.model == spent > useful
+    rows = {row.key: row for row in profile.budget.rows}
+    assert rows["model"].time_ns == pytest.approx(useful / len(counted) / 1000, abs=1)
+    assert rows["padding"].time_ns == pytest.approx((spent - useful) / len(counted) / 1000, abs=1)
+    assert sum(row.time_ns for row in profile.budget.rows) == profile.budget.wall_ns
+    assert (rows["model"].advice, rows["padding"].advice) == ((), ("padding",))
+    assert {"report", "profiler"} <= {share.key for share in profile.budget.run}
     laws = sessions[0].flops.laws
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)

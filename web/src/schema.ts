@@ -263,6 +263,10 @@ export interface ReportSettings {
    * Whether the user gave ``peak_flops_per_sec``; if not, peaks are the vendors'.
    */
   peak_given: boolean;
+  /**
+   * Whether the user gave ``memory_bytes_per_sec``; if not, it is the vendor's.
+   */
+  memory_given: boolean;
 }
 /**
  * FLOPs of one global step on this rank; a multiply-add is two.
@@ -518,10 +522,11 @@ export interface Budget {
  */
 export interface BudgetRow {
   /**
-   * ``model``: useful model FLOPs at the peak; its share of the step is MFU. ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in ``model`` that fused causal attention does not execute; above zero where ``causal_attention="half"`` counts fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart. ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``: all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``, ``other``: these parts of a step.
+   * ``model``: useful model FLOPs at the peak; its share of the step is MFU. ``padding``: what of the model FLOPs was spent on padding, where that is known: then ``model`` is without it, and MFU is the share of both. ``recompute``, ``optimizer_flops``: these FLOPs at the peak. ``causal_skipped``: below zero, for FLOPs in ``model`` that fused causal attention does not execute; above zero where ``causal_attention="half"`` counts fewer than are executed. ``matmul``: what matmul-like operators take beyond the rows above it, all of their time if the peak is not known. ``other_operators``: all others. ``operators``: both, where they cannot be told apart. ``communication``, ``copies``: what nothing hides. ``idle``: nothing runs, while the host prepares. ``compute``: all of forward, backward and optimizer that cannot be told apart. ``bubble``, ``data_wait``, ``transfer``, ``other``: these parts of a step.
    */
   key:
     | "model"
+    | "padding"
     | "recompute"
     | "optimizer_flops"
     | "causal_skipped"
@@ -549,6 +554,7 @@ export interface BudgetRow {
    */
   joined: (
     | "model"
+    | "padding"
     | "recompute"
     | "optimizer_flops"
     | "causal_skipped"
@@ -578,9 +584,9 @@ export interface BudgetRow {
  */
 export interface RunShare {
   /**
-   * ``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others; making the report is not in it.
+   * ``training``: the timed steps. ``validation``, ``checkpoint``, ``between_epochs``, ``elsewhere`` (what the user named): between these. ``profiler``: by how much the counted and the traced steps took longer than as many others. ``report``: reading the trace and making the report; writing it is not in it.
    */
-  key: "training" | "validation" | "checkpoint" | "between_epochs" | "profiler" | "elsewhere";
+  key: "training" | "validation" | "checkpoint" | "between_epochs" | "profiler" | "report" | "elsewhere";
   /**
    * The same for people.
    */

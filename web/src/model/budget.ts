@@ -4,6 +4,7 @@ import type { BudgetRow } from "../schema";
 
 const COLORS: Partial<Record<BudgetRow["key"], string>> = {
   model: "--budget-model",
+  padding: "--budget-padding",
   recompute: "--budget-recompute",
   optimizer_flops: "--budget-recompute",
   causal_skipped: "--budget-recompute",

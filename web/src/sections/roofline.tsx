@@ -32,7 +32,7 @@ export function Roofline({ profile, tree }: { profile: Profile; tree: ModuleTree
           How fast, over how many <Term word="FLOPs a byte" />. FLOPs and bytes are of the <Term word="counted step" />,
           seconds of the <Term word="traced step" />. Areas are in proportion to time.
           {roof.bandwidth === null
-            ? " The memory bandwidth of this device is not known, so the roof is the peak alone."
+            ? " The memory bandwidth of this device is not known (set memory_bytes_per_sec), so the roof is the peak alone."
             : ""}
           {drawn.length < points.length
             ? ` Drawn: the ${plain(MOST)} that take most time of ${plain(points.length)}; the table has all.`
