@@ -151,10 +151,17 @@ class LoopOutput:
         log_dir: a folder for TensorBoard's files and ours; None: no such folder.
         writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
         or_own: if nobody has a folder for our files, they go into one of our own.
+        part: as for ``LoggedOutput``.
     """
 
     def __init__(
-        self, frame: Frame, *, log_dir: str | os.PathLike[str] | None, writer: Any, or_own: bool = False
+        self,
+        frame: Frame,
+        *,
+        log_dir: str | os.PathLike[str] | None,
+        writer: Any,
+        or_own: bool = False,
+        part: str = "",
     ) -> None:
         writers = [*frame.writers, *(() if writer is None else (writer,))]
         self._folder = None if log_dir is None else os.fspath(log_dir)
@@ -163,6 +170,7 @@ class LoopOutput:
         self._writers = WritersSink(writers)
         self._loggers = LoggersSink(frame.loggers)
         self._own_folder = OWN_FOLDER if or_own else None
+        self._part = part
         self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
 
     def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
@@ -174,12 +182,14 @@ class LoopOutput:
             files=RunFiles(
                 output_file=config.output_file,
                 folder=self._files_folder,
+                part=self._part,
                 timer_only=config.timer_only,
                 html=config.html,
             ),
             text_file=True,
             x_axis=lambda step: step,
             announce=announce,
+            part=self._part,
         )
 
     def _files_folder(self) -> str | None:
@@ -236,12 +246,17 @@ def optimizers_in(given: Any) -> tuple[Any, ...]:
 
 
 def _unwrapped(optimizer: Any) -> Any:
-    while any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__):
+    while is_wrapper(optimizer):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
             break
         optimizer = inner
     return optimizer
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Whether accelerate or Fabric has put *optimizer* around another one."""
+    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
 
 
 _WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
