@@ -15,7 +15,8 @@ from torch import nn
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
 from lightning_flops.analysis.flops_law import Counted, FlopsLaw
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
-from lightning_flops.doors.plain_context import LoopOutput, frame_of, optimizers_in
+from lightning_flops.doors.optimizers import optimizers_in
+from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import SeveralModels, called_in
 from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_flops.doors.plain_context import is_wrapper
+from lightning_flops.doors.optimizers import is_wrapper
 from lightning_flops.doors.several_models import together
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.modules import children_of

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import nn
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.doors.device_mesh import mesh_sizes
-from lightning_flops.errors import ConfigError
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
@@ -24,7 +23,6 @@ from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
 from lightning_flops.sinks.tensorboard_tab import TabWindow
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
-from lightning_flops.text.json_text import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,40 +222,3 @@ class _Both:
     def write_window(self, window: TabWindow, *, step: int) -> None:
         for sink in self._sinks:
             sink.write_window(window, step=step)
-
-
-# ---- optimizers
-
-
-def optimizers_in(given: Any) -> tuple[Any, ...]:
-    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
-
-    Raises:
-        ConfigError: it is neither an optimizer nor several.
-    """
-    if given is None:
-        return ()
-    several = given if isinstance(given, Iterable) else (given,)
-    found = tuple(map(_unwrapped, several))
-    for one in found:
-        if not callable(getattr(one, "step", None)):
-            raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
-    return found
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    while is_wrapper(optimizer):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            break
-        optimizer = inner
-    return optimizer
-
-
-def is_wrapper(optimizer: Any) -> bool:
-    """Whether accelerate or Fabric has put *optimizer* around another one."""
-    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
-
-
-_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
-"""Where the optimizer wrappers come from that may call what they wrap, or not."""
