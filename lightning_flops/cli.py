@@ -386,6 +386,8 @@ class _Doors:
         if OUTCOMES.profiles:
             if not OUTCOMES.told:  # of a profiler that the program has itself
                 _say(f"FLOPs of {OUTCOMES.latest} The report went where the program's own profiler has it.")
+            if self._finder is not None and len(loops := self._finder.loops) > 1:
+                _say(f"loops of this program: {'; '.join(f'({n}) {loop}' for n, loop in enumerate(loops, 1))}.")
             return
         _say(f"nothing was profiled: {self._reason(OUTCOMES)}")
 

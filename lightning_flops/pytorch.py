@@ -15,8 +15,10 @@ from torch import nn
 from lightning_flops.analysis.flop_counts import FlopCounts, flops_by_bucket
 from lightning_flops.analysis.flops_law import Counted, FlopsLaw
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, takes_settings
-from lightning_flops.doors.plain_context import LoopOutput, frame_of, optimizers_in
+from lightning_flops.doors.optimizers import optimizers_in
+from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
+from lightning_flops.doors.several_models import SeveralModels, called_in
 from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
 from lightning_flops.errors import ConfigError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
@@ -177,7 +179,7 @@ def _described_later(model: nn.Module) -> Callable[[], tuple[ModuleRecord, ...]]
 
 @takes_settings
 def profile_training(
-    model: nn.Module,
+    model: nn.Module | Mapping[str, nn.Module],
     optimizer: Any = None,
     *,
     log_dir: str | os.PathLike[str] | None = None,
@@ -199,7 +201,8 @@ def profile_training(
     The settings are those of ``ProfilerConfig``; one that is None has not been given.
 
     Args:
-        model: what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled.
+        model: what the loop calls: with its wrappers, such as DistributedDataParallel, or compiled. Of several models
+            that it trains, such as a GAN's, a mapping of them by the names that reports have for them.
         optimizer: one or several, or None.
         log_dir: a folder for TensorBoard's files and ``profile.json``.
         writer: a SummaryWriter, any object with ``add_scalar``, or a function of a dict of scalars and a step, as
@@ -216,8 +219,9 @@ def profile_training(
         ConfigError: a setting breaks its rule, or an argument is not what is described here.
         TypeError: *model* is no module.
     """
+    model = _as_one(model) if isinstance(model, Mapping) else model
     require_module(model)
-    if type(model).__module__.startswith("deepspeed."):
+    if any(type(one).__module__.startswith("deepspeed.") for one in called_in(model)):
         raise ConfigError("model is a DeepSpeed engine: profile it with lightning_flops.deepspeed.attach(engine)")
     if accelerator is not None and fabric is not None:
         raise ConfigError("accelerator and fabric cannot both drive the loop: give one of them")
@@ -242,6 +246,22 @@ def profile_training(
         )
 
     return TrainingProfiler(loop, config=config)
+
+
+def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
+    """*models*, which one loop trains.
+
+    Raises:
+        ConfigError: there are none, or a name is none that a module can have.
+        TypeError: one of them is no module.
+    """
+    if not models:
+        raise ConfigError("model must be a module, or a mapping of at least one, got an empty one")
+    for name, one in models.items():
+        require_module(one)
+        if not isinstance(name, str) or not name or "." in name or hasattr(nn.Module, name):
+            raise ConfigError(f"model must map names without dots to modules, got {shown(name)}")
+    return SeveralModels(models)
 
 
 class TrainingProfiler(ProfiledRun):

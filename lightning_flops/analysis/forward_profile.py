@@ -19,6 +19,7 @@ from lightning_flops.schema.forward import (
     ForwardProfile,
     Generation,
     TimedCalls,
+    TimedGeneration,
 )
 from lightning_flops.schema.modules import ModuleProfile
 
@@ -100,6 +101,8 @@ def build_generation(
     sequences: int | None,
     tokens_each: int | None,
     why_no_tokens: str,
+    prompt_tokens: int | None,
+    timed: Sequence[TimedGeneration],
 ) -> Generation:
     """What one call of ``generate`` was.
 
@@ -111,6 +114,8 @@ def build_generation(
         sequences: it made; None if not known.
         tokens_each: new tokens of each sequence; None if not known.
         why_no_tokens: why they are not known.
+        prompt_tokens: of the input; None if not known.
+        timed: calls like the counted one, to which nothing listened.
     """
     why_no_phases = ""
     if not forwards:
@@ -121,6 +126,12 @@ def build_generation(
         why_no_phases = f"{forwards} forwards made {tokens_each} tokens, so the prompt may have taken several"
     prefill = flops if flops_before_second is None else flops_before_second
     known = not why_no_phases
+    why_no_seconds = why_no_phases
+    if known and not timed:
+        why_no_seconds = "this package has no clock for this device, or for these devices together"
+    elif known and (other := next((one.forwards for one in timed if one.forwards != forwards), None)) is not None:
+        why_no_seconds = f"{forwards} forwards were counted, and {other} were seen in a timed call"
+    seconds = [] if why_no_seconds else timed
     return Generation(
         forwards=forwards,
         prefill_flops=prefill if known else None,
@@ -129,7 +140,15 @@ def build_generation(
         sequences=sequences,
         new_tokens=None if sequences is None or tokens_each is None else sequences * tokens_each,
         why_no_tokens=why_no_tokens,
+        prompt_tokens=prompt_tokens,
+        prefill_sec=_mean([one.prefill_sec for one in seconds]),
+        decode_sec=_mean([one.decode_sec for one in seconds]),
+        why_no_seconds=why_no_seconds,
     )
+
+
+def _mean(seconds: Sequence[float]) -> float | None:
+    return math.fsum(seconds) / len(seconds) if seconds else None
 
 
 def _not_ignored(name: str, ignored: Collection[str]) -> str:

@@ -1,39 +1,53 @@
-"""Finds the training loop of a program that knows nothing of us, and profiles it.
+"""Finds the training loops of a program that knows nothing of us, and profiles each.
 
-torch tells of every optimizer's step. From the first round of updates we know which optimizers the loop has. The model
-is the module, of all that exist, that holds the parameters they update. During one more step we see which of its
-wrappers the loop calls. Then the loop gets the door that ``profile_training`` uses.
+torch tells of every optimizer's step. A search recognizes a loop by them; then the loop gets the door that
+``profile_training`` uses. If other optimizers go on without it, the loop is over, and the next one is searched for.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from lightning_flops.config import ProfilerConfig
+from lightning_flops.doors.loop_search import PATIENCE, LoopSearch, parameters_of
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
+from lightning_flops.doors.several_models import called_in
 from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
-from lightning_flops.instrument.patches import Patches
-from lightning_flops.instrument.torch_private.modules import children_of
 from lightning_flops.schema.profile import Profile
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.text.printable import package_logger
+from lightning_flops.units import plural
 
 logger = package_logger(__name__)
 
-_STEPS_WATCHED = 4
-"""If the loop has called none of the modules by then, the outermost is taken, and its forward has no time."""
-
 _FABRICS = ("lightning.fabric.fabric.Fabric", "lightning_fabric.fabric.Fabric")
+
+_MOST_LOOPS = 8
+"""Loops of a program that are profiled: each has a report of its own, and makes its program wait for that."""
+
+
+@dataclass
+class FoundLoop:
+    """A loop that was recognized."""
+
+    name: str
+    """Of its models' classes."""
+    door: PlainLoop
+    optimizers: tuple[Any, ...]
+    said: list[str] = field(default_factory=list)
+    """What was said of its reports."""
 
 
 class LoopFinder:
-    """Watches a program's optimizers until it has found the loop that they belong to.
+    """Watches a program's optimizers, and profiles the loops that they belong to, one after the other.
 
     Args:
         config: the settings of the profile.
@@ -45,15 +59,25 @@ class LoopFinder:
         self._config = config
         self._log_dir = log_dir
         self._announce = announce
-        self._steps_done = 0
         self._in_update = False
-        self._optimizers: list[Any] = []
-        self._round_is_known = False
-        self._candidates: list[nn.Module] = []
-        self._called: list[nn.Module] = []
-        self._calls = Patches()
-        self._loop: PlainLoop | None = None
+        self._left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers of loops that are over, and of frameworks that have a door of their own."""
+        self._frameworks_trainings = 0
+        """Trainings with a door of their own that had begun when an optimizer last made a step."""
+        self._own_trainings = 0
+        """Trainings that began with a door from here."""
+        self._refused = ""
+        """Why the latest loop that was not profiled could not be."""
+        self._search = LoopSearch(self._left_alone.__contains__)
+        self._loop: FoundLoop | None = None
+        self._of_loop: frozenset[int] = frozenset()
+        """The optimizers of the loop that is profiled, which holds them: their ids."""
+        self._strangers = 0
+        """Steps in a row that other optimizers have made since."""
         self._given_up = ""
+        self._over: list[str] = []
+        """What became of loops that are over, in a sentence without a full stop."""
+        self._loops = 0
         self.profiles: list[Profile] = []
         """What was measured."""
         self._any_optimizer = OptimizerHooks(self._update_begins, self._update_ended, failed=self._fail)
@@ -64,149 +88,179 @@ class LoopFinder:
         """Why no loop was profiled; without a full stop."""
         if self._given_up:
             return self._given_up
-        if not self._steps_done:
-            return "no optimizer took a step"
-        return f"training ended after {self._steps_done} step(s), while its loop was being recognized"
+        if steps := self._search.steps_done or sum(self._search.missed):
+            return f"training ended after {steps} step(s), while its loop was being recognized"
+        if self._refused:
+            return self._refused
+        if self._frameworks_trainings:
+            return "its framework's own door profiles the training"
+        return "no optimizer took a step"
+
+    @property
+    def loops(self) -> tuple[str, ...]:
+        """What became of each loop, once all are over; without full stops."""
+        return tuple(self._over)
 
     def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured."""
         self._any_optimizer.remove()
-        self._calls.undo()
-        if self._loop is not None:
-            self._loop.end(error)
+        self._search.stop()
+        self._loop_is_over(error)
+        self._note_missed(self._search)
+        if self._loops and (steps := self._search.steps_done):
+            self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
 
     # ---- torch's hooks; nothing of ours may raise in them
 
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
         # The hooks fire twice if a subclass's step calls its parent's: we hear the outer begin and the inner end.
         again, self._in_update = self._in_update, True
-        if again or self._loop is not None or self._given_up:
+        if again:
+            return
+        if id(optimizer) in self._of_loop:
+            self._strangers = 0
+            return
+        if self._given_up or self._loop is not None:
             return
         try:
-            if OUTCOMES.sessions:
-                self._given_up = "its framework's own door profiles the training"
-            elif self._optimizers and optimizer is self._optimizers[0] and not self._round_is_known:
-                self._round_is_known = True
-                self._watch_calls()
+            if optimizer not in self._left_alone and not self._is_frameworks(optimizer):
+                self._search.update_begins(optimizer)
         except Exception as error:
             self._fail(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
         again, self._in_update = not self._in_update, False
-        if again or self._loop is not None or self._given_up:
+        if again or id(optimizer) in self._of_loop or self._given_up:
             return
         try:
-            if not self._round_is_known:
-                if not any(optimizer is one for one in self._optimizers):
-                    self._optimizers.append(optimizer)
-                self._steps_done = 1
-            elif optimizer is self._optimizers[-1]:
-                self._steps_done += 1
-                if self._called or self._steps_done == _STEPS_WATCHED:
-                    self._open_door((self._called or self._candidates)[0])
+            if optimizer not in self._left_alone:
+                self._looks_at(optimizer)
         except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         self._given_up = f"the FLOPs profiler failed: {type(error).__name__}: {error}"
-        self._calls.undo()
+        self._search.stop()
 
-    # ---- which model it is
+    def _is_frameworks(self, optimizer: Any) -> bool:
+        """Whether a training with a door of its own has made this step: then its optimizer is left alone."""
+        ours = None if self._loop is None else self._loop.door.session
+        known, self._frameworks_trainings = self._frameworks_trainings, len(OUTCOMES.trainings) - self._own_trainings
+        running = (session() for session in OUTCOMES.trainings)
+        if known == self._frameworks_trainings and not any(
+            one is not None and one is not ours and not one.out for one in running
+        ):
+            return False
+        self._left_alone.add(optimizer)
+        return True
 
-    def _watch_calls(self) -> None:
-        """See which module the loop calls, of those that hold all parameters that are updated."""
-        self._candidates = candidates = list(
-            holders_of([one for each in self._optimizers for one in _parameters_of(each)])
-        )
-        if not candidates:
-            self._given_up = "no module holds the parameters that the optimizer updates"
+    def _looks_at(self, optimizer: Any) -> None:
+        """An optimizer has made a step that belongs to no known loop."""
+        if self._is_frameworks(optimizer):
+            self._loop_is_over(None)
             return
-        if any(type(one).__module__.startswith("deepspeed.") for one in candidates):
-            self._given_up = 'the DeepSpeed config has no "flops_profiler" block that is enabled'
-            return
-        for module in candidates:
-            self._calls.replace_calls(module, self._noting(module))
+        if self._loop is not None:
+            self._loop.door.another_updates()
+            self._strangers += 1
+            if self._strangers < PATIENCE:
+                return
+            self._loop_is_over(None)
+        if self._loops == _MOST_LOOPS:
+            self._given_up = f"only the first {_MOST_LOOPS} loops of a program are profiled"
+            self._over.append("further ones were not profiled")
+        elif self._search.update_ends(optimizer):
+            self._open_door(self._take_search())
+        elif self._search.refused:
+            self._refused = self._search.refused
+            self._left_alone.update(self._take_search().optimizers)
 
-    def _noting(self, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def make(call: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*args: Any, **kwargs: Any) -> Any:
-                if not any(module is one for one in self._called):
-                    self._called.append(module)  # the outermost comes first
-                return call(*args, **kwargs)
+    # ---- one loop after the other
 
-            return run
+    def _take_search(self) -> LoopSearch:
+        """The search, which has come to its end; another one takes its place."""
+        search, self._search = self._search, LoopSearch(self._left_alone.__contains__)
+        return search
 
-        return make
-
-    def _open_door(self, model: nn.Module) -> None:
-        self._calls.undo()
-        self._candidates, self._called = [], []
+    def _open_door(self, search: LoopSearch) -> None:
+        model, optimizers, steps_done = search.model(), search.optimizers, search.steps_done
+        search.stop()
+        self._note_missed(search)
+        self._loops += 1
         objects = gc.get_objects()
         accelerator = next((one for one in objects if _is(one, ("accelerate.accelerator.Accelerator",))), None)
         fabric = next((one for one in objects if _is(one, _FABRICS)), None) if accelerator is None else None
         del objects
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
-        self._loop = loop = PlainLoop(
+        output = LoopOutput(
+            frame,
+            log_dir=self._log_dir,
+            writer=None,
+            or_own=True,
+            part=f"loop{self._loops}" if self._loops > 1 else "",
+        )
+        said: list[str] = []
+        door = PlainLoop(
             model,
-            tuple(self._optimizers),
+            optimizers,
             config=self._config,
             publish=self.profiles.append,
             frame=frame,
-            output=LoopOutput(frame, log_dir=self._log_dir, writer=None, or_own=True),
-            steps_before=self._steps_done,
-            announce=self._announce,
+            output=output,
+            steps_before=steps_done,
+            announce=lambda sentence: self._says(sentence, said),
         )
-        names = " and ".join(type(one).__name__ for one in self._optimizers)
-        updated = {one for each in self._optimizers for one in _parameters_of(each)}
-        outside = len(updated - {id(one) for one in model.parameters()})
-        if outside:
-            rest = (
-                f"{outside} of the {len(updated)} tensors that are updated belong to other modules: what those compute "
-                "is in the FLOPs, as work outside of the model, and their parameters are not in the report."
-            )
-        loop.session.notes.add_for_run(
-            f"The program said nothing of its model: {type(unwrapped(model)).__name__} is the module that its loop "
-            f"calls, and whose parameters {names} updates."
+        models = [type(unwrapped(one)).__name__ for one in called_in(model)]
+        self._loop = FoundLoop(name=" and ".join(models), door=door, optimizers=optimizers, said=said)
+        self._of_loop = frozenset(map(id, optimizers))
+        self._strangers = 0
+        for sentence in _sentences(model, models, optimizers):
+            door.session.notes.add_for_run(sentence)
+        before = len(OUTCOMES.trainings)
+        door.session.begin()
+        self._own_trainings += len(OUTCOMES.trainings) - before
+
+    def _says(self, sentence: str, said: list[str]) -> None:
+        said.append(sentence)
+        self._announce(sentence)
+
+    def _loop_is_over(self, error: BaseException | None) -> None:
+        """Report what was measured of the loop that is profiled."""
+        loop, self._loop, self._of_loop = self._loop, None, frozenset()
+        if loop is None:
+            return
+        self._left_alone.update(loop.optimizers)
+        unsaid = len(OUTCOMES.reasons)
+        loop.door.end(error)
+        said = loop.said or ["nothing was profiled: " + reason for reason in OUTCOMES.reasons[unsaid:]]
+        self._over.append(f"{loop.name}: {said[-1] if said else 'nothing was profiled'}".rstrip("."))
+
+    def _note_missed(self, search: LoopSearch) -> None:
+        for steps in search.missed:
+            self._over.append(f"one of {steps} {plural('step', steps)}, too short to be recognized, was not profiled")
+
+
+def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) -> list[str]:
+    """What a report says of a model that nobody has named."""
+    updating = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+    if len(names) == 1:
+        sentences = [
+            f"The program said nothing of its model: {names[0]} is the module that its loop calls, and whose "
+            f"parameters {updating} updates."
+        ]
+    else:
+        sentences = [
+            f"The program said nothing of its models: {' and '.join(names)} are the modules that its loop calls, and "
+            f"whose parameters {updating} updates. The report is of all of them."
+        ]
+    updated = {one for each in optimizers for one in parameters_of(each)}
+    outside = len(updated - {id(one) for one in model.parameters()})
+    if outside:
+        sentences.append(
+            f"{outside} of the {len(updated)} tensors that are updated belong to no module: what those compute is in "
+            "the FLOPs, as work outside of the model, and they are not among the parameters of the report."
         )
-        if outside:
-            loop.session.notes.add_for_run(rest)
-        loop.session.begin()
+    return sentences
 
 
 def _is(thing: object, names: tuple[str, ...]) -> bool:
     return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(thing).__mro__)
-
-
-def _parameters_of(optimizer: Any) -> Iterator[int]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                yield id(parameter)
-
-
-def holders_of(parameters: list[int]) -> Iterator[nn.Module]:
-    """The modules that hold most of these parameters, of all that exist; the outermost first.
-
-    Args:
-        parameters: their ids.
-    """
-    wanted = set(parameters)
-    modules = {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module)}
-    held: dict[int, set[int]] = {}
-
-    def holds(module: nn.Module) -> set[int]:
-        key = id(module)
-        if key not in held:
-            held[key] = set()  # a module may contain itself
-            found = {id(one) for one in module.parameters(recurse=False)} & wanted
-            for child in children_of(module).values():
-                if child is not None:
-                    found |= holds(child)
-            held[key] = found
-        return held[key]
-
-    most = max((len(holds(module)) for module in modules.values()), default=0)
-    if not most:
-        return
-    full = [module for module in modules.values() if len(held[id(module)]) == most]
-    yield from sorted(full, key=lambda module: sum(1 for _ in module.modules()), reverse=True)

@@ -10,6 +10,7 @@ import torch
 
 from lightning_flops.instrument.batches import Shapes, tensor_shapes
 from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.records import BatchTokens
 
 NO_TOKENS = (
     "Tokens could not be counted, because a batch has neither an attention_mask nor labels on the host: tokens/s needs "
@@ -27,6 +28,10 @@ class Fetched(NamedTuple):
     shapes: Shapes
     telling: tuple[torch.Tensor, int] | None
     """The tensor that tells its tokens, and the value in it that is none."""
+    tokens: BatchTokens | None = None
+    """What was read of it before its loader moved it to the device."""
+    was_read: bool = False
+    """It was looked at then; otherwise it is as its loader made it."""
 
 
 NOTHING = Fetched((), (), None)
@@ -49,6 +54,11 @@ class FetchedBatches:
         self._note = note
         self._waiting: deque[Fetched] = deque()
         self._before_transfer: dict[int, Any] = {}
+        self._read: dict[int, BatchTokens | None] = {}
+
+    def read(self, tokens: BatchTokens | None, moved: Any) -> None:
+        """The loader has moved a batch to the device, in which *tokens* were found before, and goes on with *moved*."""
+        self._read[id(moved)] = tokens
 
     def moved(self, batch: Any, moved: Any) -> None:
         """The loader has moved *batch* to the device, and goes on with *moved*."""
@@ -59,13 +69,17 @@ class FetchedBatches:
         self._waiting.clear()
         if not isinstance(batches, (list, tuple)):
             return
-        if not counts:  # most of the run
+        read = self._read
+        if read:
+            self._read = {}  # what was moved before these, and skipped, may have had the same identity
+        if not counts and not read:  # most of the run
             self._waiting.extend([Fetched(batch, tensor_shapes(batch), None) for batch in batches])
             return
         telling, self._before_transfer = self._before_transfer, {}
         for batch in batches:
-            tokens = telling.get(id(batch)) or _telling(batch)
-            self._waiting.append(Fetched(batch, tensor_shapes(batch), tokens))
+            place = id(batch)
+            told = telling.get(place) or _telling(batch) if counts else None
+            self._waiting.append(Fetched(batch, tensor_shapes(batch), told, read.get(place), place in read))
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
@@ -90,6 +104,7 @@ class FetchedBatches:
         self.current = NOTHING
         self._waiting.clear()
         self._before_transfer.clear()
+        self._read.clear()
 
 
 def _telling(batch: Any) -> tuple[torch.Tensor, int] | None:

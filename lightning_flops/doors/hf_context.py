@@ -104,6 +104,11 @@ def block_of(trainer: Trainer) -> object | None:
 # ---- the loader
 
 
+def loads_onto_device(trainer: Trainer) -> bool:
+    """Whether batches are moved to a device before the Trainer has them: accelerate's loaders do that."""
+    return bool(trainer.args.device.type != "cpu")
+
+
 def torch_loader(loader: Any) -> Any:
     """The DataLoader of torch inside accelerate's *loader*; None if there is none."""
     inside = getattr(loader, "base_dataloader", loader)

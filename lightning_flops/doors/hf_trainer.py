@@ -21,6 +21,7 @@ from transformers import Trainer
 from lightning_flops.doors.hf_batches import NOTHING, FetchedBatches
 from lightning_flops.doors.hf_context import (
     engine_of,
+    loads_onto_device,
     private_names,
     root_of,
     run_context,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Make, Patches
     from lightning_flops.instrument.timing.loader_queue import Feed
-    from lightning_flops.records import RunContext
+    from lightning_flops.records import BatchTokens, RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
 
@@ -147,6 +148,11 @@ class HfTraining:
             self._tap_counting_of_items(taps)  # there the ranks wait for one another
         if (loader := torch_loader(self._loader)) is not None:
             taps.replace(loader, "__iter__", make.around(_begun, _nothing, returns=self._loader_starts))
+        if self.session.tokens.reads and loads_onto_device(trainer) and names.has(accelerate_loaders, "send_to_device"):
+            reading = make.around(
+                self._is_sent, _nothing, returns=lambda found, moved: self._batches.read(*found, moved)
+            )
+            taps.replace(accelerate_loaders, "send_to_device", reading)
         taps.replace(trainer, "evaluate", self._around_evaluation())
         if names.has(trainer, "_save_checkpoint"):
             taps.replace(trainer, "_save_checkpoint", make.outside_of_steps(_CHECKPOINT))
@@ -189,6 +195,12 @@ class HfTraining:
         taps.replace(trainer.optimizer, "step", make.part("optimizer"))
         taps.replace(trainer.accelerator, "clip_grad_norm_", clears)
         taps.replace(trainer.model_wrapped, "zero_grad", clears)
+
+    def _is_sent(self, batch: Any, *args: Any, **kwargs: Any) -> tuple[BatchTokens | None] | None:
+        """A batch is going to be moved to the device: its tokens can still be read without waiting for that."""
+        if not self._in_loop or threading.get_ident() != self._thread or not self.session.tokens.reads:
+            return None
+        return (self.session.tokens.of(batch),)
 
     def _tap_counting_of_items(self, taps: Patches) -> None:
         """Wrap what the Trainer does between fetching the batches of a step and training on them."""
@@ -330,7 +342,9 @@ class HfTraining:
         if session.out:
             return
         batch = self._batches.next()
-        tokens = session.tokens.of(batch.inputs) if session.tokens.reads else None
+        tokens = batch.tokens
+        if session.tokens.reads and not batch.was_read:
+            tokens = session.tokens.of(batch.inputs)
         session.batch(batch.inputs, batch.shapes, updates=int(ends_step), ends_step=ends_step, tokens=tokens)
         if session.window.in_scope:
             session.window.leave_scope()

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from torch import nn
 
 from lightning_flops.config import OWN_FOLDER, ProfilerConfig
 from lightning_flops.doors.device_mesh import mesh_sizes
-from lightning_flops.errors import ConfigError
 from lightning_flops.records import RunContext
 from lightning_flops.session.output import LoggedOutput, RunFiles
 from lightning_flops.sinks.console import ConsoleSink
@@ -24,7 +23,6 @@ from lightning_flops.sinks.event_files import BoardRecord
 from lightning_flops.sinks.loggers import LoggersSink
 from lightning_flops.sinks.sink import Sink
 from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
-from lightning_flops.text.json_text import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +149,17 @@ class LoopOutput:
         log_dir: a folder for TensorBoard's files and ours; None: no such folder.
         writer: what else gets them, as ``WritersSink`` takes it; None: nothing else.
         or_own: if nobody has a folder for our files, they go into one of our own.
+        part: as for ``LoggedOutput``.
     """
 
     def __init__(
-        self, frame: Frame, *, log_dir: str | os.PathLike[str] | None, writer: Any, or_own: bool = False
+        self,
+        frame: Frame,
+        *,
+        log_dir: str | os.PathLike[str] | None,
+        writer: Any,
+        or_own: bool = False,
+        part: str = "",
     ) -> None:
         writers = [*frame.writers, *(() if writer is None else (writer,))]
         self._folder = None if log_dir is None else os.fspath(log_dir)
@@ -163,6 +168,7 @@ class LoopOutput:
         self._writers = WritersSink(writers)
         self._loggers = LoggersSink(frame.loggers)
         self._own_folder = OWN_FOLDER if or_own else None
+        self._part = part
         self._logger_folders = [getattr(logger, "log_dir", None) for logger in frame.loggers]
 
     def logged(self, config: ProfilerConfig, *, announce: Callable[[str], None] | None) -> LoggedOutput:
@@ -174,12 +180,14 @@ class LoopOutput:
             files=RunFiles(
                 output_file=config.output_file,
                 folder=self._files_folder,
+                part=self._part,
                 timer_only=config.timer_only,
                 html=config.html,
             ),
             text_file=True,
             x_axis=lambda step: step,
             announce=announce,
+            part=self._part,
         )
 
     def _files_folder(self) -> str | None:
@@ -214,35 +222,3 @@ class _Both:
     def write_record(self, record: BoardRecord, *, step: int) -> None:
         for sink in self._sinks:
             sink.write_record(record, step=step)
-
-
-# ---- optimizers
-
-
-def optimizers_in(given: Any) -> tuple[Any, ...]:
-    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
-
-    Raises:
-        ConfigError: it is neither an optimizer nor several.
-    """
-    if given is None:
-        return ()
-    several = given if isinstance(given, Iterable) else (given,)
-    found = tuple(map(_unwrapped, several))
-    for one in found:
-        if not callable(getattr(one, "step", None)):
-            raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
-    return found
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    while any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            break
-        optimizer = inner
-    return optimizer
-
-
-_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
-"""Where the optimizer wrappers come from that may call what they wrap, or not."""

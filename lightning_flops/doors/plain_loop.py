@@ -17,8 +17,8 @@ from torch import nn
 from lightning_flops.doors.loader_taps import LoaderTaps
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
+from lightning_flops.doors.several_models import called_in, root_of
 from lightning_flops.instrument.batches import BatchMeter
-from lightning_flops.instrument.module_scope import unwrapped
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.instrument.timing.settling import steps_to_settle
@@ -47,7 +47,7 @@ class PlainLoop:
     """The door of one loop, on one rank.
 
     Args:
-        model: what the loop calls.
+        model: what the loop calls; of several models, what holds them.
         optimizers: those that update it. If there are none, every call of ``step`` ends a step.
         config: the settings.
         publish: gets each profile when its window has closed.
@@ -75,7 +75,7 @@ class PlainLoop:
     ) -> None:
         self.config = config
         self._model = model
-        self._root = unwrapped(model)
+        self._root = root_of(model)
         self._optimizers = optimizers
         self._frame = frame
         self._places = output
@@ -136,7 +136,8 @@ class PlainLoop:
     def tap_run(self, taps: Patches) -> None:
         """Wrap what shows batches, steps, evaluation and checkpoints."""
         make = self.session.taps
-        taps.replace_calls(self._model, self._steps.around_forward())
+        for model in called_in(self._model):
+            taps.replace_calls(model, self._steps.around_forward())
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", self._around_update(optimizer))
         for module, name in backward_entries():
@@ -299,6 +300,10 @@ class PlainLoop:
         self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
         updates, self._updates = self._updates, 0
         self._steps.micro_step_ends(updates=updates, ends_step=True)
+
+    def another_updates(self) -> None:
+        """An optimizer that is not the loop's has made a step: the running step is unlike others."""
+        self._updates += 1
 
     # ---- what the user's loop calls
 

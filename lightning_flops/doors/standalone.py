@@ -22,7 +22,7 @@ from lightning_flops.instrument.batches import samples_in, tensor_shapes
 from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
-from lightning_flops.instrument.generation import ModelCalls, NewTokens, new_tokens, searches_beams
+from lightning_flops.instrument.generation import ModelCalls, NewTokens, SecondCall, new_tokens, searches_beams
 from lightning_flops.instrument.module_scope import describe_modules, named_modules, require_module
 from lightning_flops.instrument.timing.clocks import Clock, clock_for
 from lightning_flops.instrument.timing.module_timer import ModuleTimer
@@ -33,7 +33,14 @@ from lightning_flops.report.deepspeed_units import (
     number_to_string,
     params_to_string,
 )
-from lightning_flops.schema.forward import EngineRecord, ForwardMeasurement, ForwardProfile, Generation, TimedCalls
+from lightning_flops.schema.forward import (
+    EngineRecord,
+    ForwardMeasurement,
+    ForwardProfile,
+    Generation,
+    TimedCalls,
+    TimedGeneration,
+)
 from lightning_flops.sinks.file import write_text_file
 from lightning_flops.text.json_text import shown
 from lightning_flops.text.printable import package_logger
@@ -291,8 +298,10 @@ class FlopsProfiler:
         counter = None if self._counted is None else self._counted.counter
         return 0 if counter is None else counter.total().forward
 
-    def _note_generation(self, calls: ModelCalls, call: _Call, outputs: Sequence[Any]) -> None:
-        """Generations have returned *outputs*, the one that was counted first."""
+    def _note_generation(
+        self, calls: ModelCalls, call: _Call, outputs: Sequence[Any], timed: Sequence[TimedGeneration]
+    ) -> None:
+        """Generations have returned *outputs*, the one that was counted first; others were *timed*."""
         tokens, *others = (new_tokens(self.model, call.args, call.kwargs, output) for output in outputs)
         if any(other != tokens for other in others):
             tokens = "one call made more of them than another"
@@ -305,6 +314,8 @@ class FlopsProfiler:
             sequences=None if known is None else known.sequences,
             tokens_each=None if known is None else known.each,
             why_no_tokens="" if isinstance(tokens, NewTokens) else tokens,
+            prompt_tokens=None if known is None else known.prompt,
+            timed=timed,
         )
 
     def _profile(self) -> ForwardProfile:
@@ -345,7 +356,8 @@ def get_model_profile(
 ) -> tuple[Any, Any, Any]:
     """FLOPs, MACs and parameters of a model's forward in eval mode, with a report of them and of its latency.
 
-    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module.
+    After *warm_up* forwards, *timed_runs* are timed as a whole, one is counted, and one is timed module by module. Of
+    generations, one is counted before the timed ones.
     Afterwards the model's mode and the random state are as before, also when a forward raises.
 
     Args:
@@ -362,8 +374,8 @@ def get_model_profile(
         output_file: path or URL of the report; None prints it.
         ignore_modules: classes of modules whose work is booked to the module around them.
         mode: ``"generate"`` calls ``model.generate``; all of that counts as the model's forward. The report then also
-            has the new tokens, tokens/s, and the FLOPs of the prefill (all up to the model's second forward) and of the
-            decoding apart. Every call draws the same random numbers.
+            has the new tokens, tokens/s, and the FLOPs, the time and the tokens/s of the prefill (all up to the model's
+            second forward) and of the decoding apart. Every call draws the same random numbers.
         timed_runs: number of forwards that are timed, each by itself, from an idle device. From 2 on the report has
             their mean and spread, and samples/s; 20 is a good number. The default is DeepSpeed's one, because a
             forward, or a generation, may take long.
@@ -399,13 +411,10 @@ def get_model_profile(
             for _ in range(warm_up):
                 with same_numbers():
                     call()
-            clock, seconds = _clock_of(model), list[float]()
-            for _ in range(timed_runs):  # first, while only the forward has filled the caches
-                with same_numbers():
-                    taken = _seconds_of(call, clock)
-                seconds += [] if taken is None else [taken]
-            heard, outputs = profiler._model_calls(), []
-            for count in (True, False):
+            heard, outputs, timed = profiler._model_calls(), list[Any](), list[TimedGeneration]()
+
+            def listen(count: bool) -> None:
+                """Count a call, or time its modules."""
                 profiler.start_profile(ignore_modules, count=count)
                 with same_numbers(), ExitStack() as inside:
                     if generates:
@@ -413,9 +422,23 @@ def get_model_profile(
                         inside.enter_context(heard if count else nullcontext())
                     output = call()
                 profiler.stop_profile()
-                outputs += [output] if generates else []
+                outputs.extend([output] if generates else [])
+
             if generates:
-                profiler._note_generation(heard, call, outputs)
+                listen(count=True)  # it tells which module's calls are prefill and decoding
+            clock = _clock_of(model)
+            for _ in range(timed_runs):  # of a forward first, while only the forward has filled the caches
+                with same_numbers():
+                    if clock is None:
+                        call()
+                    else:
+                        timed.append(_timed(call, clock, heard.model))
+            if not generates:
+                listen(count=True)
+            listen(count=False)
+            if generates:
+                profiler._note_generation(heard, call, outputs, timed)
+            seconds = [one.prefill_sec + one.decode_sec for one in timed]
             profiler._calls = build_timed_calls(seconds, samples=samples_in(tensor_shapes(call.arguments)))
     finally:
         profiler.end_profile()
@@ -506,18 +529,27 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
-def _seconds_of(call: Callable[[], Any], clock: Clock[Any] | None) -> float | None:
-    """Seconds that one *call* takes while nothing else measures, and the device has nothing else to do."""
-    if clock is None:
-        call()
-        return None
+def _timed(call: Callable[[], Any], clock: Clock[Any], model: nn.Module | None) -> TimedGeneration:
+    """How long one *call* takes while nothing else measures, and the device has nothing else to do.
+
+    Args:
+        call: what is timed.
+        clock: of the model's device.
+        model: the module whose second call ends the prefill; None: all is prefill.
+    """
     clock.stamp()
     clock.settle()
-    start = clock.stamp()
-    call()
-    end = clock.stamp()
+    with SecondCall(model, clock.stamp) as second:
+        start = clock.stamp()
+        call()
+        end = clock.stamp()
     clock.settle()
-    return clock.seconds_between(start, end)
+    border = end if second.at is None else second.at
+    return TimedGeneration(
+        forwards=second.number,
+        prefill_sec=clock.seconds_between(start, border),
+        decode_sec=clock.seconds_between(border, end),
+    )
 
 
 def _devices(model: nn.Module) -> set[torch.device]:

@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import nn
 
 from lightning_flops.instrument.module_hooks import module_hooks
+from lightning_flops.instrument.patches import Patches
+
+StampT = TypeVar("StampT")
 
 
 @dataclass(slots=True)
 class _Calls:
+    module: nn.Module | None = None
     number: int = 0
     before_second: int | None = None
 
@@ -55,6 +59,11 @@ class ModelCalls:
         return self._of_model().number
 
     @property
+    def model(self) -> nn.Module | None:
+        """What was called: the root, or what stands for it; None if nothing was."""
+        return self._of_model().module
+
+    @property
     def flops_before_second(self) -> int | None:
         """FLOPs that were counted until the model was called for the second time; None if it was not."""
         return self._of_model().before_second
@@ -69,7 +78,7 @@ class ModelCalls:
         if id(module) not in self._own:
             return
         if not self._running:
-            calls = self._calls.setdefault(id(module), _Calls())
+            calls = self._calls.setdefault(id(module), _Calls(module))
             calls.number += 1
             if calls.number == 2:
                 calls.before_second = self._flops_so_far()
@@ -82,9 +91,48 @@ class ModelCalls:
                 return
 
 
+class SecondCall(Generic[StampT]):
+    """Notes, while it is entered, when a module is called for the second time; nothing else listens to it.
+
+    Args:
+        module: the module; None: nothing is noted.
+        stamp: takes a stamp of the moment.
+    """
+
+    def __init__(self, module: nn.Module | None, stamp: Callable[[], StampT]) -> None:
+        self.number = 0
+        """How often the module was called."""
+        self.at: StampT | None = None
+        """When the second call began; None if there was none."""
+        self._module = module
+        self._stamp = stamp
+        self._taps = Patches()
+
+    def __enter__(self) -> SecondCall[StampT]:
+        """Wraps the module's calls."""
+        if self._module is not None:
+            self._taps.replace_calls(self._module, self._noting)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Removes the wrapper."""
+        self._taps.undo()
+
+    def _noting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.number += 1
+            if self.number == 2:
+                self.at = self._stamp()
+            return call(*args, **kwargs)
+
+        return run
+
+
 class NewTokens(NamedTuple):
     """What a call of ``generate`` has added to its input."""
 
+    prompt: int
+    """Tokens of the input, its padding included."""
     sequences: int
     each: int
     """Tokens of each sequence, with the padding behind one that ended early."""
@@ -113,7 +161,7 @@ def new_tokens(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outpu
     begins = prompt.to(made.device, made.dtype).repeat_interleave(made.shape[0] // rows, dim=0)
     if not torch.equal(made[:, :length], begins):
         return "the output does not begin with the input"
-    return NewTokens(sequences=made.shape[0], each=made.shape[1] - length)
+    return NewTokens(prompt=rows * length, sequences=made.shape[0], each=made.shape[1] - length)
 
 
 def _holds_tokens(value: Any) -> TypeGuard[torch.Tensor]:

@@ -18,7 +18,7 @@ from lightning_flops.report.deepspeed_units import (
     params_to_string,
 )
 from lightning_flops.report.layout import line, marked, paragraph, some_of, title
-from lightning_flops.schema.forward import ForwardModule, ForwardProfile
+from lightning_flops.schema.forward import ForwardModule, ForwardProfile, Generation
 from lightning_flops.schema.modules import ModuleProfile
 from lightning_flops.text.printable import page, printable_lines
 from lightning_flops.units import NOT_AVAILABLE, plain, plural
@@ -162,6 +162,27 @@ def _generation_lines(profile: ForwardProfile) -> Iterator[str]:
             yield line(label.partition(" (")[0], f"{NOT_AVAILABLE} ({generation.why_no_phases})")
         else:
             yield line(label, marked(number_to_string(flops), *at_least))
+    yield from _phase_lines(profile, generation)
+
+
+def _phase_lines(profile: ForwardProfile, generation: Generation) -> Iterator[str]:
+    """How long the two parts of a generation take, and their tokens/s."""
+    if generation.why_no_seconds:
+        if not generation.why_no_phases:  # otherwise the lines before have said it
+            yield line("prefill latency, decode latency", f"{NOT_AVAILABLE} ({generation.why_no_seconds})")
+        return
+    for name, words, tokens, seconds in (
+        ("prefill", "prompt tokens", generation.prompt_tokens, generation.prefill_sec),
+        ("decode", "new tokens after the first", generation.decoded_tokens, generation.decode_sec),
+    ):
+        yield line(f"{name} latency", marked(_latency(seconds, False), *_mean_of(profile)))
+        if tokens is not None:
+            rate = per_second(amount=tokens, seconds=seconds) if tokens else None
+            without = f"{NOT_AVAILABLE} (there is none)" if not tokens else NOT_AVAILABLE
+            yield line(
+                f"{name} tokens/second = {words} / {name} latency",
+                without if rate is None else f"{rate:.2f} ({tokens} {plural('token', tokens)})",
+            )
 
 
 def _backward_lines(profile: ForwardProfile) -> Iterator[str]:

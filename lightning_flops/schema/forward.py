@@ -23,6 +23,18 @@ class TimedCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimedGeneration:
+    """One call of ``generate`` that was timed, while nothing listened to the modules."""
+
+    forwards: int
+    """Calls of the model in it."""
+    prefill_sec: float
+    """Up to the model's second call; all of it if there was none."""
+    decode_sec: float
+    """The rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One call of ``generate``; what could not be told is None, with the reason."""
 
@@ -39,6 +51,21 @@ class Generation:
     """Of all sequences together."""
     why_no_tokens: str
     """Why the new tokens are not known; empty if they are."""
+    prompt_tokens: int | None
+    """Of the input, padding included; None if they are not known."""
+    prefill_sec: float | None
+    """Mean over the timed calls, up to the model's second call; its FLOPs are ``prefill_flops``."""
+    decode_sec: float | None
+    """Mean of the rest, whose FLOPs are ``decode_flops``."""
+    why_no_seconds: str
+    """Why the times of prefill and decode are not known apart; empty if they are."""
+
+    @property
+    def decoded_tokens(self) -> int | None:
+        """New tokens without the first of each sequence, which the prefill makes; None if they are not known."""
+        if self.new_tokens is None or self.sequences is None:
+            return None
+        return max(0, self.new_tokens - self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Running(Protocol):
+    """A session."""
+
+    @property
+    def out(self) -> bool:
+        """Whether it has nothing more to do in its run."""
 
 
 @dataclass
@@ -10,7 +20,9 @@ class Outcomes:
     """Counts sessions and their reports."""
 
     sessions: int = 0
-    """Runs of training that had a session."""
+    """Runs that had a session."""
+    trainings: list[weakref.ref[Running]] = field(default_factory=list)
+    """The sessions of those that were training, in their order."""
     profiles: int = 0
     """Reports that were made."""
     told: bool = False
@@ -19,6 +31,12 @@ class Outcomes:
     """The latest report, in a line."""
     reasons: list[str] = field(default_factory=list)
     """Why runs ended without a report, in sentences without a full stop."""
+
+    def begins(self, session: Running, *, trains: bool) -> None:
+        """The run of *session* begins."""
+        self.sessions += 1
+        if trains:
+            self.trainings.append(weakref.ref(session))
 
 
 OUTCOMES = Outcomes()

@@ -72,7 +72,7 @@ class RunFiles:
         output_file: path or URL of the text report; None: no file was named for the text.
         folder: returns the folder of the other files; None: they are not written.
         rank: the rank that writes.
-        part: a word that file names have if the run is not a training run.
+        part: a word that file names have if the run is not the first training of its program.
         timer_only: only throughput was asked for; otherwise throughput has a file only beside a profile.
         html: a page is written beside each profile.
     """
@@ -144,7 +144,7 @@ class LoggedOutput:
         x_axis: the loggers' x-axis value, given the step of a report.
         announce: says on a line what came out and where the report is, for a user who may see nothing else of it.
         nowhere: what to say, once, of a report that no file keeps and no logger shows; empty: nothing.
-        part: a word that tags have below their prefix if the run is not a training run.
+        part: a word that tags have below their prefix if the run is not the first training of its program.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class LoggedOutput:
         self._announce = announce
         self._nowhere = nowhere
         self.part = part
-        """A word that tags have below their prefix; empty in a training run."""
+        """A word that tags have below their prefix; mostly empty in a training run."""
 
     def write_profile(self, profile: Profile, *, step: int) -> None:
         """Give the report to everything that shows it."""

@@ -128,6 +128,7 @@ class Session:
         self._rank = rank
         self._writes = rank == 0
         self._whole_steps = whole_steps
+        self._loop: Loop = loop
         self._activity = activity_of(loop)
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
@@ -171,7 +172,7 @@ class Session:
     @guarded
     def begin(self) -> None:
         """The run begins."""
-        OUTCOMES.sessions += 1
+        OUTCOMES.begins(self, trains=self._loop == "training")
         # First register the undo of what can be removed in any state, so that nothing is ever left behind.
         room = ExitStack()
         close_room = weakref.finalize(self, room.close)  # also when the user drops an engine, and us with it

@@ -11,14 +11,31 @@ import torch
 from torch import nn
 from torch.optim import swa_utils
 
-from lightning_flops import Profile, ProfilerConfig
-from lightning_flops.doors.find_loop import LoopFinder, holders_of
+from lightning_flops import ConfigError, Profile, ProfilerConfig, profile_training
+from lightning_flops.doors.find_loop import LoopFinder
+from lightning_flops.doors.loop_search import holders_of, optimizers_that_exist
 from lightning_flops.session.outcomes import OUTCOMES, Outcomes
 from tests.fake_clock import FakeNow
 from tests.forks import BEFORE_LIGHTNING, run_fork
 from tests.left_on_objects import left_on_object
 from tests.left_on_torch import torch_state
-from tests.loops.nets import BACKWARD, BATCH, FORWARD, MIDDLE, NARROW, WIDE, Net, SlowSGD, loader, loss_of
+from tests.loops.nets import (
+    BACKWARD,
+    BACKWARD_SEC,
+    BATCH,
+    FETCH_SEC,
+    FORWARD,
+    FORWARD_SEC,
+    LOSS_SEC,
+    MIDDLE,
+    NARROW,
+    UPDATE_SEC,
+    WIDE,
+    Net,
+    SlowSGD,
+    loader,
+    loss_of,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +49,17 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the command would say, in a process in which nothing was profiled before."""
     before = vars(OUTCOMES).copy()
     vars(OUTCOMES).update(vars(Outcomes()))
+    left_by_others = list(optimizers_that_exist())
+    monkeypatch.setattr(
+        "lightning_flops.doors.loop_search.optimizers_that_exist",
+        lambda: (one for one in optimizers_that_exist() if not any(one is other for other in left_by_others)),
+    )
     yield []
     vars(OUTCOMES).update(before)
 
 
 def found(said: list[str], train: Callable[[], object], **settings: Any) -> LoopFinder:
-    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, **settings), announce=said.append)
+    finder = LoopFinder(ProfilerConfig(timing_steps=2, trace=False, html=False, **settings), announce=said.append)
     try:
         train()
     finally:
@@ -169,21 +191,22 @@ def test_a_loop_that_is_too_short_is_not_profiled_and_why_is_known(
 def test_where_a_framework_has_a_door_of_its_own_the_loop_is_left_to_it(now: FakeNow, said: list[str]) -> None:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
-    OUTCOMES.sessions += 1
 
     def train() -> None:
-        for rows in loader(8, now):
-            loss_of(net(rows), now).backward()
-            optimizer.step()
+        with profile_training(net, optimizer, profile_step=20):
+            for rows in loader(8, now):
+                loss_of(net(rows), now).backward()
+                optimizer.step()
 
     finder = found(said, train)
-    assert (finder.profiles, said) == ([], [])
+    assert (finder.profiles, said, finder.loops) == ([], [], ())
+    assert finder.reason == "its framework's own door profiles the training"
 
 
 def test_a_failure_while_a_loop_is_looked_for_never_reaches_it(
     now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_flops.doors.find_loop.holders_of", lambda *_: 1 / 0)
+    monkeypatch.setattr("lightning_flops.doors.loop_search.holders_of", lambda *_: 1 / 0)
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
 
@@ -201,6 +224,155 @@ def test_the_holders_of_parameters_come_outermost_first() -> None:
     middle = nn.Sequential(inner)
     outer = nn.ModuleList([middle, nn.ReLU()])
     assert list(holders_of([id(one) for one in inner.parameters()])) == [outer, middle, inner]
+
+
+# ---- several loops, and several models in one
+
+
+def steps_of(net: nn.Module, optimizer: torch.optim.Optimizer, number: int, now: FakeNow) -> None:
+    for rows in loader(number, now):
+        loss_of(net(rows), now).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Other(Net):
+    """Has the shapes of the first."""
+
+
+def test_two_models_that_are_trained_one_after_the_other_have_a_report_each(now: FakeNow, said: list[str]) -> None:
+    before = torch_state()
+    nets = [Net(now), Other(now)]
+
+    def train() -> None:
+        for net in nets:
+            steps_of(net, SlowSGD(net.parameters(), now), 24, now)
+
+    finder = found(said, train)
+    assert [one.modules[0].type_name for one in finder.profiles] == ["Net", "Other"]
+    for profile in finder.profiles:
+        assert (profile.flops.forward, profile.flops.backward, profile.samples) == (FORWARD, BACKWARD, BATCH)
+        assert profile.timing is not None
+        assert profile.timing.global_step_sec == FETCH_SEC + FORWARD_SEC + LOSS_SEC + BACKWARD_SEC + UPDATE_SEC
+    first, second = finder.loops
+    assert first.startswith("Net: FLOPs of step 4: 22.53 KFLOPs") and first.endswith(
+        "lightning_flops_logs/profile.json"
+    )
+    assert second.startswith("Other: FLOPs of step ") and second.endswith("lightning_flops_logs/profile.loop2.json")
+    assert torch_state() == before
+
+
+def test_a_loop_whose_optimizers_exist_before_it_is_one_of_its_own_all_the_same(now: FakeNow, said: list[str]) -> None:
+    nets = [Net(now), Other(now)]
+    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
+
+    def train() -> None:
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            steps_of(net, optimizer, 24, now)
+
+    profiles = found(said, train).profiles
+    assert [(one.modules[0].type_name, one.flops.forward) for one in profiles] == [("Net", FORWARD), ("Other", FORWARD)]
+
+
+def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, said: list[str]) -> None:
+    nets = [Net(now), Other(now)]
+    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
+
+    def train() -> None:
+        for _ in range(3):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                steps_of(net, optimizer, 24, now)
+
+    finder = found(said, train)
+    assert [one.modules[0].type_name for one in finder.profiles] == ["Net", "Other"]
+    assert len(finder.loops) == 2
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_loop_that_is_too_short_does_not_hide_the_next(now: FakeNow, said: list[str], first: int) -> None:
+    nets = [Net(now), Other(now)]
+
+    def train() -> None:
+        for net, steps in zip(nets, (first, 30), strict=True):
+            steps_of(net, SlowSGD(net.parameters(), now), steps, now)
+
+    finder = found(said, train)
+    assert [one.modules[0].type_name for one in finder.profiles] == ["Other"]
+    assert len(finder.loops) == 2
+    assert "profiled" in finder.loops[0] and finder.loops[1].startswith("Other: FLOPs of step")
+
+
+LATENT = 4
+
+
+class Generator(nn.Linear):
+    """From random numbers to a row."""
+
+
+class Discriminator(nn.Linear):
+    """From a row to a number."""
+
+
+# One product of each, over a batch.
+MAKES, JUDGES = 2 * BATCH * LATENT * WIDE, 2 * BATCH * WIDE * 1
+
+
+def gan(critics: int, now: FakeNow) -> tuple[dict[str, nn.Module], list[SlowSGD], Callable[[], None]]:
+    """The models of a GAN, their optimizers, and 14 steps of training them."""
+    generator, discriminator = Generator(LATENT, WIDE), Discriminator(WIDE, 1)
+    makes, judges = SlowSGD(generator.parameters(), now), SlowSGD(discriminator.parameters(), now)
+
+    def train() -> None:
+        for _ in range(14):
+            for rows in loader(critics, now):
+                made = generator(torch.randn(BATCH, LATENT)).detach()
+                (discriminator(made).mean() - discriminator(rows).mean()).backward()
+                judges.step()
+                judges.zero_grad()
+            (-discriminator(generator(torch.randn(BATCH, LATENT))).mean()).backward()
+            makes.step()
+            makes.zero_grad()
+            judges.zero_grad()
+
+    return {"Generator": generator, "Discriminator": discriminator}, [judges, makes], train
+
+
+def is_of_both(profile: Profile, critics: int) -> None:
+    # The critic: the generator, and the discriminator on both kinds of rows. The generator: each once.
+    assert profile.flops.forward == critics * (MAKES + 2 * JUDGES) + MAKES + JUDGES
+    # The critic has no gradient of its rows; the generator has one through the discriminator, whose weights get theirs.
+    assert profile.flops.backward == critics * 2 * JUDGES + 2 * JUDGES + MAKES
+    assert profile.params == LATENT * WIDE + WIDE + WIDE + 1
+    assert {one.name: one.total.forward for one in profile.modules} == {
+        "": profile.flops.forward,
+        "Generator": (critics + 1) * MAKES,
+        "Discriminator": (2 * critics + 1) * JUDGES,
+    }
+    assert profile.timing is not None and profile.timing.forward_sec is not None
+
+
+@pytest.mark.parametrize("critics", [1, 5])
+def test_the_report_of_a_gan_is_of_both_its_models(now: FakeNow, said: list[str], critics: int) -> None:
+    _, _, train = gan(critics, now)
+    profile = only(found(said, train))
+    is_of_both(profile, critics)
+    assert any("are the modules that its loop calls" in one and "of all of them" in one for one in profile.notes)
+    assert not any("belong to no module" in one for one in profile.notes)
+
+
+def test_several_models_are_given_by_name(now: FakeNow) -> None:
+    models, optimizers, train = gan(1, now)
+    with profile_training(models, optimizers, timing_steps=2, trace=False) as profiler:
+        train()
+    assert profiler.profile is not None
+    is_of_both(profiler.profile, 1)
+    assert [left_on_object(one) for one in (*models.values(), *optimizers)] == [[]] * 4
+    with pytest.raises(ConfigError, match="names without dots"):
+        profile_training({"a.b": models["Generator"]})
+    with pytest.raises(ConfigError, match="at least one"):
+        profile_training({})
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, got int"):
+        profile_training({"one": 1})  # type: ignore[dict-item]
 
 
 PLAIN = """
@@ -281,3 +453,20 @@ def test_an_unchanged_program_is_profiled_and_one_line_says_so(kind: str, in_a_f
     assert (profile.flops.forward, profile.flops.backward, profile.context.framework) == (FORWARD, BACKWARD, framework)
     (line,) = [one for one in (ended.stderr + ended.stdout).splitlines() if "FLOPs of step" in one]
     assert file in line and "22.53 KFLOPs" in line
+
+
+TWO = PLAIN + PLAIN.replace("range(14)", "range(24)") + "torch.manual_seed(0)\n"
+
+
+def test_the_last_line_tells_of_each_loop_of_a_program(in_a_folder: Path) -> None:
+    Path("train.py").write_text(TWO)
+    arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
+    ended = run_fork(arguments, folder=in_a_folder, imports=BEFORE_LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 0, ended.stderr
+    for name in ("profile.json", "profile.loop2.json"):
+        profile = Profile.from_json((Path("lightning_flops_logs") / name).read_text())
+        assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("lightning-flops: loops of this program: (1) Sequential: FLOPs of step ")
+    assert "lightning_flops_logs/profile.json; (2) Sequential: FLOPs of step " in last
+    assert last.endswith("lightning_flops_logs/profile.loop2.json.")

@@ -252,7 +252,7 @@ def test_calls_that_make_different_numbers_of_tokens_have_no_rate(capsys: pytest
 
 
 def test_tokens_a_second_are_those_of_the_timed_calls(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = iter([9.0, 2.0, 6.0, 50.0, 50.0])
+    seconds = iter([9.0, 50.0, 2.0, 6.0, 50.0])
 
     def generate(self: Generating, tokens: Tensor) -> Tensor:
         now.sleep(next(seconds))
@@ -265,6 +265,51 @@ def test_tokens_a_second_are_those_of_the_timed_calls(now: FakeNow, capsys: pyte
     assert lines["fwd latency"] == "4 s (mean of 2 runs)"
     assert lines["tokens/second = new tokens / fwd latency"] == f"{ROWS / 4.0:.2f}"
     assert lines["samples/second = samples / fwd latency"] == f"{ROWS / 4.0:.2f} ({ROWS} samples)"
+
+
+def test_prefill_and_decoding_have_a_time_and_a_rate_each(now: FakeNow, capsys: pytest.CaptureFixture[str]) -> None:
+    # Of each call: before its first forward, and in each of three forwards. The second and the third call are timed.
+    calls = iter([(9.0, 9.0), (50.0, 50.0), (1.0, 2.0), (3.0, 4.0), (50.0, 50.0)])
+
+    def generate(self: Generating, tokens: Tensor) -> Tensor:
+        before, each = next(calls)
+        now.sleep(before)
+        for _ in range(3):
+            self(torch.ones(1, 4))
+            now.sleep(each)
+        return longer(tokens, 3)
+
+    get_model_profile(Generating(generate), args=[prompt()], mode="generate", timed_runs=2)
+    printed = capsys.readouterr().out
+    lines = {line.partition(":")[0]: line.partition(":")[2].strip() for line in printed.splitlines()}
+    prefill, decode = (1 + 2 + 3 + 4) / 2, (2 * 2 + 2 * 4) / 2
+    assert lines["fwd latency"] == f"{prefill + decode:.0f} s (mean of 2 runs)"
+    assert lines["prefill latency"] == f"{prefill:.0f} s (mean of 2 runs)"
+    assert lines["decode latency"] == f"{decode:.0f} s (mean of 2 runs)"
+    assert lines["prefill tokens/second = prompt tokens / prefill latency"] == (
+        f"{ROWS * PROMPT / prefill:.2f} ({ROWS * PROMPT} tokens)"
+    )
+    assert lines["decode tokens/second = new tokens after the first / decode latency"] == (
+        f"{ROWS * 2 / decode:.2f} ({ROWS * 2} tokens)"
+    )
+
+
+def test_a_wrappers_inner_model_tells_where_the_prefill_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, _ = profiled(Wrapper(tiny_gpt2()), prompt(), capsys=capsys, max_new_tokens=NEW, do_sample=False)
+    assert f"({ROWS * PROMPT} tokens)" in lines["prefill tokens/second = prompt tokens / prefill latency"]
+    assert f"({ROWS * (NEW - 1)} tokens)" in lines["decode tokens/second = new tokens after the first / decode latency"]
+
+
+def test_timed_calls_that_call_the_model_more_often_have_no_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    calls = iter([1, 2, 3, 3])
+
+    def generate(self: Generating, tokens: Tensor) -> Tensor:
+        for _ in range(next(calls)):
+            self(torch.ones(1, 4))
+        return longer(tokens, 2)
+
+    lines, _ = profiled(Generating(generate), prompt(), capsys=capsys)
+    assert lines["prefill latency, decode latency"] == "n/a (2 forwards were counted, and 3 were seen in a timed call)"
 
 
 @pytest.mark.parametrize("failing_call", [1, 2, 3, 4])

@@ -1,0 +1,209 @@
+"""Recognizes one training loop of a program that knows nothing of us: its optimizers, and the models that they update.
+
+From the first round of updates we know which optimizers the loop has. The models are the modules, of all that exist,
+that hold the parameters which these update. During one more step we see which of their wrappers the loop calls.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_flops.doors.optimizers import is_wrapper
+from lightning_flops.doors.several_models import together
+from lightning_flops.instrument.patches import Patches
+from lightning_flops.instrument.torch_private.modules import children_of
+
+PATIENCE = 6
+"""Updates in a row that other optimizers make before one that makes none is taken to be out of the loop.
+
+A loop that updates a critic five times for each update of a generator is one loop.
+"""
+
+_ROUNDS_WATCHED = 3
+"""If the loop has called none of a model's wrappers by then, the outermost is taken, and its forward has no time."""
+
+_MOST_MODELS = 16
+"""Most models of one loop; what others compute is work outside of them."""
+
+
+@dataclass(slots=True)
+class _Updates:
+    optimizer: Any
+    number: int = 0
+    """Steps that it has made."""
+    silent: int = 0
+    """Steps of others since its latest."""
+
+
+class LoopSearch:
+    """Hears of the updates of a program until it knows one loop.
+
+    Args:
+        knows: tells whether an optimizer is known to belong to no loop, or to another one.
+    """
+
+    def __init__(self, knows: Callable[[Any], bool]) -> None:
+        self.missed: list[int] = []
+        """Of each loop that was over before it was known, the steps that it had made."""
+        self.refused = ""
+        """Why the loop cannot be profiled; without a full stop."""
+        self._knows = knows
+        self._seen: list[_Updates] = []
+        self._awaited: list[Any] | None = None
+        """Optimizers that exist and had made no step when one had made its second."""
+        self._round_is_known = False
+        self._rounds_watched = 0
+        self._models: list[list[nn.Module]] = []
+        """Of each model the modules that hold its parameters, the outermost first."""
+        self._called: list[nn.Module] = []
+        self._calls = Patches()
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """Those of the loop, in the order of their updates in a step."""
+        return tuple(one.optimizer for one in self._seen)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that the loop has made."""
+        return self._seen[-1].number if self._seen else 0
+
+    def update_begins(self, optimizer: Any) -> None:
+        """*optimizer* begins a step."""
+        if self._round_is_known or not self._seen or optimizer is not self._seen[0].optimizer:
+            return
+        if not self._waits_for_others():
+            self._round_is_known = True
+            self._watch_calls()
+
+    def update_ends(self, optimizer: Any) -> bool:
+        """*optimizer* has made a step; returns whether the loop is known."""
+        if self._changes(optimizer) and self._round_is_known:
+            self.stop()  # and look at another round
+        if not self._round_is_known or optimizer is not self._seen[-1].optimizer:
+            return False
+        self._rounds_watched += 1
+        all_called = all(any(one is called for called in self._called for one in each) for each in self._models)
+        return not self.refused and (all_called or self._rounds_watched == _ROUNDS_WATCHED)
+
+    def model(self) -> nn.Module:
+        """What the loop calls."""
+        return together(
+            next((called for called in self._called if any(called is one for one in each)), each[0])
+            for each in self._models
+        )
+
+    def stop(self) -> None:
+        """Remove everything of ours from the modules, and let go of them."""
+        self._calls.undo()
+        self._models, self._called, self._awaited = [], [], []
+        self._round_is_known, self._rounds_watched = False, 0
+
+    # ---- the optimizers
+
+    def _changes(self, optimizer: Any) -> bool:
+        """Note that *optimizer* has made a step; returns whether the loop has other optimizers now than before."""
+        its = next((one for one in self._seen if one.optimizer is optimizer), None)
+        is_new = its is None
+        if its is None:
+            self._seen.append(its := _Updates(optimizer))
+        for one in self._seen:
+            one.silent += 1
+        its.number, its.silent = its.number + 1, 0
+        over = [one for one in self._seen if one.silent == PATIENCE]
+        self.missed += [one.number for one in over]
+        self._seen = [one for one in self._seen if one not in over]
+        return is_new or bool(over)
+
+    def _waits_for_others(self) -> bool:
+        """Whether an optimizer exists that may still make its first step in this loop."""
+        if self._awaited is None:
+            self._awaited = [one for one in optimizers_that_exist() if not self._knows(one)]
+        seen = [one.optimizer for one in self._seen]
+        self._awaited = [one for one in self._awaited if not any(one is other for other in seen)]
+        return bool(self._awaited) and max(one.number for one in self._seen) < PATIENCE
+
+    # ---- the models
+
+    def _watch_calls(self) -> None:
+        """See which modules the loop calls, of those that hold the parameters that are updated."""
+        self._models = models_holding({one for each in self.optimizers for one in parameters_of(each)})
+        if not self._models:
+            self.refused = "no module holds the parameters that the optimizer updates"
+        elif any(type(one).__module__.startswith("deepspeed.") for candidates in self._models for one in candidates):
+            self.refused = 'the DeepSpeed config has no "flops_profiler" block that is enabled'
+        else:
+            for module in (one for candidates in self._models for one in candidates):
+                self._calls.replace_calls(module, self._noting(module))
+
+    def _noting(self, module: nn.Module) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(call: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if not any(module is one for one in self._called):
+                    self._called.append(module)  # the outermost comes first
+                return call(*args, **kwargs)
+
+            return run
+
+        return make
+
+
+def parameters_of(optimizer: Any) -> Iterator[int]:
+    """The ids of the parameters that *optimizer* updates."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                yield id(parameter)
+
+
+def optimizers_that_exist() -> Iterator[Any]:
+    """Every optimizer of this process that may make a step itself; not those that libraries put around another."""
+    for one in gc.get_objects():
+        if issubclass(type(one), Optimizer) and not is_wrapper(one) and next(parameters_of(one), None) is not None:
+            yield one
+
+
+def models_holding(parameters: set[int]) -> list[list[nn.Module]]:
+    """The fewest modules that hold as many of these parameters as any do; each with others that hold the same.
+
+    Args:
+        parameters: their ids.
+    """
+    found: list[list[nn.Module]] = []
+    left = set(parameters)
+    while left and len(found) < _MOST_MODELS and (holders := holders_of(left)):
+        found.append(holders)
+        left -= set(map(id, holders[0].parameters()))
+    return found
+
+
+def holders_of(parameters: Iterable[int]) -> list[nn.Module]:
+    """The modules that hold most of these parameters, of all that exist; the outermost first.
+
+    Args:
+        parameters: their ids.
+    """
+    wanted = set(parameters)
+    modules = {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module)}
+    held: dict[int, set[int]] = {}
+
+    def holds(module: nn.Module) -> set[int]:
+        key = id(module)
+        if key not in held:
+            held[key] = set()  # a module may contain itself
+            found = {id(one) for one in module.parameters(recurse=False)} & wanted
+            for child in children_of(module).values():
+                if child is not None:
+                    found |= holds(child)
+            held[key] = found
+        return held[key]
+
+    most = max((len(holds(module)) for module in modules.values()), default=0)
+    full = [module for module in modules.values() if most and len(held[id(module)]) == most]
+    return sorted(full, key=lambda module: sum(1 for _ in module.modules()), reverse=True)

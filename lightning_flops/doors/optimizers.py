@@ -1,0 +1,43 @@
+"""The optimizers of a loop that the user wrote, as they were before accelerate or Fabric wrapped them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lightning_flops.errors import ConfigError
+from lightning_flops.text.json_text import shown
+
+
+def optimizers_in(given: Any) -> tuple[Any, ...]:
+    """The optimizers that a user gave, without the wrappers that accelerate and Fabric put around them.
+
+    Raises:
+        ConfigError: it is neither an optimizer nor several.
+    """
+    if given is None:
+        return ()
+    several = given if isinstance(given, Iterable) else (given,)
+    found = tuple(map(_unwrapped, several))
+    for one in found:
+        if not callable(getattr(one, "step", None)):
+            raise ConfigError(f"optimizer must be an optimizer or several, with a method step, got {shown(one)}")
+    return found
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    while is_wrapper(optimizer):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    return optimizer
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Whether accelerate or Fabric has put *optimizer* around another one."""
+    return any(kind.__module__.startswith(_WRAPPERS) for kind in type(optimizer).__mro__)
+
+
+_WRAPPERS = ("accelerate.", "lightning.fabric.", "lightning_fabric.")
+"""Where the optimizer wrappers come from that may call what they wrap, or not."""
