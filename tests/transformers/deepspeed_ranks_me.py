@@ -52,14 +52,15 @@ def train(folder: Path, stage: int, *callbacks: Any) -> dict[str, Any]:
     }
 
 
+def new_callback(settings: dict[str, Any]) -> FlopsProfilerTrainerCallback:
+    return FlopsProfilerTrainerCallback(**settings)
+
+
 def main(folder: Path) -> None:
     seen = {
-        f"{name} {stage}": train(folder / f"{name}{stage}", stage, *callbacks())
+        f"{name} {stage}": train(folder / f"{name}{stage}", stage, *map(new_callback, settings))
         for stage in STAGES
-        for name, callbacks in {
-            "plain": lambda: (),
-            "profiled": lambda: (FlopsProfilerTrainerCallback(timing_steps=2, trace=False),),
-        }.items()
+        for name, settings in {"plain": (), "profiled": ({"timing_steps": 2, "trace": False},)}.items()
     }
     (folder / f"seen{os.environ['RANK']}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
