@@ -23,6 +23,7 @@ from lightning_flops.text.printable import printable
 
 if TYPE_CHECKING:
     from lightning_flops.doors.find_loop import LoopFinder
+    from lightning_flops.records import RecordedCall, RecordedWork
     from lightning_flops.session.outcomes import Outcomes
 
 PROGRAM = "lightning-flops"
@@ -115,7 +116,10 @@ def _parser() -> argparse.ArgumentParser:
     trace = commands.add_parser(
         "trace",
         help="say where the time went in trace files of torch.profiler",
-        description="Say where the time went in trace files of torch.profiler, of CPU or GPU, without torch.",
+        description=(
+            "Say where the time went in trace files of torch.profiler, of CPU or GPU. FLOPs are worked out from the "
+            "shapes in the file, where it has any and torch is installed; all else needs no torch."
+        ),
     )
     trace.set_defaults(act=_print_trace)
     trace.add_argument(
@@ -519,11 +523,28 @@ def _trace(options: argparse.Namespace) -> str:
             raise
         raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
     report = analyze_traces(
-        [load_trace(file) for file in options.files], thresholds=AdviceThresholds(**dict(options.threshold))
+        [load_trace(file) for file in options.files],
+        thresholds=AdviceThresholds(**dict(options.threshold)),
+        formulas=_formulas(),
     )
     if options.json:
         return report.to_json()
     return render_traces(report, top_rows=options.rows or None, children=options.children)
+
+
+def _formulas() -> Callable[[RecordedCall], RecordedWork] | None:
+    """The counter's formulas for calls in traces; None without torch, which is imported for the first call."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return None
+
+    def work_of(call: RecordedCall) -> RecordedWork:
+        from lightning_flops.instrument.counting.recorded_calls import recorded_work
+
+        return recorded_work(call)
+
+    return work_of
 
 
 def _compare(options: argparse.Namespace) -> int:

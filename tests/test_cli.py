@@ -12,6 +12,7 @@ import pytest
 from lightning_flops import __version__
 from lightning_flops.analysis.trace import analyze_traces, load_trace
 from lightning_flops.cli import main
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 
 TRACES = Path(__file__).parent / "data" / "traces"
@@ -26,7 +27,7 @@ def run(*arguments: str, program: str | None = None) -> subprocess.CompletedProc
 
 def test_a_trace_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", RANKS[0]]) == 0
-    assert capsys.readouterr() == (render_traces(analyze_traces([load_trace(RANKS[0])])), "")
+    assert capsys.readouterr() == (render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work)), "")
 
 
 def test_several_traces_are_compared_rank_by_rank(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +175,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_module_is_the_command() -> None:
     done = run("trace", RANKS[0])
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])]))
+    assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work))
     assert run("trace", "/nowhere/trace.json").returncode == 1
 
 

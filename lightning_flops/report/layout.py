@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Collection, Sequence
 
@@ -94,3 +95,51 @@ def shortened(name: str, *, chars: int) -> str:
     """*name*, cut to *chars* characters."""
     name = printable(name)
     return name if len(name) <= chars else name[: chars - 1] + "…"
+
+
+def shortened_inside(name: str, *, chars: int) -> str:
+    """*name*, cut to *chars* characters: a C++ function's arguments go first, then its middle.
+
+    So names that begin alike still differ.
+    """
+    name = printable(name)
+    if len(name) > chars:
+        name = _without_arguments(name)
+    if len(name) <= chars:
+        return name
+    tail = (chars - 1) // 2
+    return f"{name[: chars - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def _without_arguments(name: str) -> str:
+    """``kernel<float>`` of ``void kernel<float>(float const*, int)``; a name that is no such function's as it is."""
+    if not name.endswith(")"):
+        return name
+    level = 0
+    for place in range(len(name) - 1, 0, -1):
+        level += (name[place] == ")") - (name[place] == "(")
+        if not level:
+            return name[:place].removeprefix("void ") if not name[place - 1].isspace() else name
+    return name
+
+
+def shortened_apart(names: Sequence[str], *, chars: int) -> list[str]:
+    """*names*, each cut to *chars* characters so that different names stay different.
+
+    Names that would look the same once their middle is cut out keep what follows where they begin to differ instead.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(shortened_inside(name, chars=chars), []).append(name)
+    shown: dict[str, str] = {}
+    for short, group in alike.items():
+        if len(group) == 1:
+            shown[group[0]] = short
+            continue
+        same = len(os.path.commonprefix(group))  # noqa: RUF071 - of characters, as is meant
+        head = chars // 3
+        for name in group:
+            rest = name[max(same - 2, head) :]
+            tail = rest if len(rest) < chars - head else f"{rest[: chars - head - 2]}…"
+            shown[name] = printable(f"{name[:head]}…{tail}")
+    return [shown[name] for name in names]

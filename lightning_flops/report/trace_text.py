@@ -9,6 +9,7 @@ from lightning_flops.analysis.stragglers import are_compared, longest_own_time
 from lightning_flops.report import layout
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
+from lightning_flops.report.trace_flops_text import flops_lines
 from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import TraceReport, TracesReport
@@ -52,6 +53,7 @@ def _trace(report: TraceReport, top_rows: int | None, children: bool, *, file: s
     lines += [line for note in report.notes for line in layout.paragraph(note)]
     lines += _step_times(report)
     lines += _device(report)
+    lines += flops_lines(report.flops, top_rows=top_rows)
     lines += _overview(report)
     lines += _model_summary(report)
     lines += _modules(report, top_rows)
@@ -233,16 +235,18 @@ def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
     lines.append(layout.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)))
     short = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
     lines.append(layout.line(f"shorter than {SHORT_KERNEL_LIMIT_US} us", short))
+    shown = report.kernels[:top_rows]
+    names = layout.shortened_apart([row.name for row in shown], chars=_NAME_CHARS)
     rows = [
         [
-            _short(row.name),
+            name,
             plain(row.calls),
             *_statistics(row.device),
             f"{_yes(row.tensor_cores_eligible)}/{_yes(row.tensor_cores)}",
             plain(row.blocks_per_sm),
             percent(None if row.occupancy_percent is None else row.occupancy_percent / 100),
         ]
-        for row in report.kernels[:top_rows]
+        for name, row in zip(names, shown, strict=True)
     ]
     head = ["kernel", "calls", *_STATISTICS, "TC", "blocks/SM", "occupancy"]
     return [*lines, "", *layout.table(head, rows, least_width=6), *_left_out(report.kernels, top_rows)]
@@ -264,15 +268,18 @@ def _operators(report: TraceReport, top_rows: int | None, children: bool) -> lis
             cells += [_us(row.device_self.total_us), percent(row.device_self.ratio), _us(row.device.total_us)]
         rows.append(cells)
         if children:
-            rows += [_child(child, with_device=with_device) for child in row.children]
+            inside = layout.shortened_apart([child.name for child in row.children], chars=_NAME_CHARS - 2)
+            rows += [
+                _child(child, name, with_device=with_device) for child, name in zip(row.children, inside, strict=True)
+            ]
     if with_device:
         head += ["device self", "ratio", "device total"]
     table = layout.table(head, rows, least_width=6)
     return [*_section("Operators", explanation), *table, *_left_out(report.operators, top_rows)]
 
 
-def _child(child: ChildRow, *, with_device: bool) -> list[str]:
-    cells = [_short("  " + child.name), plain(child.calls), "", percent(child.host.ratio) if child.host else ""]
+def _child(child: ChildRow, name: str, *, with_device: bool) -> list[str]:
+    cells = [f"  {name}", plain(child.calls), "", percent(child.host.ratio) if child.host else ""]
     host = child.host
     cells += (
         ["", "", "", ""]
@@ -458,4 +465,4 @@ def _yes(value: bool) -> str:
 
 
 def _short(name: str) -> str:
-    return layout.shortened(name, chars=_NAME_CHARS)
+    return layout.shortened_inside(name, chars=_NAME_CHARS)

@@ -20,6 +20,7 @@ from lightning_flops.schema.trace_events import (
     TransferRow,
     UserScopeRow,
 )
+from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.schema.trace_steps import (
     DeviceMetrics,
     DeviceSummary,
@@ -29,7 +30,7 @@ from lightning_flops.schema.trace_steps import (
     StepTimes,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -79,6 +80,8 @@ class TraceReport:
     """Launches by kind; None when none is known."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
+    flops: TraceFlops | None = None
+    """FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

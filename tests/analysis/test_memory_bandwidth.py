@@ -15,6 +15,10 @@ from lightning_flops.analysis.memory_bandwidth import memory_bytes_per_sec
         ("NVIDIA H100 PCIe", 2000),
         ("NVIDIA H200", 4800),
         ("Tesla V100-SXM2-16GB", 900),
+        ("Tesla V100-DGXS-32GB", 900),
+        ("NVIDIA A2", 200),
+        ("NVIDIA GeForce RTX 3090 Ti", 1008),
+        ("AMD Instinct MI100", 1228.8),
         ("NVIDIA L40S", 864),
         ("AMD Instinct MI300X", 5300),
         ("AMD Instinct MI250X", 3276.8 / 2),  # one of the board's two dies, which is what a program sees

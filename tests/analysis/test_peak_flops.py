@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from lightning_flops.analysis.devices import DEVICES, device_named, why_no_peak
 from lightning_flops.analysis.peak_flops import peak_flops_per_sec, peak_for
 
 
@@ -54,9 +57,15 @@ def test_bfloat16_peak_is_the_dense_one_of_exactly_this_device(device: str, bflo
         "NVIDIA T400 4GB",
         "NVIDIA T1000",
         "NVIDIA L40G",
-        "NVIDIA A2",
+        "NVIDIA A2000",
+        "NVIDIA GeForce RTX 2060",  # of 6 GB and of 12 GB: two chips
+        "NVIDIA GeForce RTX 3080",  # of 10 GB and of 12 GB
+        "NVIDIA GeForce RTX 3080 Ti Laptop GPU",
+        "NVIDIA A100-SXM4-80GB-4-20C",
+        "GRID V100D-8C",
+        "NVIDIA B1000",
+        "Intel(R) Data Center GPU Max 1550",  # a card of two halves, or one of them, under one name
         "NVIDIA A1000",
-        "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "NVIDIA GeForce RTX 5090 D",
@@ -68,7 +77,6 @@ def test_bfloat16_peak_is_the_dense_one_of_exactly_this_device(device: str, bflo
         "NVIDIA H1000",
         "Not a NVIDIA H100 PCIe",
         "AMD Instinct MI250X / MI250",
-        "AMD Instinct MI210",
     ],
 )
 def test_device_that_is_not_in_the_table_has_no_peak(device: str) -> None:
@@ -124,3 +132,64 @@ def test_figures_by_dtype_leave_the_others_to_the_table() -> None:
     assert peak_for(device_name="NVIDIA A40", dtype="float32", given=given) == 1e12
     assert peak_for(device_name="NVIDIA A40", dtype="bfloat16", given=given) == 149.7e12
     assert peak_for(device_name="cpu", dtype="bfloat16", given=given) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tflops"),
+    [
+        # Names that data centres' drivers give.
+        ("Tesla V100-DGXS-32GB", "float32", 15.7),
+        ("Tesla V100-DGXS-32GB", "float16", 500 / 4),
+        ("Tesla V100-SXM3-32GB", "float16", 2000 / 16),
+        ("NVIDIA A100-SXM-80GB", "bfloat16", 312.0),
+        ("NVIDIA A100-SXM-64GB", "bfloat16", 358.0),
+        ("NVIDIA A2", "bfloat16", 18.0),
+        ("NVIDIA A16", "tf32", 9.0),
+        ("NVIDIA A800-SXM4-80GB", "bfloat16", 312.0),
+        ("NVIDIA H800", "bfloat16", 989.4),
+        ("NVIDIA H100 SXM5", "tf32", 494.7),
+        ("NVIDIA L20", "bfloat16", 119.5),
+        ("NVIDIA B100", "bfloat16", 1750.0),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bfloat16", 503.8),
+        ("AMD Instinct MI100", "bfloat16", 92.3),
+        ("AMD Instinct MI210", "bfloat16", 181.0),
+        ("AMD Instinct MI250", "float16", 362.1 / 2),
+        ("AMD Instinct MI300A", "bfloat16", 980.6),
+        ("GAUDI2", "bfloat16", 432.0),
+        # Cards: 2 x lanes x SMs x boost clock in float32, as the white papers' own tables.
+        ("Quadro RTX 8000", "float16", 130.5),
+        ("TITAN RTX", "float32", 16.3),
+        ("NVIDIA GeForce RTX 2080 Ti", "float32", 13.4),  # 2 x 64 x 68 x 1.545 GHz
+        ("NVIDIA GeForce RTX 2080 Ti", "float16", 53.8),
+        ("NVIDIA GeForce RTX 2080 Ti", "int8", 215.2),
+        ("NVIDIA GeForce RTX 3090 Ti", "float32", 40.0),  # 2 x 128 x 84 x 1.860 GHz
+        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", 80.0),
+        ("NVIDIA GeForce RTX 4080", "bfloat16", 97.5),  # 4 x 128 x 76 x 2.505 GHz
+        ("NVIDIA GeForce RTX 5080", "bfloat16", 112.6),  # 4 x 128 x 84 x 2.617 GHz
+    ],
+)
+def test_peak_is_what_the_vendor_publishes(device: str, dtype: str, tflops: float) -> None:
+    peak = peak_flops_per_sec(device, dtype)
+    assert peak is not None
+    # White papers print one decimal.
+    assert abs(peak / 1e12 - tflops) < 0.06
+
+
+def test_every_row_has_a_source_and_a_name_that_is_no_other_rows() -> None:
+    for device in DEVICES:
+        assert device.source
+        assert device.peaks
+    examples = [
+        re.sub(r"\?", "", re.sub(r"\(([^|)]*)[^)]*\)\??", r"\1", one.name.split("|H100 SXM5")[0])) for one in DEVICES
+    ]
+    for device, example in zip(DEVICES, examples, strict=True):
+        name = example.replace("\\d+", "480")
+        assert device_named(f"NVIDIA {name}") is device, name
+
+
+def test_slices_and_virtual_gpus_are_said_to_be_such() -> None:
+    assert "MIG slice" in why_no_peak("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16")
+    assert "virtual GPU" in why_no_peak("NVIDIA A40-48Q", "bfloat16")
+    assert "virtual GPU" in why_no_peak("GRID V100D-8C", "float16")
+    assert why_no_peak("NVIDIA X1", "float16") == "no figure is known for a device called NVIDIA X1"
+    assert why_no_peak("Tesla T4", "bfloat16") == "no rate in bfloat16 is published for Tesla T4"

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_flops.analysis.trace import analyze_trace, analyze_traces, load_trace
 from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport, TracesReport
 from lightning_flops.schema.trace_steps import DeviceMetrics
 
@@ -22,7 +23,7 @@ RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
 @lru_cache(maxsize=1)
 def resnet() -> tuple[Trace, TraceReport]:
     trace = load_trace(RESNET)
-    return trace, analyze_trace(trace)
+    return trace, analyze_trace(trace, formulas=recorded_work)
 
 
 @lru_cache(maxsize=1)
@@ -219,3 +220,72 @@ def test_step_of_rank_0_is_broken_down_by_priority() -> None:
         assert step.data_loader_us == 300
         # Three operators of 60, each 20 of them in a launch; the collective's scope is none.
         assert step.cpu_us == 3 * 40
+
+
+def resnet50_products(batch: int) -> tuple[int, int]:
+    """Multiply-adds of ResNet-50's forward on images of 224 x 224, and of its first convolution, by its layers."""
+    first = batch * 112 * 112 * 64 * 3 * 7 * 7
+    total = first
+    width_in, side = 64, 56
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            stride = 2 if block == 0 and width > 64 else 1
+            out = side // stride
+            total += batch * side**2 * width * width_in  # 1 x 1, before the stride
+            total += batch * out**2 * width * width * 3 * 3
+            total += batch * out**2 * 4 * width * width  # 1 x 1
+            if block == 0:
+                total += batch * out**2 * 4 * width * width_in  # the shortcut
+            width_in, side = 4 * width, out
+    return total + batch * 2048 * 1000, first
+
+
+def test_flops_of_a_resnet_step_are_those_of_its_layers_and_batch() -> None:
+    # The batch is in the shapes: the first convolution's input is [32, 3, 224, 224].
+    products, first = resnet50_products(batch=32)
+    assert products == 32 * 4_089_184_256
+    flops = resnet()[1].flops
+    assert flops is not None
+    assert [step.step for step in flops.steps] == [5, 6, 7, 8, 9, 10]
+    for step in flops.steps:
+        assert step.forward == 2 * products
+        # Gradients of inputs and of weights, but for the image's.
+        assert step.backward == 2 * 2 * products - 2 * first
+        assert (step.recompute, step.optimizer, step.causal_skipped) == (0, 0, 0)
+        assert not step.lower_bound
+    assert (flops.uncounted, flops.outside_steps) == ((), 0)
+    assert sum(row.forward + row.backward for row in flops.operators) == 6 * (6 * products - 2 * first)
+
+
+def test_mfu_of_resnet_steps_is_theirs_on_a_v100_in_float32() -> None:
+    flops = resnet()[1].flops
+    assert flops is not None
+    assert (flops.device, flops.devices, flops.peaks) == ("Tesla V100-DGXS-32GB", 1, {"float32": 15.7e12})
+    products, first = resnet50_products(batch=32)
+    for step, times in zip(flops.steps, resnet()[1].step_times.steps, strict=True):
+        assert step.wall_us == times.wall_us
+        assert step.mfu is not None
+        assert abs(step.mfu - (6 * products - 2 * first) / 15.7e12 / (times.wall_us / 1e6)) < 1e-12
+        assert step.hfu == step.mfu
+
+
+def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> None:
+    """By plain sums over the file: a kernel's external id is its operator's, innermost."""
+    flops = resnet()[1].flops
+    assert flops is not None
+    events = resnet_events()
+    ids = {event["args"]["External id"] for event in events if event["name"] == "aten::cudnn_convolution"}
+    kernels = [event for event in events if event["cat"] in ("Kernel", "Memcpy", "Memset")]
+    time_us = sum(event["dur"] for event in kernels if event["args"]["external id"] in ids)
+    (row,) = (row for row in flops.operators if row.operator == "aten.cudnn_convolution")
+    products = resnet50_products(batch=32)[0] - 32 * 2048 * 1000
+    assert row.calls == 6 * 53
+    assert row.forward == 6 * 2 * products
+    assert row.time_us == time_us
+    assert row.flops_per_sec is not None
+    assert abs(row.flops_per_sec - 6 * 2 * products / (time_us / 1e6)) < 1
+    assert row.peak_share == row.flops_per_sec / 15.7e12
+    assert flops.kernels is not None
+    executed = sum(one.flops + one.shared_flops for one in flops.kernels)
+    # Divided among kernels and rounded once for each name.
+    assert abs(executed - sum(one.forward + one.backward for one in flops.operators)) <= len(flops.kernels)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from lightning_flops.analysis.trace import analyze_traces, load_trace
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.report.layout import shortened_apart, shortened_inside
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
 from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
@@ -17,7 +19,7 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 def loaded(*names: str) -> TracesReport:
     """The report of shared traces, under their bare names."""
-    report = analyze_traces([load_trace(TRACES / name) for name in names])
+    report = analyze_traces([load_trace(TRACES / name) for name in names], formulas=recorded_work)
     ranks = report.ranks and replace(
         report.ranks, ranks=tuple(replace(row, source=Path(row.source).name) for row in report.ranks.ranks)
     )
@@ -83,10 +85,35 @@ def test_rows_that_are_not_shown_are_counted(top_rows: int | None, rest: str | N
 
 
 def test_a_long_name_is_shortened() -> None:
-    name = "void at::native::" + "x" * 200
+    name = "at::native::" + "x" * 200 + "<float, 4>"
     text = render_traces(analyze_traces([trace(operator(name, 0, 2))]))
     assert name not in text
-    assert name[:55] + "…" in text
+    # 56 characters: 28 of its beginning, 27 of its end.
+    assert f"\nat::native::{'x' * 16}…{'x' * 17}<float, 4> " in text
+
+
+def test_kernels_that_differ_in_the_middle_alone_still_differ() -> None:
+    names = [f"void sgemm<{'float, ' * 9}{tile}{', true' * 9}>(float const*, int)" for tile in (1024, 128)]
+    shown = shortened_apart([*names, "relu", names[0]], chars=40)
+    assert shown[0] != shown[1]
+    assert "1024" in shown[0]
+    assert "128" in shown[1]
+    assert max(map(len, shown)) <= 40
+    assert (shown[2], shown[3]) == ("relu", shown[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("void relu<float>(float const*, float*)", "relu<float>"),
+        ("apply<(kind)1, f(int)>(int, void (*)(int))", "apply<(kind)1, f(int)>"),
+        ("Memcpy HtoD (Pageable -> Device), of a page", "Memcpy HtoD (Pagea…Device), of a page"),
+        ("Memcpy HtoD (Pageable memory -> Device 0)", "Memcpy H…evice 0)"),
+        (")" * 50, "))))…))))"),
+    ],
+)
+def test_arguments_of_functions_go_first(name: str, shown: str) -> None:
+    assert shortened_inside(name, chars=len(shown)) == shown
 
 
 def test_modules_of_a_marked_trace_have_a_table_with_the_longest_first() -> None:

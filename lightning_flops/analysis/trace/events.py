@@ -10,10 +10,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace.columns import CollectiveArguments, Lane, MemoryEvents, Trace, TraceFormatError
+from lightning_flops.analysis.trace.columns import (
+    CollectiveArguments,
+    Lane,
+    LaunchShape,
+    MemoryEvents,
+    Trace,
+    TraceFormatError,
+)
 from lightning_flops.analysis.trace.head import devices_of, place_in_run
 from lightning_flops.analysis.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
 from lightning_flops.analysis.trace.values import LARGEST_INTEGER, bytes_of, int32, int64, whole
+from lightning_flops.records import RecordedInputs
 
 TEXTS_LIMIT_BYTES = 64 << 20
 """Most bytes of all distinct names, threads and process groups of a trace; some 100 KB is usual."""
@@ -53,7 +61,11 @@ class TraceBuilder:
         self.device_row, self.device, self.stream, self.bytes = array("q"), array("i"), array("q"), array("q")
         self.blocks, self.occupancy = array("d"), array("d")
         self.collectives: dict[int, CollectiveArguments] = {}
-        self.memory = tuple(array("q") for _ in range(5))
+        self.inputs, self.input_numbers = array("i"), dict[str, int]()
+        self.recorded: list[RecordedInputs] = []
+        self.stack, self.stacks = array("i"), dict[str, int]()
+        self.launch_shape, self.launch_shapes = array("i"), dict[LaunchShape, int]()
+        self.memory = tuple(array("q") for _ in range(8))
 
     def add(self, events: list[Any]) -> None:
         """Append what *events* say; an event of another tool is counted and left out."""
@@ -124,7 +136,20 @@ class TraceBuilder:
         self.external_id.append(_integer(find("external id") if external_id is None else external_id))
         self.sequence.append(_integer(find("Sequence number")))
         self.forward_thread.append(_integer(find("Fwd thread id")))
+        has_inputs = kind in (Kind.OPERATOR, Kind.ANNOTATION) and "Input Dims" in arguments
+        self.inputs.append(self._inputs(arguments) if has_inputs else -1)
+        stack = find("Call stack")
+        if stack and stack not in self.stacks:
+            self._keep(_bytes_of_text(stack))
+        self.stack.append(self.stacks.setdefault(stack, len(self.stacks)) if stack else -1)
         if kind >= Kind.KERNEL:
+            shape = LaunchShape(
+                grid=_triple(find("grid")),
+                block=_triple(find("block")),
+                registers=whole(find("registers per thread")),
+                shared_memory=whole(find("shared memory")),
+            )
+            self.launch_shape.append(self.launch_shapes.setdefault(shape, len(self.launch_shapes)))
             self.device_row.append(len(self.name) - 1)
             self.device.append(_integer(find("device", event.get("pid"))))
             self.stream.append(_integer(find("stream")))
@@ -146,9 +171,24 @@ class TraceBuilder:
             int(arguments["Bytes"]),
             int(arguments.get("Device Type", 0)),
             int(arguments.get("Device Id", -1)),
+            _integer(arguments.get("Addr")),
+            _integer(arguments.get("Total Allocated")),
+            _integer(arguments.get("Total Reserved")),
         )
         for column, value in zip(self.memory, values, strict=True):
             column.append(value)
+
+    def _inputs(self, arguments: Mapping[str, Any]) -> int:
+        """Number of the arguments of a call: equal ones are kept once."""
+        keys = ("Input Dims", "Input type", "Concrete Inputs", "Input Strides")
+        dims, types, concrete, strides = map(arguments.get, keys)
+        key = repr((dims, types, concrete, strides))
+        index = self.input_numbers.get(key)
+        if index is None:
+            self._keep(8 * len(key))
+            index = self.input_numbers[key] = len(self.recorded)
+            self.recorded.append(RecordedInputs(dims=dims or (), types=types or (), concrete=concrete, strides=strides))
+        return index
 
     def _lane_index(self, event: dict[str, Any]) -> int:
         key = (event.get("pid"), event.get("tid"))
@@ -186,7 +226,7 @@ class TraceBuilder:
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace."""
         kinds = np.frombuffer(self.kind, dtype=np.int8) if self.kind else np.zeros(0, dtype=np.int8)
-        if not (kinds != Kind.OTHER).any():
+        if not (kinds > Kind.PYTHON).any():
             raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
         return Trace(
             source=self.source,
@@ -206,6 +246,12 @@ class TraceBuilder:
             blocks_per_sm=self._on_device_rows(self.blocks, np.nan, np.float64),
             occupancy_percent=self._on_device_rows(self.occupancy, np.nan, np.float64),
             bytes=self._on_device_rows(self.bytes, -1, np.int64),
+            inputs=int32(self.inputs),
+            recorded_inputs=tuple(self.recorded),
+            stack=int32(self.stack),
+            stacks=tuple(self.stacks),
+            launch_shape=self._on_device_rows(self.launch_shape, -1, np.int32),
+            launch_shapes=tuple(self.launch_shapes),
             collectives=self.collectives,
             memory=self._memory_events(),
             devices=devices_of(metadata.get("deviceProperties")),
@@ -224,13 +270,16 @@ class TraceBuilder:
     def _memory_events(self) -> MemoryEvents | None:
         if not self.memory[0]:
             return None
-        lane, time, size, device_type, device = (int64(column) for column in self.memory)
+        lane, time, size, device_type, device, address, allocated, reserved = map(int64, self.memory)
         return MemoryEvents(
             lane=lane.astype(np.int32),
             time_ns=time,
             bytes=size,
             device_type=device_type.astype(np.int32),
             device=device.astype(np.int32),
+            address=address,
+            total_allocated=allocated,
+            total_reserved=reserved,
         )
 
     def _why_nothing(self) -> str:
@@ -286,6 +335,13 @@ def _integer(value: Any) -> int:
             return -1
     number: int = value
     return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else -1
+
+
+def _triple(value: Any) -> tuple[int, int, int] | None:
+    """Three integers; None for anything else."""
+    if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
+        return None
+    return value[0], value[1], value[2]
 
 
 def _number(value: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
@@ -15,6 +16,7 @@ from lightning_flops.analysis.trace.device import (
     kernel_table,
     launch_statistics,
 )
+from lightning_flops.analysis.trace.flops import Formulas, trace_flops
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.operators import memory_table, operator_table
@@ -28,9 +30,17 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
 
+_NO_TORCH = "FLOPs are n/a: working them out from shapes needs torch, which is not installed."
+_NO_SHAPES = "FLOPs are n/a: the trace was taken without record_shapes=True."
 
-def analyze_trace(trace: Trace) -> TraceReport:
-    """Every table of *trace*."""
+
+def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceReport:
+    """Every table of *trace*.
+
+    Args:
+        trace: what to analyze.
+        formulas: what a recorded call spent; without them the report has no FLOPs.
+    """
     collectives = collective_table(trace)
     return TraceReport(
         source=trace.source,
@@ -54,14 +64,18 @@ def analyze_trace(trace: Trace) -> TraceReport:
         idle=idle_times(trace),
         launches=launch_statistics(trace),
         notes=trace.notes,
+        flops=None if formulas is None else trace_flops(trace, formulas),
     )
 
 
-def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
+def analyze_traces(
+    traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None, formulas: Formulas | None = None
+) -> TracesReport:
     """Every table of each of *traces*, one for each rank, and the ranks side by side.
 
     Args:
         traces: each of another rank.
+        formulas: as for ``analyze_trace``; None where there is no torch, as the reports then say.
         thresholds: of the advice; None for the defaults.
 
     Raises:
@@ -69,7 +83,7 @@ def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | No
     """
     rank_numbers(traces)  # refuse traces of the same rank before the work
     ordered = sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank)
-    reports = tuple(map(analyze_trace, ordered))
+    reports = tuple(_with_words(analyze_trace(trace, formulas=formulas), trace) for trace in ordered)
     comparison = compare_ranks(traces) if len(traces) > 1 else None
     stragglers: tuple[Straggler, ...] = ()
     if comparison is not None and are_compared(comparison):
@@ -86,6 +100,14 @@ def analyze_traces(traces: Sequence[Trace], *, thresholds: AdviceThresholds | No
             thresholds=thresholds,
         ),
     )
+
+
+def _with_words(report: TraceReport, trace: Trace) -> TraceReport:
+    """*report* with a sentence on why it has no FLOPs, where it has none."""
+    if report.flops is not None:
+        return report
+    has_shapes = bool((trace.inputs >= 0).any())
+    return replace(report, notes=(*report.notes, _NO_TORCH if has_shapes else _NO_SHAPES))
 
 
 def _abilities(trace: Trace) -> DeviceAbilities:

@@ -43,6 +43,13 @@ _schema_by_name: Any = take(
     reported=False,
 )
 
+_parse_schema: Any = take(
+    "torch._C:parse_schema",
+    None,
+    "does not read an operator's declaration: convolutions in traces of older versions are listed as uncounted",
+    reported=False,
+)
+
 _SCHEMA = Attribute(
     "torch._ops:OpOverload",
     "_schema",
@@ -92,6 +99,29 @@ def schema_of(function: OpOverload) -> Any:
         full_name: str = function.name()  # type: ignore[no-untyped-call]
         name, _, overload = full_name.partition(".")
         return _schema_by_name(name, overload)
+
+
+def declared_schema(text: str) -> Any:
+    """The schema that *text* declares, as torch's own files write it; None where this torch cannot read such texts."""
+    return None if _parse_schema is None else _parse_schema(text)
+
+
+def overloads_named(qualified_name: str) -> list[OpOverload]:
+    """All overloads of the operator ``namespace::name``; empty where this torch knows no such operator."""
+    namespace, _, name = qualified_name.partition("::")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), name)
+    except (AttributeError, RuntimeError):
+        return []
+    if not isinstance(packet, OpOverloadPacket):
+        return []
+    found = []
+    for overload in packet.overloads():  # type: ignore[no-untyped-call]
+        try:
+            found.append(getattr(packet, overload))
+        except (AttributeError, RuntimeError):  # one that only TorchScript knows
+            continue
+    return found
 
 
 def schema_if_any(function: Any) -> Any:

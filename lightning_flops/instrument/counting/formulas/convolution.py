@@ -172,3 +172,32 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "mkldnn::_convolution_pointwise_": Rule(reordered, ("W", RESULT), "X"),
     "mkldnn::_convolution_transpose_pointwise": Rule(reordered_transposed, ("X", "W"), "X"),
 }
+
+_RETIRED_TAIL = "int[] padding, int[] stride, int[] dilation, int groups"
+_OF_CUDNN = f"{_RETIRED_TAIL}, bool benchmark, bool deterministic"
+
+
+def _retired_backwards(name: str, tail: str, *, weights: str = "weight") -> dict[str, Rule]:
+    """The backward of one backend's convolution: as a whole, of the input alone, and of the weight alone."""
+    whole, inside = f"Tensor self, Tensor grad_output, Tensor weight, {tail}", f"{tail}) -> Tensor"
+    return {
+        f"aten::{name}_backward({whole}, bool[2] output_mask) -> (Tensor, Tensor)": Rule(
+            plain_backward, ("grad_output", "weight", "output_mask"), "grad_output"
+        ),
+        f"aten::{name}_backward_input(int[] self_size, Tensor grad_output, Tensor weight, {inside}": Rule(
+            plain, ("weight", "grad_output"), "grad_output"
+        ),
+        # What it puts out has the weight's shape.
+        f"aten::{name}_backward_{weights}(int[] weight_size, Tensor grad_output, Tensor self, {inside}": Rule(
+            plain, (RESULT, "grad_output"), "grad_output"
+        ),
+    }
+
+
+RETIRED_CONVOLUTIONS: dict[str, Rule] = {
+    **_retired_backwards("cudnn_convolution", _OF_CUDNN),
+    **_retired_backwards("cudnn_convolution", f"{_OF_CUDNN}, bool allow_tf32"),
+    **_retired_backwards("miopen_convolution", _OF_CUDNN),
+    f"aten::cudnn_convolution(Tensor self, Tensor weight, {_OF_CUDNN}) -> Tensor": _plain("self"),
+}
+"""Operators that torch had before 1.11, which traces of that time still name: declarations, and their rules."""

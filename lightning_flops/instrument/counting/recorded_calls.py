@@ -1,0 +1,269 @@
+"""What a call in a trace spent: the counter's own formulas, asked with tensors that have shapes and no memory.
+
+A trace with ``record_shapes`` has the sizes, dtypes and strides of a call's tensors and the values of its other
+arguments. From these come *meta* tensors; torch itself works out the shape of what the call returned. Where a file
+leaves something out, whatever asks for it says so, and the call is listed instead of counted.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import torch
+
+from lightning_flops.instrument.counting.formulas import Entry, Unreadable, Work, lookup
+from lightning_flops.instrument.counting.formulas.contract import bind_dtype, bind_formula
+from lightning_flops.instrument.counting.formulas.convolution import RETIRED_CONVOLUTIONS
+from lightning_flops.instrument.counting.formulas.free_operators import says_heavy
+from lightning_flops.instrument.counting.operators import bytes_of, dtype_name
+from lightning_flops.instrument.torch_private.operators import (
+    declared_schema,
+    is_composite,
+    overloads_named,
+    schema_of,
+)
+from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
+
+_NAME = re.compile(r"\w+::\w+")
+
+_FLOATS: Mapping[str, torch.dtype] = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "c10::half": torch.float16,
+    "c10::bfloat16": torch.bfloat16,
+    "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
+    "c10::complex<c10::half>": torch.complex32,
+    **{
+        f"c10::{name}": getattr(torch, name)
+        for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+        if hasattr(torch, name)
+    },
+}
+_DTYPES: Mapping[str, torch.dtype] = {
+    **_FLOATS,
+    "long int": torch.int64,
+    "long": torch.int64,
+    "__int64": torch.int64,
+    "int": torch.int32,
+    "short int": torch.int16,
+    "short": torch.int16,
+    "signed char": torch.int8,
+    "char": torch.int8,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+}
+"""What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
+
+_TENSOR_LISTS = ("tensorlist", "tensor[]")
+
+
+class _NotWritten:
+    """Stands for an argument that the file does not tell. Whatever a formula asks of it ends the counting."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise Unreadable(f"{self._what} is not in the file")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = __eq__ = __hash__ = _refuse
+
+
+def recorded_work(call: RecordedCall) -> RecordedWork:
+    """What *call* spent, by the formulas of the counter. Nothing that stands in a file makes it raise."""
+    name = call.operator.replace("::", ".", 1)
+    if _NAME.fullmatch(call.operator) is None:
+        return RecordedWork(role="composite", operator=name)  # a scope or a node of autograd
+    types = [str(one).lower() for one in call.inputs.types]
+    found = _overload(call.operator, tuple(types))
+    if found is None:
+        return RecordedWork(
+            role="unknown",
+            operator=name,
+            heavy=_may_multiply(call.operator, types),
+            reason="this torch has no such operator, and no formula is known for it",
+        )
+    schema, entry, function = found
+    composite = function is not None and is_composite(function)
+    if entry.kind == "free":
+        return RecordedWork(role="composite" if composite else "free", operator=name)
+    if entry.kind == "unknown":
+        return RecordedWork(
+            role="composite" if composite else "unknown",
+            operator=name,
+            heavy=_may_multiply(call.operator, types),
+            reason="it has no formula",
+        )
+    try:
+        args, kwargs = _arguments(schema, call.inputs)
+        out = _result(function, args, kwargs, call.result)
+        answer = entry.compute(args, kwargs, out)
+        work = answer if isinstance(answer, Work) else Work(answer)
+        dtype = dtype_name(entry.dtype_of(args, kwargs, out))
+    except Unreadable as error:
+        return RecordedWork(role="composite" if composite else "unread", operator=name, heavy=True, reason=str(error))
+    except Exception as error:  # a formula on shapes that no torch has written
+        reason = f"its formula cannot read these shapes ({type(error).__name__})"
+        return RecordedWork(role="composite" if composite else "unread", operator=name, heavy=True, reason=reason)
+    return RecordedWork(
+        role="composite" if composite else "counts",
+        operator=name,
+        dtype=dtype,
+        flops=work.flops,
+        recompute=work.recompute,
+        causal_skipped=work.causal_skipped,
+        bytes=_bytes(args, kwargs, out),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _overload(name: str, types: tuple[str, ...]) -> tuple[Any, Entry, Any] | None:
+    """The schema of the overload that takes arguments of these types, what is known about it, and itself."""
+    retired = [(schema, entry) for schema, entry in _retired().get(name, ()) if len(schema.arguments) == len(types)]
+    if retired:
+        return (*retired[0], None)
+    overloads = overloads_named(name)
+    fitting = [one for one in overloads if _takes(schema_of(one), types)]
+    if fitting:
+        return schema_of(fitting[0]), lookup(fitting[0]), fitting[0]
+    if not overloads:
+        return None
+    entry = lookup(overloads[0])
+    if entry.kind == "formula" and not is_composite(overloads[0]):
+        # Of another version: what its arguments mean is not known.
+        return None
+    return schema_of(overloads[0]), entry, overloads[0]
+
+
+@lru_cache(maxsize=1)
+def _retired() -> dict[str, list[tuple[Any, Entry]]]:
+    """Operators that this torch need not have any more, by name."""
+    found: dict[str, list[tuple[Any, Entry]]] = {}
+    for text, rule in RETIRED_CONVOLUTIONS.items():
+        schema = declared_schema(text)
+        if schema is None:
+            continue
+        name = schema.name.replace("::", ".", 1)
+        entry = Entry(name, "formula", bind_formula(rule, schema), bind_dtype(rule, schema))
+        found.setdefault(schema.name, []).append((schema, entry))
+    return found
+
+
+def _takes(schema: Any, types: Sequence[str]) -> bool:
+    """Whether a call with arguments of these types can be one of this overload."""
+    if len(schema.arguments) != len(types):
+        return False
+    return all(_fits(str(argument.type), written) for argument, written in zip(schema.arguments, types, strict=True))
+
+
+def _fits(declared: str, written: str) -> bool:
+    if declared in ("Tensor", "Optional[Tensor]"):
+        return written in _DTYPES or written == "" or written.startswith("c10::")
+    if "Tensor" in declared:
+        return written in _TENSOR_LISTS or written in ("", "genericlist")
+    # Old files write a plain number's type with a capital, which is lost here.
+    return written not in _TENSOR_LISTS and not written.startswith("c10::")
+
+
+def _may_multiply(name: str, types: Sequence[str]) -> bool:
+    return says_heavy(name.partition("::")[2]) or any(one in _FLOATS for one in types)
+
+
+def _arguments(schema: Any, inputs: RecordedInputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, positional and by keyword; tensors are meta tensors."""
+    positional: list[Any] = []
+    by_name: dict[str, Any] = {}
+    for place, argument in enumerate(schema.arguments):
+        value = _value(argument, place, inputs)
+        if argument.kwarg_only:
+            by_name[argument.name] = value
+        else:
+            positional.append(value)
+    return tuple(positional), by_name
+
+
+def _value(argument: Any, place: int, inputs: RecordedInputs) -> Any:
+    declared = str(argument.type)
+    written = str(_at(inputs.types, place) or "")
+    dims, strides = _at(inputs.dims, place), None if inputs.strides is None else _at(inputs.strides, place)
+    missing = _NotWritten(f"the argument {argument.name}")
+    if declared in ("Tensor", "Optional[Tensor]"):
+        if not written:
+            return None if declared.startswith("Optional") else missing
+        return _tensor(dims, strides, _DTYPES.get(written.lower()), missing)
+    if "Tensor" in declared:
+        if not isinstance(dims, Sequence) or written.lower() not in _TENSOR_LISTS:
+            return missing
+        # A list's dtype is not written. Its tensors' shapes are what formulas ask for.
+        known = next((dtype for dtype in map(_DTYPES.get, map(str.lower, map(str, inputs.types))) if dtype), None)
+        many = strides if isinstance(strides, Sequence) and len(strides) == len(dims) else [None] * len(dims)
+        return [_tensor(one, its, known, missing) for one, its in zip(dims, many, strict=True)]
+    text = None if inputs.concrete is None else _at(inputs.concrete, place)
+    if isinstance(text, str) and text:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return missing
+    if not written and declared.startswith("Optional"):
+        return None
+    if declared == "number" and argument.default_value is not None:
+        return argument.default_value  # what a result is scaled by: no shape and no count depends on it
+    return missing
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    """What stands at *place*; an empty list beyond the end: torch 1.9 leaves the last ones out where they are empty."""
+    return values[place] if place < len(values) else []
+
+
+def _tensor(dims: Any, strides: Any, dtype: torch.dtype | None, missing: _NotWritten) -> Any:
+    sizes = _sizes(dims)
+    if sizes is None or dtype is None:
+        return missing
+    if strides is None:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+    steps = _sizes(strides)
+    if steps is None or len(steps) != len(sizes):
+        return missing  # a sparse tensor: how many elements it stores is not written
+    return torch.empty_strided(sizes, steps, dtype=dtype, device="meta")
+
+
+def _sizes(dims: Any) -> list[int] | None:
+    if (
+        isinstance(dims, Sequence)
+        and not isinstance(dims, str)
+        and all(type(size) is int and size >= 0 for size in dims)
+    ):
+        return list(dims)
+    return None
+
+
+def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], told: Sequence[int] | None) -> Any:
+    """What the call returned, as meta tensors: by torch's own rules, else of the sizes told elsewhere in the trace."""
+    if function is not None:
+        try:
+            with torch.no_grad():
+                return function(*args, **kwargs)
+        except Exception:  # an argument is not written, or the operator has no rule for shapes
+            pass
+    sizes = None if told is None else _sizes(told)
+    if sizes is None:
+        return _NotWritten("the shape of its result")
+    dtype = next((one.dtype for one in args if isinstance(one, torch.Tensor)), torch.float32)
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def _bytes(args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int | None:
+    values = [*args, *kwargs.values(), out]
+    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
+    if isinstance(out, _NotWritten):
+        return None
+    return bytes_of([value for value in flat if isinstance(value, torch.Tensor)])

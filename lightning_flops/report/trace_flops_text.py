@@ -1,0 +1,135 @@
+"""FLOPs of a trace as text: by step, operator and kernel."""
+
+from __future__ import annotations
+
+from lightning_flops.analysis.devices import why_no_peak
+from lightning_flops.report import layout
+from lightning_flops.schema.trace_flops import KernelFlops, OperatorFlops, TracedStepFlops, TraceFlops
+from lightning_flops.units import duration, percent, plain, si
+
+_NAME_CHARS = 56
+_OPERATOR_CHARS = 40
+_AT_LEAST = ">="
+
+
+def flops_lines(flops: TraceFlops | None, *, top_rows: int | None) -> list[str]:
+    """A section of a trace's report; empty without FLOPs."""
+    if flops is None:
+        return []
+    return [
+        "",
+        layout.title("FLOPs"),
+        *layout.paragraph(
+            "From the shapes in the trace, by the counter's formulas: matrix products, convolutions, attention, "
+            "recurrent layers; a multiply-add is two. MFU is forward + backward over what the device could do at its "
+            "dense peak in the step's wall time, HFU what the kernels executed, recomputation included."
+        ),
+        *_device(flops),
+        "",
+        *_steps(flops, top_rows),
+        *_operators(flops, top_rows),
+        *_kernels(flops, top_rows),
+        *_uncounted(flops, top_rows),
+    ]
+
+
+def _device(flops: TraceFlops) -> list[str]:
+    if not flops.devices:
+        return [layout.line("peak", "n/a (no device in the trace)")]
+    if flops.device is None:
+        return [layout.line("peak", "n/a (no device of one known name ran the kernels)")]
+    count = f"{flops.devices} x " if flops.devices > 1 else ""
+    dtypes = sorted({row.dtype for row in flops.operators})
+    unknown = [dtype for dtype in dtypes if dtype not in flops.peaks]
+    lines = [layout.line("device", f"{count}{flops.device}")]
+    lines += [layout.line(f"dense peak in {dtype}", si(peak, "FLOP/s")) for dtype, peak in flops.peaks.items()]
+    lines += [layout.line(f"dense peak in {dtype}", f"n/a ({why_no_peak(flops.device, dtype)})") for dtype in unknown]
+    bandwidth = flops.memory_bytes_per_sec
+    return [*lines, layout.line("memory bandwidth", "n/a" if bandwidth is None else si(bandwidth, "B/s"))]
+
+
+def _steps(flops: TraceFlops, top_rows: int | None) -> list[str]:
+    head = ["", "wall", "forward", "backward", "recompute", "optimizer", "FLOP/s", "MFU", "HFU"]
+    rows = [_step(step) for step in flops.steps[:top_rows]]
+    return [*layout.table(head, rows), *layout.and_more(len(flops.steps) - len(rows))]
+
+
+def _step(step: TracedStepFlops) -> list[str]:
+    mark = f"{_AT_LEAST} " if step.lower_bound else ""
+    executed = step.forward + step.backward + step.recompute + step.optimizer - step.causal_skipped
+    rate = executed / step.wall_us * 1e6 if step.wall_us else None
+    return [
+        "whole trace" if step.step is None else f"step {step.step}",
+        duration(step.wall_us / 1e6),
+        *(f"{mark}{si(part)}" for part in (step.forward, step.backward, step.recompute, step.optimizer)),
+        f"{mark}{si(rate)}",
+        *(value if value == "n/a" else f"{mark}{value}" for value in (percent(step.mfu), percent(step.hfu))),
+    ]
+
+
+def _operators(flops: TraceFlops, top_rows: int | None) -> list[str]:
+    if not flops.operators:
+        return []
+    rows = [_operator(row) for row in flops.operators[:top_rows]]
+    head = ["operator", "dtype", "calls", "FLOPs", "backward", "time", "FLOP/s", "of peak", "FLOP/byte", "attainable"]
+    table = layout.table(head, rows, least_width=6, left=(0, 1))
+    return ["", *table, *layout.and_more(len(flops.operators) - len(rows))]
+
+
+def _operator(row: OperatorFlops) -> list[str]:
+    return [
+        layout.shortened_inside(row.operator, chars=_OPERATOR_CHARS),
+        row.dtype,
+        plain(row.calls),
+        si(row.forward + row.backward + row.recompute + row.optimizer),
+        si(row.backward + row.recompute),
+        duration(None if row.time_us is None else row.time_us / 1e6),
+        si(row.flops_per_sec),
+        percent(row.peak_share),
+        plain(row.flops_per_byte),
+        si(row.attainable_flops_per_sec),
+    ]
+
+
+def _kernels(flops: TraceFlops, top_rows: int | None) -> list[str]:
+    if not flops.kernels:
+        return []
+    shown = flops.kernels[:top_rows]
+    names = layout.shortened_apart([row.name for row in shown], chars=_NAME_CHARS)
+    rows = [_kernel(row, name) for row, name in zip(shown, names, strict=True)]
+    lines = ["", *layout.table(["kernel", "calls", "time", "FLOPs", "FLOP/s", "of peak"], rows)]
+    lines += layout.and_more(len(flops.kernels) - len(rows))
+    if any(row.shared_flops for row in flops.kernels):
+        lines += layout.paragraph(
+            "~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate."
+        )
+    shares = [row.peak_share for row in flops.kernels] + [row.peak_share for row in flops.operators]
+    if any(share is not None and share > 1 for share in shares):
+        lines += layout.paragraph(
+            "Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says."
+        )
+    return lines
+
+
+def _kernel(row: KernelFlops, name: str) -> list[str]:
+    about = "~" if row.shared_flops else ""
+    return [
+        name,
+        plain(row.calls),
+        duration(row.time_us / 1e6),
+        f"{about}{si(row.flops + row.shared_flops)}",
+        f"{about}{si(row.flops_per_sec)}",
+        percent(row.peak_share) if row.peak_share is None else f"{about}{percent(row.peak_share)}",
+    ]
+
+
+def _uncounted(flops: TraceFlops, top_rows: int | None) -> list[str]:
+    if not flops.uncounted:
+        return []
+    rows = [
+        [layout.shortened_inside(row.name, chars=_OPERATOR_CHARS), plain(row.calls), row.reason]
+        for row in flops.uncounted[:top_rows]
+    ]
+    lines = ["", *layout.paragraph(f"Not counted, so that figures with {_AT_LEAST} are lower bounds:")]
+    lines += layout.table(["", "calls", "why"], rows, left=(0, 2))
+    return [*lines, *layout.and_more(len(flops.uncounted) - len(rows))]

@@ -1,0 +1,125 @@
+"""FLOPs of a trace, from the shapes that stand in it: by step, operator and kernel. A multiply-add is two FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStepFlops:
+    """FLOPs of one step on this rank, and how well it used the peak of its device."""
+
+    step: int | None
+    """The profiler's number; None where the whole trace is one step."""
+    forward: int
+    """Model FLOPs of what no autograd node ran; attention over the full score matrix."""
+    backward: int
+    """Model FLOPs of what autograd's nodes ran."""
+    recompute: int
+    """What checkpointing ran again, and what a fused attention's backward repeats of its forward."""
+    optimizer: int
+    """What ran in an optimizer's step, or where a gradient was accumulated."""
+    causal_skipped: int
+    """Of all these, what fused attention leaves out because its mask rules it out."""
+    wall_us: float
+    """The step's wall time, as in the table of step times."""
+    mfu: float | None
+    """(forward + backward) ÷ (peak × wall time), each dtype with its own peak; None where a peak is not known."""
+    hfu: float | None
+    """The same of what the kernels executed: all four, less what was skipped."""
+    lower_bound: bool
+    """Something in the step was not counted, so that all its figures are at least these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFlops:
+    """All counted calls of one operator in one dtype."""
+
+    operator: str
+    """Name as the counter has it: ``aten.mm``."""
+    dtype: str
+    """Of the arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores."""
+    calls: int
+    """How often it ran."""
+    forward: int
+    """Model FLOPs of the forward."""
+    backward: int
+    """Model FLOPs of the backward."""
+    recompute: int
+    """What was run again."""
+    optimizer: int
+    """What optimizers ran."""
+    causal_skipped: int
+    """Of all these, what a mask let the kernel leave out."""
+    bytes: int | None
+    """Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known."""
+    time_us: float | None
+    """On the device: its kernels, copies and memsets, added up. On the host, in a trace without a device: its calls.
+    None where nothing of it is in the trace."""
+    flops_per_sec: float | None
+    """Executed FLOPs ÷ time, of the calls whose time is known."""
+    peak_share: float | None
+    """That ÷ the peak of the device in this dtype; None where the peak is not known."""
+    flops_per_byte: float | None
+    """Arithmetic intensity: executed FLOPs ÷ bytes."""
+    attainable_flops_per_sec: float | None
+    """Its roof: the lower of the peak and intensity × the memory's bandwidth; None where one of them is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFlops:
+    """All runs of one kernel that computed counted FLOPs."""
+
+    name: str
+    """As compiled."""
+    calls: int
+    """How often it ran for a counted operator."""
+    flops: int
+    """Executed FLOPs of the operators in which no other kernel multiplied."""
+    shared_flops: int
+    """Of operators in which several kernels multiplied: divided among these by their time, an estimate."""
+    time_us: float
+    """Of these runs."""
+    flops_per_sec: float | None
+    """Both ÷ time."""
+    peak_share: float | None
+    """That ÷ the peak; None where it is not known, or where the runs were in several dtypes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncountedRow:
+    """What may have spent FLOPs and was not counted."""
+
+    name: str
+    """Of the operator, or of a kernel that no counted operator launched."""
+    calls: int
+    """How often it ran."""
+    reason: str
+    """Why it was not counted, without a full stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFlops:
+    """FLOPs of one trace, which is of one rank."""
+
+    device: str | None
+    """The device that ran the kernels; None without one, or where several kinds took part."""
+    devices: int
+    """How many of them took part."""
+    peaks: Mapping[str, float]
+    """Dense peak of one of them in FLOP/s, by the dtypes that ran; one that is not known is left out."""
+    memory_bytes_per_sec: float | None
+    """Bandwidth of its memory; None where it is not known."""
+    steps: tuple[TracedStepFlops, ...]
+    """In order of time."""
+    outside_steps: int
+    """FLOPs of what ran outside of every step."""
+    operators: tuple[OperatorFlops, ...]
+    """Over the whole trace, the one that took most time first."""
+    kernels: tuple[KernelFlops, ...] | None
+    """The same of kernels; None without a device."""
+    uncounted: tuple[UncountedRow, ...]
+    """What may have spent FLOPs: all that depends on it is a lower bound."""
+    lower_bound: bool
+    """Whether there is any."""

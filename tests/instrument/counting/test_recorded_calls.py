@@ -1,0 +1,380 @@
+"""FLOPs from a trace's shapes are those that the counter counts, to the FLOP."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace.flops import trace_flops
+from lightning_flops.instrument.counting.flop_counter import FlopCounter
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
+from lightning_flops.schema.trace_flops import TraceFlops
+
+Step = Callable[[], None]
+Spent = dict[tuple[str, str, str], int]
+
+
+def backward(out: torch.Tensor) -> None:
+    torch.autograd.backward(out.float().square().mean())
+
+
+def of_module(
+    module: nn.Module, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> tuple[nn.Module, Step]:
+    module.to(dtype)
+    values = [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+    def step() -> None:
+        out = module(*values)
+        backward(out[0] if isinstance(out, tuple) else out)
+
+    return module, step
+
+
+class Calls(nn.Module):
+    """A module that is one function of its input."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        return self.function(*self.parts, *(value.requires_grad_() for value in values))
+
+
+def convolutions() -> tuple[nn.Module, Step]:
+    return of_module(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 12, 3, groups=4, dilation=2, padding=2, bias=False),
+            nn.ConvTranspose2d(12, 4, 3, stride=2, groups=2, output_padding=1),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16, 5),
+        ),
+        (2, 3, 15, 14),
+    )
+
+
+def one_dimension() -> tuple[nn.Module, Step]:
+    return of_module(nn.Sequential(nn.Conv1d(3, 8, 5, padding="same"), nn.GELU(), nn.Conv1d(8, 4, 3)), (2, 3, 20))
+
+
+def linear() -> tuple[nn.Module, Step]:
+    return of_module(nn.Sequential(nn.Linear(7, 11), nn.ReLU(), nn.Linear(11, 3, bias=False)), (4, 6, 7))
+
+
+def bilinear() -> tuple[nn.Module, Step]:
+    return of_module(nn.Bilinear(3, 4, 5), (6, 3), (6, 4))
+
+
+def attention() -> tuple[nn.Module, Step]:
+    layer = nn.MultiheadAttention(12, 3, batch_first=True)
+    return of_module(Calls(lambda layer, x: layer(x, x, x, need_weights=False)[0], layer), (2, 9, 12))
+
+
+def causal_attention() -> tuple[nn.Module, Step]:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return of_module(Calls(function), *[(2, 3, 10, 8)] * 3)
+
+
+def masked_attention() -> tuple[nn.Module, Step]:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(10, 12).bool())
+
+    return of_module(Calls(function), (2, 3, 10, 8), (2, 3, 12, 8), (2, 3, 12, 8))
+
+
+def products() -> tuple[nn.Module, Step]:
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        c = torch.bmm(a, b)
+        d = torch.einsum("bik,bjk->bij", c, c) + torch.baddbmm(c, a, b, beta=0.5) @ b.transpose(1, 2)[..., :4]
+        return d + torch.einsum("bij,bj->bi", d, d[:, 0]).sum() + torch.dot(d.flatten(), d.flatten())
+
+    return of_module(Calls(function), (3, 4, 5), (3, 5, 4))
+
+
+def recurrent() -> tuple[nn.Module, Step]:
+    return of_module(nn.Sequential(nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)), (2, 5, 4))
+
+
+def gated() -> tuple[nn.Module, Step]:
+    return of_module(nn.GRU(4, 6), (5, 2, 4))
+
+
+def embedding() -> tuple[nn.Module, Step]:
+    module = nn.Sequential(nn.Embedding(13, 6), nn.LayerNorm(6), nn.Linear(6, 13))
+    tokens = torch.arange(12).reshape(2, 6)
+    return module, lambda: backward(module(tokens))
+
+
+def encoder() -> tuple[nn.Module, Step]:
+    return of_module(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0), (2, 7, 16))
+
+
+def without_reentry() -> tuple[nn.Module, Step]:
+    def function(block: nn.Module, head: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return head(checkpoint(block, x, use_reentrant=False))  # type: ignore[no-any-return]
+
+    block = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6))
+    return of_module(Calls(function, block, nn.Linear(6, 2)), (5, 6))
+
+
+def with_reentry() -> tuple[nn.Module, Step]:
+    def function(block: nn.Module, head: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return head(checkpoint(block, x, use_reentrant=True))  # type: ignore[no-any-return]
+
+    block = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6))
+    return of_module(Calls(function, block, nn.Linear(6, 2)), (5, 6))
+
+
+def checkpointed_attention() -> tuple[nn.Module, Step]:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x)
+
+    return of_module(Calls(lambda x: checkpoint(attend, x, use_reentrant=False)), (2, 3, 10, 8))
+
+
+def half_precision() -> tuple[nn.Module, Step]:
+    return of_module(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 5)), (2, 3, 5, 5), dtype=torch.bfloat16
+    )
+
+
+def autocast() -> tuple[nn.Module, Step]:
+    def function(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)  # type: ignore[no-any-return]
+
+    return of_module(Calls(function, nn.Linear(6, 4)), (5, 6))
+
+
+def second_derivative() -> tuple[nn.Module, Step]:
+    """A gradient penalty: the first backward keeps its graph, and so has gradients on."""
+    layer = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
+    x = torch.randn(5, 6, requires_grad=True)
+
+    def step() -> None:
+        (gradient,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+        backward(gradient)
+
+    return layer, step
+
+
+def frozen_start() -> tuple[nn.Module, Step]:
+    module = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 3))
+    module[0].requires_grad_(False)
+    return of_module(module, (5, 6))
+
+
+def no_gradients() -> tuple[nn.Module, Step]:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 5))
+    values = torch.randn(2, 3, 5, 5)
+
+    def step() -> None:
+        with torch.no_grad():
+            module(values)
+
+    return module, step
+
+
+class Orthogonalizes(torch.optim.Optimizer):
+    """Multiplies in its step, as Muon does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.dim() == 2:
+                    parameter.sub_(parameter @ parameter.T @ parameter.grad, alpha=0.01)
+
+
+def multiplying_optimizer() -> tuple[nn.Module, Step]:
+    module = nn.Linear(6, 4)
+    optimizer = Orthogonalizes(module.parameters())
+    values = torch.randn(5, 6)
+
+    def step() -> None:
+        backward(module(values))
+        optimizer.step()
+
+    return module, step
+
+
+NETS = (
+    convolutions,
+    one_dimension,
+    linear,
+    bilinear,
+    attention,
+    causal_attention,
+    masked_attention,
+    products,
+    recurrent,
+    gated,
+    embedding,
+    encoder,
+    without_reentry,
+    with_reentry,
+    checkpointed_attention,
+    half_precision,
+    autocast,
+    second_derivative,
+    frozen_start,
+    no_gradients,
+    multiplying_optimizer,
+)
+
+
+def counted(module: nn.Module, step: Step) -> tuple[Spent, dict[str, int]]:
+    counter = FlopCounter(module)
+    with counter:
+        step()
+    record = counter.record()
+    assert not record.uncounted, record.uncounted
+    spent: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    size: defaultdict[str, int] = defaultdict(int)
+    for cell in record.cells:
+        if cell.flops:
+            spent[cell.operator, cell.dtype, cell.phase] += cell.flops
+    for cell in record.cells:
+        if any(cell.operator == operator for operator, _, _ in spent):
+            size[cell.operator] += cell.bytes_read + cell.bytes_written
+    return dict(spent), dict(size)
+
+
+def traced(step: Step, path: Path) -> TraceFlops:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(path))
+    flops = trace_flops(load_trace(path), recorded_work)
+    assert flops is not None
+    return flops
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda net: net.__name__)
+def test_trace_has_the_flops_that_the_counter_counts(net: Callable[[], tuple[nn.Module, Step]], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, step = net()
+    step()  # what is only done once, as laying out weights anew, belongs to neither
+    module.zero_grad()
+    expected, size = counted(module, step)
+    assert expected
+    flops = traced(step, tmp_path / "trace.json")
+    assert flops.uncounted == ()
+    found = {
+        (row.operator, row.dtype, phase): value
+        for row in flops.operators
+        for phase in ("forward", "backward", "recompute", "optimizer")
+        if (value := getattr(row, phase))
+    }
+    assert found == expected
+    (step_flops,) = flops.steps
+    for phase in ("forward", "backward", "recompute", "optimizer"):
+        whole = sum(value for (_, _, of), value in expected.items() if of == phase)
+        assert getattr(step_flops, phase) == whole
+    assert not step_flops.lower_bound
+    moved: defaultdict[str, int] = defaultdict(int)
+    for row in flops.operators:
+        assert row.bytes is not None
+        moved[row.operator] += row.bytes
+    # What oneDNN's recurrent layers keep for their backward has a size of its own, which no shape tells.
+    assert {name: value for name, value in moved.items() if name != "aten.mkldnn_rnn_layer"} == {
+        name: value for name, value in size.items() if name != "aten.mkldnn_rnn_layer"
+    }
+
+
+def test_inference_has_the_same_flops_by_the_operators_inside(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 5))
+    values = torch.randn(2, 3, 5, 5)
+
+    def step() -> None:
+        with torch.inference_mode():
+            module(values)
+
+    flops = traced(step, tmp_path / "trace.json")
+    # 2 x (2 x 4 x 3 x 3 results) x (3 x 3 x 3 products), and 2 x 2 x 36 x 5.
+    assert {row.operator: row.forward for row in flops.operators} == {"aten.convolution": 3888, "aten.addmm": 720}
+
+
+def ask(
+    operator: str, dims: list[Any], types: list[Any], *, result: list[int] | None = None, **more: Any
+) -> RecordedWork:
+    return recorded_work(
+        RecordedCall(operator=operator, inputs=RecordedInputs(dims=dims, types=types, **more), result=result)
+    )
+
+
+def test_file_without_strides_of_a_convolution_needs_the_size_of_its_result() -> None:
+    dims: list[Any] = [[32, 3, 224, 224], [64, 3, 7, 7], [], [], [], [], [], []]
+    types = ["float", "float", "GenericList", "GenericList", "GenericList", "Int", "Bool", "Bool", "Bool"]
+    work = ask("aten::cudnn_convolution", dims, types, result=[32, 64, 112, 112])
+    assert (work.role, work.dtype, work.flops) == ("counts", "float32", 2 * 32 * 64 * 112 * 112 * 3 * 7 * 7)
+    work = ask("aten::cudnn_convolution", dims, types)
+    assert (work.role, work.heavy, work.reason) == ("unread", True, "the shape of its result is not in the file")
+    # It does not say whether it is transposed: what it called does.
+    work = ask("aten::_convolution", [*dims, [], [], [], []], [*types[:2], "", *types[2:5], *["Bool"] * 7])
+    assert work.role == "unread"
+
+
+def test_sparse_tensor_is_listed_and_not_taken_for_a_dense_one() -> None:
+    work = ask("aten::mm", [[4, 5], [5, 6]], ["float", "float"], concrete=["", ""], strides=[[], [6, 1]])
+    assert (work.role, work.flops) == ("unread", 0)
+
+
+def test_values_that_only_scale_are_not_needed_and_those_that_shape_are() -> None:
+    assert ask("aten::addmm", [[5], [4, 3], [3, 5], [], []], ["float"] * 3 + ["Scalar"] * 2).flops == 2 * 4 * 3 * 5
+    types = ["c10::Half"] * 3 + ["ScalarList"] * 3 + ["Scalar", "ScalarList", "Scalar"]
+    assert ask("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], [4], *[[]] * 6], types).role == "unread"
+
+
+@pytest.mark.parametrize(
+    ("operator", "dims", "types"),
+    [
+        ("aten::mm", [[4, -5], [5, 6]], ["float", "float"]),
+        ("aten::mm", [[4, "x"], [5, 6]], ["float", "float"]),
+        ("aten::mm", [[2**62, 2**62], [2**62, 6]], ["float", "float"]),
+        ("aten::mm", [[4, 5], [7, 6]], ["int128", "float"]),
+        ("aten::mm", [], ["float", "float"]),
+        ("aten::mm", ["", {}], [None, 3]),
+        ("aten::mm", [[4, 5]], ["float"] * 7),
+        ("aten::convolution", [[1], [1], [1], *[[]] * 6], ["float"] * 3 + ["ScalarList"] * 6),
+        ("aten::lstm", [[1], [1], [1], *[[]] * 6], ["float", "TensorList", "TensorList", *["Scalar"] * 6]),
+    ],
+)
+def test_nothing_in_a_file_makes_it_raise(operator: str, dims: list[Any], types: list[Any]) -> None:
+    work = ask(operator, dims, types)
+    assert work.role in ("unread", "unknown", "composite")
+    assert work.flops == 0
+
+
+@pytest.mark.parametrize("name", ["__class__::__init__", "aten::__init__", "AddmmBackward0", "aten::", "a::b::c", ""])
+def test_names_that_are_no_operators_are_none(name: str) -> None:
+    assert ask(name, [], []).flops == 0
+
+
+def test_operator_of_somebody_elses_is_listed_where_it_may_multiply() -> None:
+    assert ask("mylib::fused_mlp", [[4, 5]], ["float"]).heavy
+    assert ask("mylib::count", [[4, 5]], ["float"]).heavy  # it takes floating-point numbers
+    assert not ask("mylib::count", [[4, 5]], ["long int"]).heavy
+    assert ask("aten::relu", [[4, 5]], ["float"]).role == "free"
