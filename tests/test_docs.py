@@ -92,8 +92,9 @@ from lightning_flops import Profile
 profile = Profile.from_json(Path("job.json").read_text())
 """,
     "deepspeed.md": """
-import torch
+import os, torch
 from pathlib import Path
+os.environ["LOCAL_RANK"] = "0"  # as a launcher sets it
 store = f"file://{Path('store').resolve()}"
 torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
 from tests.deepspeed.engines import engine_of

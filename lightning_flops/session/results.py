@@ -101,12 +101,14 @@ def profile_of_window(
 
 def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, warns: bool) -> Profile:
     """*profile* when the trace files of *window* lie in *folder*, with what the profile says of their modules."""
-    args = module_args(profile)
+    traced = profile.traced
     files: dict[int, str] = {}
     notes: list[str] = []
     for record in window.traces:
         if record.path is None:
             continue
+        # The rates are those of the one trace that was analysed.
+        args = module_args(profile) if traced is not None and record.index == traced.index else {}
         try:
             files[record.index] = keep_trace(
                 record.path, folder, rank=window.context.rank, step=record.index, module_args=args
@@ -115,8 +117,8 @@ def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, wa
             notes.append(f"The trace was not kept: {error}.")
             if warns:
                 logger.warning(notes[-1])
-    traced = profile.traced if profile.traced is None or not files else with_files(profile.traced, files)
-    return replace(profile, traced=traced, notes=(*profile.notes, *notes))
+    kept = traced if traced is None or not files else with_files(traced, files)
+    return replace(profile, traced=kept, notes=(*profile.notes, *notes))
 
 
 def _answer(question: Callable[[], T], failure: str, *, warns: bool) -> T | None:

@@ -240,6 +240,9 @@ def test_a_schedule_of_several_cycles_keeps_every_trace(root: str, trainer: Make
     ]  # fmt: skip
     assert [step.number for step in report.traced.tables.step_times.steps] == [12, 13]
     assert report.traced.index == 12
+    # The rates are those of the analysed trace, and stand in that one.
+    said = {Path(file).name: "forward FLOP/s" in Path(file).read_text() for file in report.traced.files}
+    assert said == {"rank0_step12.pt.trace.json": True, "rank0_step8.pt.trace.json": False}
 
 
 def test_without_numpy_the_report_says_what_is_missing_and_has_the_forwards(

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops import Comparison, Profile, compare_profiles, profile_training
 from lightning_flops.records import OUTSIDE
+from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.schema.comparison import ModuleDifference, NoiseInterval, PartDifference
 from tests.fake_clock import FakeNow
 
@@ -193,6 +194,11 @@ def test_two_runs_of_one_program_do_the_same_work(plain: Profile) -> None:
     assert comparison.settings == () and comparison.step.causes.work_ns == 0
     assert all(one.matched_by == "name" and one.own.work_ns == 0 for one in comparison.modules)
     counts = ("forward_flops", "backward_flops", "hardware_flops", "params")
+    # What is claimed beyond the steps' own noise is no more than another start on a busy machine does.
+    beyond = [one for one in (comparison.step, *comparison.parts) if one.difference is None or one.difference.beyond]
+    assert all(abs(one.causes.difference_ns) < TOLERANCE_MS * MS for one in beyond)
+    text = render_comparison(comparison)
+    assert "Set up alike: " in text and ("within noise" in text or comparison.step in beyond)
     ratios = {one.name: (one.ratio_low, one.ratio, one.ratio_high) for one in comparison.figures}
     assert {name: ratios[name] for name in counts} == dict.fromkeys(counts, (1.0, 1.0, 1.0))
 

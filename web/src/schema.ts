@@ -99,6 +99,10 @@ export interface Profile {
    * Bandwidth of the memory of this rank's device, as its vendor publishes it; None if it is not known.
    */
   memory_bytes_per_sec: number | null;
+  /**
+   * Of this rank's GPU while steps were timed; None without an NVIDIA GPU or NVML (the extra ``nvidia``).
+   */
+  energy: Energy | null;
   rates: Rates;
   /**
    * Why a rate (by its field's name) is None, in a few words.
@@ -595,6 +599,71 @@ export interface RunShare {
    * All of it together.
    */
   time_ns: number;
+}
+/**
+ * What this rank's GPU spent while steps were timed, and its clock: of the whole GPU, whoever used it.
+ */
+export interface Energy {
+  /**
+   * Over which the GPU's counters were read, on the host.
+   */
+  measured_sec: number;
+  /**
+   * Spent in them, by the GPU's own counter.
+   */
+  joules: number | null;
+  /**
+   * joules / measured_sec
+   */
+  watts: number | null;
+  /**
+   * watts x global_step_sec
+   */
+  joules_per_step: number | null;
+  /**
+   * hardware FLOPs of a step / joules_per_step
+   */
+  flops_per_joule: number | null;
+  /**
+   * joules_per_step / samples of this rank in a step
+   */
+  joules_per_sample: number | null;
+  /**
+   * joules_per_step / tokens of this rank in a step
+   */
+  joules_per_token: number | null;
+  /**
+   * Mean of what the multiprocessors' clock was between timed steps.
+   */
+  clock_mhz: number | null;
+  /**
+   * How many readings that is the mean of.
+   */
+  clock_readings: number;
+  /**
+   * The highest that this GPU can have.
+   */
+  highest_clock_mhz: number | null;
+  /**
+   * Share of measured_sec in which power held the clock below what was asked for.
+   */
+  power_limited_share: number | null;
+  /**
+   * Share of measured_sec in which heat did.
+   */
+  heat_limited_share: number | null;
+  /**
+   * Why the clock was not higher, in words, and the share of the readings at which this held.
+   */
+  reasons: {
+    [k: string]: number;
+  };
+  /**
+   * Why a figure (by its field's name) is None, in a few words.
+   */
+  unavailable: {
+    [k: string]: string;
+  };
 }
 /**
  * Every ratio of a profile, per step; None where numerator or denominator is not known.
