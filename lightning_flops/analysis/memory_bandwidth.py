@@ -1,4 +1,4 @@
-"""Bandwidth of devices' memory, as vendors publish it (``devices.py``); a user's own (``memory_bytes_per_sec``) wins."""
+"""Bandwidth of devices' memory, as vendors publish it (``devices.py``); a user may give ``memory_bytes_per_sec``."""
 
 from __future__ import annotations
 
