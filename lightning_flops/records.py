@@ -354,6 +354,20 @@ class TraceColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedInputs:
+    """What a trace with ``record_shapes`` says of one call's arguments, as it is written there; anything may stand in it."""
+
+    dims: Sequence[Any]
+    """For each argument the sizes of a tensor, or a list of such for a list of tensors; empty for all else."""
+    types: Sequence[Any]
+    """For each argument the dtype of a tensor as C++ names it, or what else it is; empty for None."""
+    concrete: Sequence[Any] | None = None
+    """Values of the arguments that are no tensors, as texts; None in files before torch 2.0."""
+    strides: Sequence[Any] | None = None
+    """As *dims*; None where the file has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TracedStepRecord:
     """One step that ran under torch.profiler: its events, in memory or in a file."""
 

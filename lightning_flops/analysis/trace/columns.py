@@ -14,6 +14,7 @@ from lightning_flops.analysis.trace import structure
 from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.errors import LightningFlopsError
+from lightning_flops.records import RecordedInputs
 
 NONE = -1
 """What stands in an integer column where the trace has no value."""
@@ -57,6 +58,20 @@ class DeviceProperties:
     compute_capability: tuple[int, int] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchShape:
+    """How a kernel was launched; None where the trace does not say."""
+
+    grid: tuple[int, int, int] | None = None
+    """Blocks along each axis."""
+    block: tuple[int, int, int] | None = None
+    """Threads of a block along each axis."""
+    registers: int | None = None
+    """Of each thread."""
+    shared_memory: int | None = None
+    """Bytes of each block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryEvents:
     """Allocations (positive bytes) and frees (negative), there when the trace was taken with ``profile_memory``."""
@@ -67,6 +82,12 @@ class MemoryEvents:
     device_type: npt.NDArray[np.int32]
     """PyTorch's number of the kind of device: 0 is the host, 1 CUDA."""
     device: npt.NDArray[np.int32]
+    address: Ints
+    """Where it lies; -1 where not written, as the next two."""
+    total_allocated: Ints
+    """Bytes of the device that are allocated after the event."""
+    total_reserved: Ints
+    """Bytes that the allocator then holds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,6 +126,17 @@ class Trace:
     occupancy_percent: Floats
     bytes: Ints
     """Bytes that a copy or a memset moves; -1 without."""
+    inputs: npt.NDArray[np.int32]
+    """Index into ``recorded_inputs``; -1 where shapes were not recorded, and for all but operators and scopes."""
+    recorded_inputs: tuple[RecordedInputs, ...]
+    """Every different set of arguments once."""
+    stack: npt.NDArray[np.int32]
+    """Index into ``stacks``; -1 without."""
+    stacks: tuple[str, ...]
+    """Call stacks as the file has them, the innermost call first: ``net.py(7): forward;train.py(30): <module>``."""
+    launch_shape: npt.NDArray[np.int32]
+    """Index into ``launch_shapes``; -1 for all but kernels."""
+    launch_shapes: tuple[LaunchShape, ...]
     collectives: Mapping[int, CollectiveArguments]
     """By row."""
     memory: MemoryEvents | None

@@ -16,15 +16,17 @@ class Kind(IntEnum):
     """What an event of a trace stands for."""
 
     OTHER = 0
-    """Known, but in no table: overheads, Python calls, marks repeated on the device's lanes."""
-    OPERATOR = 1
-    ANNOTATION = 2
+    """Known, but in no table: overheads, marks repeated on the device's lanes."""
+    PYTHON = 1
+    """A call of a Python function or of a module, where the trace was taken with them; in no table of time."""
+    OPERATOR = 2
+    ANNOTATION = 3
     """A named scope on the host: ``record_function``, a profiler step, a loader's next batch, an optimizer step."""
-    RUNTIME = 3
+    RUNTIME = 4
     """A call into the device's runtime or driver."""
-    KERNEL = 4
-    MEMCPY = 5
-    MEMSET = 6
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
 
 
 KIND_OF_CATEGORY = {
@@ -48,7 +50,7 @@ KIND_OF_CATEGORY = {
     "privateuse1_runtime": Kind.RUNTIME,
     "privateuse1_driver": Kind.RUNTIME,
     "gpu_user_annotation": Kind.OTHER,
-    "python_function": Kind.OTHER,
+    "python_function": Kind.PYTHON,
     "overhead": Kind.OTHER,
     "cuda_sync": Kind.OTHER,
     "cuda_profiler_range": Kind.OTHER,

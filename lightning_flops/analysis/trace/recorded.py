@@ -35,7 +35,7 @@ def trace_from_columns(
     kind, name = kind[kept], int32(columns.name)[kept]
     scopes = np.array([is_scope_written_as_operator(text) for text in columns.names], dtype=bool)
     kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind)
-    if not (kind != Kind.OTHER).any():
+    if not (kind > Kind.PYTHON).any():
         raise TraceFormatError(f"{source}: the trace holds no events of torch.profiler")
     nowhere = np.full(len(kept), -1, dtype=np.int64)
     unknown = np.full(len(kept), np.nan)
@@ -46,6 +46,9 @@ def trace_from_columns(
         bytes=int64(columns.memory_bytes),
         device_type=np.zeros(memory_count, dtype=np.int32),
         device=np.full(memory_count, -1, dtype=np.int32),
+        address=np.full(memory_count, -1, dtype=np.int64),
+        total_allocated=np.full(memory_count, -1, dtype=np.int64),
+        total_reserved=np.full(memory_count, -1, dtype=np.int64),
     )
     return Trace(
         source=source,
@@ -65,6 +68,12 @@ def trace_from_columns(
         blocks_per_sm=unknown,
         occupancy_percent=unknown,
         bytes=nowhere,
+        inputs=nowhere.astype(np.int32),
+        recorded_inputs=(),
+        stack=nowhere.astype(np.int32),
+        stacks=(),
+        launch_shape=nowhere.astype(np.int32),
+        launch_shapes=(),
         collectives={
             new: CollectiveArguments(bytes=bytes_of(*columns.inputs[old]))
             for new, old in enumerate(kept.tolist())

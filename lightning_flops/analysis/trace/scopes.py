@@ -91,7 +91,7 @@ def device_summary(trace: Trace) -> DeviceSummary:
     CPU times come from the object ``lightning_flops`` at the top of the file, if it is there, with the seconds
     ``process_cpu_sec``, ``elapsed_sec``, ``system_busy_sec`` and ``system_idle_sec``.
     """
-    rows = trace.kind != Kind.OTHER
+    rows = trace.kind > Kind.PYTHON
     elapsed_ns = int(trace.end_ns[rows].max()) - int(trace.start_ns[rows].min())
     written = trace.metadata.get(METADATA_KEY)
     written = written if isinstance(written, dict) else {}

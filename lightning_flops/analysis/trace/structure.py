@@ -163,7 +163,7 @@ def find_steps(trace: Trace) -> Steps:
 
 
 def _whole_trace(trace: Trace) -> Steps:
-    rows = np.flatnonzero(trace.kind != Kind.OTHER)
+    rows = np.flatnonzero(trace.kind > Kind.PYTHON)
     start = np.array([trace.start_ns[rows].min()], dtype=np.int64)
     end = np.array([trace.end_ns[rows].max()], dtype=np.int64)
     return Steps(False, (None,), start, end, start, end)
