@@ -355,7 +355,7 @@ class TraceColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedInputs:
-    """What a trace with ``record_shapes`` says of one call's arguments, as it is written there; anything may stand in it."""
+    """What a trace with ``record_shapes`` says of one call's arguments; anything may stand in it."""
 
     dims: Sequence[Any]
     """For each argument the sizes of a tensor, or a list of such for a list of tensors; empty for all else."""
