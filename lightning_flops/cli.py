@@ -448,8 +448,8 @@ def _print_trace(options: argparse.Namespace) -> int:
     try:
         _print(_trace(options))
     except LightningFlopsError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return 1
+        sys.stderr.write(f"{PROGRAM}: {printable(str(error))}\n")
+        return 2
     return 0
 
 
@@ -511,19 +511,32 @@ def _example(where: str) -> tuple[Any, Any]:
 def _trace(options: argparse.Namespace) -> str:
     _refuse_repeated(options.files)
     try:
-        from lightning_flops.analysis.trace import analyze_traces, load_trace
+        from lightning_flops.analysis.trace import analyze_files
         from lightning_flops.config import AdviceThresholds
         from lightning_flops.report.trace_text import render_traces
+        from lightning_flops.sinks.progress import ProgressLine
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
-    report = analyze_traces(
-        [load_trace(file) for file in options.files], thresholds=AdviceThresholds(**dict(options.threshold))
-    )
+    progress = ProgressLine(sys.stderr)
+    try:
+        report = analyze_files(
+            options.files,
+            thresholds=AdviceThresholds(**dict(options.threshold)),
+            processes=_processors(),
+            progress=progress,
+        )
+    finally:
+        progress.end()
     if options.json:
         return report.to_json()
     return render_traces(report, top_rows=options.rows or None, children=options.children)
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _compare(options: argparse.Namespace) -> int:
