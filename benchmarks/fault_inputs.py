@@ -287,13 +287,13 @@ def _judge_command(answer: Answer, *, name: str, bound: int, is_json: bool) -> l
     if answer.failed:
         return [("no clean end", answer.failed[:300])]
     found, said = [], answer.value["said"]
-    if answer.value["code"] not in (0, 1):
+    if answer.value["code"] not in (0, 2):
         found.append(("an exit code that stands for nothing", str(answer.value["code"])))
     if "Traceback" in said:
         found.append(("a traceback", said[-300:]))
-    if answer.value["code"] == 1 and name not in said:
+    if answer.value["code"] == 2 and name not in said:
         found.append(("the error does not name the file", said[:300]))
-    if answer.value["code"] == 1 and said.count("\n") > 1:
+    if answer.value["code"] == 2 and said.count("\n") > 1:
         found.append(("the error is more than one line", said[:300]))
     if answer.value["grown"] > bound:
         found.append(("more memory than the bound", f"{answer.value['grown'] >> 20} MiB of {bound >> 20} MiB"))

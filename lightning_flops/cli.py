@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import io
 import itertools
 import json
@@ -452,8 +453,8 @@ def _print_trace(options: argparse.Namespace) -> int:
     try:
         _print(_trace(options))
     except LightningFlopsError as error:
-        sys.stderr.write(f"{PROGRAM}: {error}\n")
-        return 1
+        sys.stderr.write(f"{PROGRAM}: {printable(str(error))}\n")
+        return 2
     return 0
 
 
@@ -515,36 +516,40 @@ def _example(where: str) -> tuple[Any, Any]:
 def _trace(options: argparse.Namespace) -> str:
     _refuse_repeated(options.files)
     try:
-        from lightning_flops.analysis.trace import analyze_traces, load_trace
+        from lightning_flops.analysis.trace import analyze_files
         from lightning_flops.config import AdviceThresholds
         from lightning_flops.report.trace_text import render_traces
+        from lightning_flops.sinks.progress import ProgressLine
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
-    report = analyze_traces(
-        [load_trace(file) for file in options.files],
-        thresholds=AdviceThresholds(**dict(options.threshold)),
-        formulas=_formulas(),
-    )
+    progress = ProgressLine(sys.stderr)
+    try:
+        report = analyze_files(
+            options.files,
+            thresholds=AdviceThresholds(**dict(options.threshold)),
+            formulas=recorded_work if importlib.util.find_spec("torch") else None,
+            processes=_processors(),
+            progress=progress,
+        )
+    finally:
+        progress.end()
     if options.json:
         return report.to_json()
     return render_traces(report, top_rows=options.rows or None, children=options.children)
 
 
-def _formulas() -> Callable[[RecordedCall], RecordedWork] | None:
-    """The counter's formulas for calls in traces; None without torch, which is imported for the first call."""
-    from importlib.util import find_spec
+def recorded_work(call: RecordedCall) -> RecordedWork:
+    """What a call in a trace spent, by the counter's formulas: the first call imports torch."""
+    from lightning_flops.instrument.counting.recorded_calls import recorded_work
 
-    if find_spec("torch") is None:
-        return None
+    return recorded_work(call)
 
-    def work_of(call: RecordedCall) -> RecordedWork:
-        from lightning_flops.instrument.counting.recorded_calls import recorded_work
 
-        return recorded_work(call)
-
-    return work_of
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
     path = tmp_path / "bad.json"
     if content is not None:
         path.write_text(content)
-    assert main(["trace", RANKS[0], str(path)]) == 1
+    assert main(["trace", RANKS[0], str(path)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"lightning-flops: {path}: ")
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_read_is_named_on_standard_error(
 def test_two_files_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     copy = tmp_path / "copy.json"
     copy.write_bytes(Path(RANKS[0]).read_bytes())
-    assert main(["trace", RANKS[0], str(copy)]) == 1
+    assert main(["trace", RANKS[0], str(copy)]) == 2
     assert capsys.readouterr() == (
         "",
         f"lightning-flops: {RANKS[0]} and {copy} are both of rank 0: give one trace for each rank\n",
@@ -115,7 +115,7 @@ def test_a_file_given_twice_is_refused_by_whatever_path(tmp_path: Path, capsys: 
     real = str(TRACES / "resnet50_num_workers_0.pt.trace.json.gz")  # which does not say its rank
     link = tmp_path / "link.json.gz"
     link.symlink_to(real)
-    assert main(["trace", real, str(link)]) == 1
+    assert main(["trace", real, str(link)]) == 2
     assert capsys.readouterr() == ("", f"lightning-flops: {link}: given twice; give one trace for each rank\n")
 
 
@@ -176,7 +176,7 @@ def test_the_module_is_the_command() -> None:
     done = run("trace", RANKS[0])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == render_traces(analyze_traces([load_trace(RANKS[0])], formulas=recorded_work))
-    assert run("trace", "/nowhere/trace.json").returncode == 1
+    assert run("trace", "/nowhere/trace.json").returncode == 2
 
 
 def test_traces_are_read_without_torch_or_a_framework() -> None:
@@ -204,7 +204,7 @@ def test_a_missing_numpy_is_named_with_what_installs_it() -> None:
         "sys.exit(main(sys.argv[1:]))\n"
     )
     done = run("trace", RANKS[0], program=program)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "lightning-flops: reading traces needs numpy: pip install 'lightning-flops[trace]'\n"
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace import load_trace, loading
 from lightning_flops.analysis.trace.columns import Trace, TraceFormatError
-from lightning_flops.analysis.trace.json_stream import VALUE_LIMIT, StreamError, event_batches, fast_decoder
+from lightning_flops.analysis.trace.json_stream import VALUE_LIMIT, StreamError, event_batches
 from lightning_flops.errors import LightningFlopsError
 from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace, trace_from_events
 
@@ -75,7 +75,7 @@ def test_a_stream_gives_what_the_whole_text_holds(
 ) -> None:
     whole = {"before": before, "traceEvents": events, "after": after}
     text = json.dumps(whole, indent=indent, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
-    for loads in (None, json.loads, fast_decoder()):
+    for loads in (None, json.loads):
         assert streamed(text, loads, block_bytes) == (events, {"before": before, "after": after})
 
 
@@ -198,7 +198,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a number": (b"17", "a trace begins with { or [, not with '1'"),
     "no events": (b'{"traceEvents": []}', "the trace holds no events"),
     "events no objects": (b'{"traceEvents": [1, 2]}', "event 0 (counted from 0) is no event of torch.profiler"),
-    "no time": (b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm"}]', "KeyError: 'ts'"),
+    "no time": (b'[{"ph": "X", "cat": "cpu_op", "name": "aten::mm"}]', "ValueError: it has no time"),
     "time no number": (b'[{"ph": "X", "cat": "cpu_op", "name": "a", "ts": "x"}]', "is no event of torch.profiler"),
     "of a browser": (
         b'[{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]',
@@ -284,7 +284,7 @@ import json, resource, sys
 from lightning_flops.analysis.trace import load_trace
 from lightning_flops.analysis.trace.columns import TraceFormatError
 try:
-    import orjson
+    import msgspec
 except ImportError:
     pass
 decoder = json.loads if sys.argv[2] == "standard" else None
@@ -505,7 +505,7 @@ def test_a_stream_gives_what_json_gives_or_says_that_it_is_too_long(
     whole = json.loads(text)
     values = [*events, before, *whole]  # what is asked for, and keys
     fits = all(len(json.dumps(value)) + block_bytes < limit for value in values)
-    for loads in (None, json.loads, fast_decoder()):
+    for loads in (None, json.loads):
         try:
             found = streamed(text.encode(), loads, block_bytes, limit)
         except StreamError as error:

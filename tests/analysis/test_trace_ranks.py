@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError
-from lightning_flops.analysis.trace import analyze_traces, collective_calls
+from lightning_flops.analysis.trace import analyze_traces, collective_calls, ranks
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import collective_table, overlap
-from lightning_flops.analysis.trace.ranks import compare_ranks
 from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.communication import RankComparison
 from tests.analysis.trace_events import Event, kernel, launch, operator, scope, span, step, trace, trace_from_events
 
 GATHERED: dict[str, Any] = {"Out msg nelems": 512, "dtype": "BFloat16"}
@@ -29,6 +30,10 @@ def collective(number: int, start: float, length: float, *, name: str = "allredu
         **more,
     }
     return launch(number, start - 1), kernel(number, start, length, name=NAME, stream=20, **arguments)
+
+
+def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
+    return ranks.compare_ranks([ranks.rank_summary(trace) for trace in traces])
 
 
 def of_rank(rank: int, *events: Event) -> Trace:

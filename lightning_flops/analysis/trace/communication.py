@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_flops.analysis.trace.columns import CollectiveArguments, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect, union
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, intersect, union
 from lightning_flops.analysis.trace.names import Kind, collective_of_kernel, computes_on_host, host_collective
 from lightning_flops.schema.communication import CollectiveRow, Overlap
 
@@ -92,7 +92,7 @@ def _inside_host_collectives(trace: Trace) -> Ints:
     collectives = np.flatnonzero(trace.is_collective & ~trace.on_device)
     operators = np.flatnonzero(trace.kind == Kind.OPERATOR)
     inside = np.zeros(len(operators), dtype=bool)
-    for lane in np.unique(trace.lane[collectives]).tolist():
+    for lane in distinct(trace.lane[collectives]).tolist():
         here = collectives[trace.lane[collectives] == lane]
         covered = trace.merged(here)
         if not len(covered.starts):

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Floats, Ints, intersect, load_within
+from lightning_flops.analysis.trace.intervals import Floats, Ints, distinct, intersect, load_within
 from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
@@ -30,7 +30,7 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
     properties = {entry.index: entry for entry in trace.devices}
     total_ns, spans = trace.steps.total_ns, trace.steps.spans
     found = []
-    for device in np.unique(trace.device[trace.on_device]).tolist():
+    for device in distinct(trace.device[trace.on_device]).tolist():
         rows = np.flatnonzero((trace.kind == Kind.KERNEL) & (trace.device == device))
         entry = properties.get(device)
         blocks = trace.blocks_per_sm[rows]
@@ -110,10 +110,10 @@ def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
         return None
     rows = trace.device_rows
     found = []
-    for device in np.unique(trace.device[rows]).tolist():
+    for device in distinct(trace.device[rows]).tolist():
         of_device = rows[trace.device[rows] == device]
         found.append(_idle(trace, of_device, device=device, stream=None))
-        for stream in np.unique(trace.stream[of_device]).tolist():
+        for stream in distinct(trace.stream[of_device]).tolist():
             found.append(_idle(trace, of_device[trace.stream[of_device] == stream], device=device, stream=stream))
     return tuple(found)
 
@@ -131,10 +131,10 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
     for kind, name in kinds:
         rows = np.flatnonzero((trace.kind == kind) & (trace.links.launch >= 0))
         calls = trace.links.launch[rows]
-        distinct = np.unique(calls)
+        called = distinct(calls)
         host_ns, device_ns = trace.duration_ns[calls], trace.duration_ns[rows]
         delay_ns = np.maximum(trace.start_ns[rows] - trace.end_ns[calls], 0)
-        host = durations_of(trace.duration_ns[distinct], whole_ns=trace.steps.total_ns)
+        host = durations_of(trace.duration_ns[called], whole_ns=trace.steps.total_ns)
         device = durations_of(device_ns, whole_ns=trace.steps.total_ns)
         delay = durations_of(delay_ns, whole_ns=0)
         if host is None or device is None or delay is None:
@@ -142,7 +142,7 @@ def launch_statistics(trace: Trace) -> tuple[LaunchRow, ...] | None:
         found.append(
             LaunchRow(
                 kind=name,
-                launches=len(distinct),
+                launches=len(called),
                 events=len(rows),
                 host=host,
                 device=device,

@@ -1,10 +1,13 @@
-"""Events of a trace, one by one, into columns."""
+"""Events of a trace into columns, a batch at a time: no value is handled by itself unless it is a rare one."""
 
 from __future__ import annotations
 
+import json
+import math
 import reprlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,21 +21,115 @@ from lightning_flops.analysis.trace.columns import (
     Trace,
     TraceFormatError,
 )
+from lightning_flops.analysis.trace.decoding import ABSENT, event_of
 from lightning_flops.analysis.trace.head import devices_of, place_in_run
-from lightning_flops.analysis.trace.names import ELEMENT_BYTES, KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
-from lightning_flops.analysis.trace.values import LARGEST_INTEGER, bytes_of, int32, int64, whole
+from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.names import (
+    ELEMENT_BYTES,
+    KIND_OF_CATEGORY,
+    Kind,
+    host_collective,
+    is_scope_written_as_operator,
+)
+from lightning_flops.analysis.trace.values import LARGEST_INTEGER, bytes_of, whole
 from lightning_flops.records import RecordedInputs
 
 TEXTS_LIMIT_BYTES = 64 << 20
 """Most bytes of all distinct names, threads and process groups of a trace; some 100 KB is usual."""
 
-_LONGEST_NS = 2**62
+DETAILS_LIMIT_BYTES = 64 << 20
+"""Most bytes of all distinct shapes and call stacks of a trace. What comes beyond it is left out, with a note."""
+
+_LONGEST_US = 2**62 / 1000
 """Sums of a time and a length stay below the largest integer of a column; 146 years."""
 
 _BYTES_OF_A_LANE = 400
 _CATEGORIES_NAMED = 5
-_NOTHING: Mapping[str, Any] = {}
-_Number = TypeVar("_Number", np.int32, np.int64, np.float64)
+_FOREIGN = 255
+_Value = TypeVar("_Value", np.int32, np.int64, np.float64)
+_Key = TypeVar("_Key", bound=Hashable)
+_Column = list["array[Any]"]
+"""The values of a column, a batch at a time."""
+_Found = list[tuple[_Column, "array[Any]"]]
+"""What a batch adds: a column and its new values."""
+
+
+def _mask(*kinds: int) -> bytes:
+    """For ``bytes.translate``: 1 for each of *kinds*, 0 for all others."""
+    return bytes(kind in kinds for kind in range(256))
+
+
+_ON_HOST = _mask(Kind.OPERATOR, Kind.ANNOTATION)
+_RUNTIME = _mask(Kind.RUNTIME)
+_ON_DEVICE = _mask(*(kind for kind in Kind if kind >= Kind.KERNEL))
+_COMMUNICATES = _mask(Kind.ANNOTATION, *(kind for kind in Kind if kind >= Kind.KERNEL))
+_OF_TORCH = _mask(*Kind)
+_OF_OTHERS = _mask(_FOREIGN)
+
+
+class _Numbers(dict[_Key, int]):
+    """A number for each different key, in order of first appearance.
+
+    Args:
+        admit: is given each new key, and raises if there may be no more.
+    """
+
+    def __init__(self, admit: Callable[[_Key], None]) -> None:
+        super().__init__()
+        self._admit = admit
+
+    def __missing__(self, key: _Key) -> int:
+        self._admit(key)
+        self[key] = number = len(self)
+        return number
+
+
+class _Details(dict[_Key, int]):
+    """As ``_Numbers``, but once *room* says that there is none, new keys have no number, and their uses are counted."""
+
+    def __init__(self, room: Callable[[_Key], bool]) -> None:
+        super().__init__()
+        self._room = room
+        self.left_out = 0
+
+    def __missing__(self, key: _Key) -> int:
+        if not self._room(key):
+            self.left_out += 1
+            return ABSENT
+        self[key] = number = len(self)
+        return number
+
+
+class _Lanes(dict[tuple[Any, Any], int]):
+    """The number of a lane by process and thread as they are written."""
+
+    def __init__(self, keep: Callable[[int], None]) -> None:
+        super().__init__()
+        self._keep = keep
+        self.lanes: dict[Lane, int] = {}
+
+    def __missing__(self, key: tuple[Any, Any]) -> int:
+        # Old traces write a thread as a number in one event and as a text in the next.
+        lane = Lane(process=str(key[0]), thread=str(key[1]))
+        # The key, the lane and their texts, which the columns hold as numbers.
+        self._keep(_BYTES_OF_A_LANE + 2 * (_bytes_of_text(lane.process) + _bytes_of_text(lane.thread)))
+        self[key] = number = self.lanes.setdefault(lane, len(self.lanes))
+        return number
+
+
+class _Kinds(dict[str, int]):
+    """The kind of a category as it is written; ``_FOREIGN`` for one of another tool."""
+
+    def __init__(self, keep: Callable[[int], None]) -> None:
+        super().__init__()
+        self._keep = keep
+
+    def __missing__(self, category: str) -> int:
+        kind = KIND_OF_CATEGORY.get(category.lower())
+        if kind is None:
+            self._keep(_bytes_of_text(category))
+        self[category] = number = _FOREIGN if kind is None else int(kind)
+        return number
 
 
 class TraceBuilder:
@@ -45,214 +142,260 @@ class TraceBuilder:
     def __init__(self, source: str) -> None:
         self.source = source
         self.seen = 0
-        self.clamped = 0
+        self._clamped = 0
         self.foreign: dict[str, int] = {}
-        self.names: dict[str, int] = {}
-        self.groups: dict[str, str] = {}
-        self.texts_bytes = 0
-        self.scopes: set[int] = set()
-        self.lanes: dict[tuple[Any, Any], int] = {}
-        self.lane_texts: dict[Lane, int] = {}
-        self.name, self.lane = array("i"), array("i")
-        self.kind = array("b")
-        self.start, self.duration = array("q"), array("q")
-        self.correlation, self.external_id, self.sequence = array("q"), array("q"), array("q")
-        self.forward_thread = array("q")
-        self.device_row, self.device, self.stream, self.bytes = array("q"), array("i"), array("q"), array("q")
-        self.blocks, self.occupancy = array("d"), array("d")
-        self.collectives: dict[int, CollectiveArguments] = {}
-        self.inputs, self.input_numbers = array("i"), dict[str, int]()
-        self.recorded: list[RecordedInputs] = []
-        self.stack, self.stacks = array("i"), dict[str, int]()
-        self.launch_shape, self.launch_shapes = array("i"), dict[LaunchShape, int]()
-        self.memory = tuple(array("q") for _ in range(8))
+        self._texts_bytes = self._details_bytes = 0
+        self._kinds = _Kinds(self._keep)
+        self._names: _Numbers[str] = _Numbers(self._admit_name)
+        self._lanes = _Lanes(self._keep)
+        self._groups: dict[str, str] = {}
+        self._rows = 0
+        self._name: _Column = []
+        self._lane: _Column = []
+        self._kind: list[bytes] = []
+        self._start_us: _Column = []
+        self._duration_us: _Column = []
+        # Of operators and scopes:
+        self._external_id: _Column = []
+        self._sequence: _Column = []
+        self._forward_thread: _Column = []
+        self._inputs: _Column = []
+        self._stack: _Column = []
+        self._input_texts: _Details[tuple[bytes, ...]] = _Details(self._has_room)
+        self._stack_texts: _Details[bytes] = _Details(self._has_room)
+        # Of runtime calls:
+        self._launch_correlation: _Column = []
+        # Of device events:
+        self._correlation: _Column = []
+        self._device_external_id: _Column = []
+        self._device: _Column = []
+        self._stream: _Column = []
+        self._bytes: _Column = []
+        self._blocks: _Column = []
+        self._occupancy: _Column = []
+        self._launch_shape: _Column = []
+        self._launch_texts: _Details[tuple[Any, ...]] = _Details(self._has_room)
+        self._collectives: dict[int, CollectiveArguments] = {}
+        # Of allocations: lane, time, bytes, kind of device, device, address, bytes allocated and reserved.
+        self._memory: tuple[_Column, ...] = tuple([] for _ in range(8))
 
-    def add(self, events: list[Any]) -> None:
-        """Append what *events* say; an event of another tool is counted and left out."""
-        begin = self.seen
+    def add(self, events: Sequence[Any]) -> None:
+        """Append what *events* say; an event of another tool is counted and left out.
+
+        Args:
+            events: as ``decoding`` makes them, or as dicts.
+
+        Raises:
+            TraceFormatError: one of them is no event of torch.profiler, or the texts become too many; the message says
+                which. Nothing of *events* can be relied on then.
+        """
         try:
-            for event in events:
-                phase = event.get("ph")
-                if phase == "X":
-                    self._add_span(event)
-                elif phase == "i" and event.get("name") == "[memory]":
-                    self._add_memory(event)
-                self.seen += 1
-        except TraceFormatError:
-            raise
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            self._append([event_of(event) if type(event) is dict else event for event in events])
+            self.seen += len(events)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
+            for event in events:  # to say which it is
+                self._append_alone(event)
+
+    def _append_alone(self, event: Any) -> None:
+        try:
+            self._append([event_of(event) if type(event) is dict else event])
+        except TraceFormatError as error:
+            raise TraceFormatError(f"{self.source}: event {self.seen} (counted from 0): {error}") from error
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             what = f"{type(error).__name__}: {_cut(str(error))}"
             raise TraceFormatError(
                 f"{self.source}: event {self.seen} (counted from 0) is no event of torch.profiler ({what}): "
-                f"{_shown_event(events[self.seen - begin])}"
+                f"{_shown_event(event)}"
             ) from error
+        self.seen += 1
 
     def _keep(self, text_bytes: int) -> None:
         """Count so many more bytes that stay in memory beside the columns."""
-        self.texts_bytes += text_bytes
-        if self.texts_bytes > TEXTS_LIMIT_BYTES:
+        if self._texts_bytes + text_bytes > TEXTS_LIMIT_BYTES:
             raise TraceFormatError(
-                f"{self.source}: event {self.seen} (counted from 0): with it the trace's distinct names, threads and "
-                f"process groups take more than {TEXTS_LIMIT_BYTES:,} bytes"
+                "with it the trace's distinct names, threads and process groups take more than "
+                f"{TEXTS_LIMIT_BYTES:,} bytes"
             )
+        self._texts_bytes += text_bytes
 
-    def _add_span(self, event: dict[str, Any]) -> None:
-        category = event.get("cat", "")
-        kind = KIND_OF_CATEGORY.get(category)
-        if kind is None and (kind := KIND_OF_CATEGORY.get(category.lower())) is None:
-            if category != "Trace":
-                if category not in self.foreign:
-                    self._keep(_bytes_of_text(category))
-                self.foreign[category] = self.foreign.get(category, 0) + 1
-            return
-        name = event["name"]
-        arguments = event.get("args") or _NOTHING
-        index = self.names.get(name)
-        if index is None:
-            if not isinstance(name, str):
-                raise TypeError("name must be a text")
-            self._keep(_bytes_of_text(name))
-            index = self.names[name] = len(self.names)
-            if is_scope_written_as_operator(name):
-                self.scopes.add(index)
-        if kind is Kind.OPERATOR and index in self.scopes:
-            kind = Kind.ANNOTATION
-        # Traces give microseconds with three decimals: whole nanoseconds, which are exact to add up.
-        start = round(event["ts"] * 1000)
-        duration = round(event.get("dur", 0) * 1000)
-        if not -_LONGEST_NS < start < _LONGEST_NS > duration:
-            raise OverflowError("no time that a clock shows")
-        if duration < 0:
-            duration = 0
-            self.clamped += 1
-        self.name.append(index)
-        self.kind.append(kind)
-        self.lane.append(self._lane_index(event))
-        self.start.append(start)
-        self.duration.append(duration)
-        find = arguments.get
-        self.correlation.append(_integer(find("correlation")))
-        external_id = find("External id")
-        self.external_id.append(_integer(find("external id") if external_id is None else external_id))
-        self.sequence.append(_integer(find("Sequence number")))
-        self.forward_thread.append(_integer(find("Fwd thread id")))
-        has_inputs = kind in (Kind.OPERATOR, Kind.ANNOTATION) and "Input Dims" in arguments
-        self.inputs.append(self._inputs(arguments) if has_inputs else -1)
-        stack = find("Call stack")
-        if stack and stack not in self.stacks:
-            self._keep(_bytes_of_text(stack))
-        self.stack.append(self.stacks.setdefault(stack, len(self.stacks)) if stack else -1)
-        if kind >= Kind.KERNEL:
-            shape = LaunchShape(
-                grid=_triple(find("grid")),
-                block=_triple(find("block")),
-                registers=whole(find("registers per thread")),
-                shared_memory=whole(find("shared memory")),
-            )
-            self.launch_shape.append(self.launch_shapes.setdefault(shape, len(self.launch_shapes)))
-            self.device_row.append(len(self.name) - 1)
-            self.device.append(_integer(find("device", event.get("pid"))))
-            self.stream.append(_integer(find("stream")))
-            self.bytes.append(_integer(find("bytes")))
-            self.blocks.append(_number(find("blocks per SM")))
-            self.occupancy.append(_number(find("est. achieved occupancy %")))
-        if "Collective name" in arguments:
-            self.collectives[len(self.name) - 1] = self._collective(arguments)
-        elif kind is Kind.ANNOTATION and "Input Dims" in arguments:
-            self.collectives[len(self.name) - 1] = CollectiveArguments(
-                bytes=bytes_of(arguments["Input Dims"], arguments.get("Input type") or ())
-            )
+    def _admit_name(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError("name must be a text")
+        self._keep(_bytes_of_text(name))
 
-    def _add_memory(self, event: dict[str, Any]) -> None:
-        arguments = event["args"]
-        values = (
-            self._lane_index(event),
-            round(event["ts"] * 1000),
-            int(arguments["Bytes"]),
-            int(arguments.get("Device Type", 0)),
-            int(arguments.get("Device Id", -1)),
-            _integer(arguments.get("Addr")),
-            _integer(arguments.get("Total Allocated")),
-            _integer(arguments.get("Total Reserved")),
+    def _has_room(self, texts: bytes | tuple[Any, ...]) -> bool:
+        parts = (texts,) if isinstance(texts, bytes) else texts
+        # Decoded, a text is some ten times as large.
+        size = 200 + 10 * sum(len(part) for part in parts if isinstance(part, bytes))
+        if self._details_bytes + size > DETAILS_LIMIT_BYTES:
+            return False
+        self._details_bytes += size
+        return True
+
+    def _append(self, events: list[Any]) -> None:
+        spans = [event for event in events if event.ph == "X"]
+        found: _Found = []
+        if len(spans) < len(events):
+            found += self._memory_columns([event for event in events if event.ph == "i" and event.name == "[memory]"])
+        kinds = bytes(list(map(self._kinds.__getitem__, [span.cat for span in spans])))
+        if _FOREIGN in kinds:
+            for span in compress(spans, kinds.translate(_OF_OTHERS)):
+                if span.cat != "Trace":  # around the whole of old traces
+                    self.foreign[span.cat] = self.foreign.get(span.cat, 0) + 1
+            spans = list(compress(spans, kinds.translate(_OF_TORCH)))
+            kinds = kinds.translate(None, bytes([_FOREIGN]))
+        found += self._span_columns(spans, kinds)
+        for column, values in found:
+            if values:
+                column.append(values)
+        self._kind.append(kinds)
+        self._rows += len(kinds)
+
+    def _span_columns(self, spans: list[Any], kinds: bytes) -> _Found:
+        arguments = [span.args for span in spans]
+        found: _Found = [
+            (self._name, array("i", list(map(self._names.__getitem__, [span.name for span in spans])))),
+            (self._lane, self._lane_numbers(spans)),
+            (self._start_us, _times([span.ts for span in spans])),
+            (self._duration_us, _times([span.dur for span in spans])),
+        ]
+        found += self._host_columns(list(compress(arguments, kinds.translate(_ON_HOST))))
+        launches = compress(arguments, kinds.translate(_RUNTIME))
+        found.append((self._launch_correlation, _integers([one.correlation for one in launches])))
+        on_device = kinds.translate(_ON_DEVICE)
+        if 1 in on_device:
+            found += self._device_columns(list(compress(arguments, on_device)), list(compress(spans, on_device)))
+        communicates = kinds.translate(_COMMUNICATES)
+        for place, one in zip(
+            compress(range(len(spans)), communicates), compress(arguments, communicates), strict=True
+        ):
+            if one.collective is not None:
+                self._collectives[self._rows + place] = self._collective(one)
+        return found
+
+    def _host_columns(self, arguments: list[Any]) -> _Found:
+        found: _Found = [
+            (self._external_id, _external_ids(arguments)),
+            (self._sequence, _integers([one.sequence for one in arguments])),
+            (self._forward_thread, _integers([one.forward_thread for one in arguments])),
+        ]
+        sizes = [one.input_sizes for one in arguments]
+        if _is_written(sizes):
+            texts = [sizes, [one.input_types for one in arguments], [one.concrete_inputs for one in arguments]]
+            texts.append([one.input_strides for one in arguments])
+            keys = zip(*(map(bytes, column) for column in texts), strict=True)
+            numbers = array("i", [self._input_texts[key] if key[0] else ABSENT for key in keys])
+        else:
+            numbers = array("i", [ABSENT]) * len(arguments)
+        found.append((self._inputs, numbers))
+        stacks = [one.call_stack for one in arguments]
+        if _is_written(stacks):
+            numbers = array("i", [self._stack_texts[key] if key else ABSENT for key in map(bytes, stacks)])
+        else:
+            numbers = array("i", [ABSENT]) * len(arguments)
+        found.append((self._stack, numbers))
+        return found
+
+    def _device_columns(self, arguments: list[Any], spans: list[Any]) -> _Found:
+        devices = [one.device for one in arguments]
+        if None in devices:
+            devices = [span.pid if device is None else device for span, device in zip(spans, devices, strict=True)]
+        shapes = zip(
+            map(bytes, [one.grid for one in arguments]),
+            map(bytes, [one.block for one in arguments]),
+            [one.registers for one in arguments],
+            [one.shared_memory for one in arguments],
+            strict=True,
         )
-        for column, value in zip(self.memory, values, strict=True):
-            column.append(value)
+        return [
+            (self._correlation, _integers([one.correlation for one in arguments])),
+            (self._device_external_id, _external_ids(arguments)),
+            (self._device, array("i", _integers(devices))),
+            (self._stream, _integers([one.stream for one in arguments])),
+            (self._bytes, _integers([one.copied_bytes for one in arguments])),
+            (self._blocks, _fractions([one.blocks_per_sm for one in arguments])),
+            (self._occupancy, _fractions([one.occupancy_percent for one in arguments])),
+            (self._launch_shape, array("i", list(map(self._launch_texts.__getitem__, shapes)))),
+        ]
 
-    def _inputs(self, arguments: Mapping[str, Any]) -> int:
-        """Number of the arguments of a call: equal ones are kept once."""
-        keys = ("Input Dims", "Input type", "Concrete Inputs", "Input Strides")
-        dims, types, concrete, strides = map(arguments.get, keys)
-        key = repr((dims, types, concrete, strides))
-        index = self.input_numbers.get(key)
-        if index is None:
-            self._keep(8 * len(key))
-            index = self.input_numbers[key] = len(self.recorded)
-            self.recorded.append(RecordedInputs(dims=dims or (), types=types or (), concrete=concrete, strides=strides))
-        return index
+    def _memory_columns(self, events: list[Any]) -> _Found:
+        arguments = [event.args for event in events]
+        values = (
+            self._lane_numbers(events),
+            _times([event.ts for event in events]),
+            array("q", [int(one.allocated_bytes) for one in arguments]),
+            array("q", [int(one.device_type) for one in arguments]),
+            array("q", [int(one.device_index) for one in arguments]),
+            _integers([one.address for one in arguments]),
+            _integers([one.total_allocated for one in arguments]),
+            _integers([one.total_reserved for one in arguments]),
+        )
+        return list(zip(self._memory, values, strict=True))
 
-    def _lane_index(self, event: dict[str, Any]) -> int:
-        key = (event.get("pid"), event.get("tid"))
-        index = self.lanes.get(key)
-        if index is None:
-            # Old traces write a thread as a number in one event and as a text in the next.
-            lane = Lane(process=str(key[0]), thread=str(key[1]))
-            # The key, the lane and their texts, which the columns hold as numbers.
-            self._keep(_BYTES_OF_A_LANE + 2 * (_bytes_of_text(lane.process) + _bytes_of_text(lane.thread)))
-            index = self.lanes[key] = self.lane_texts.setdefault(lane, len(self.lane_texts))
-        return index
+    def _lane_numbers(self, events: list[Any]) -> array[int]:
+        places = zip([one.pid for one in events], [one.tid for one in events], strict=True)
+        return array("i", list(map(self._lanes.__getitem__, places)))
 
-    def _collective(self, arguments: Mapping[str, Any]) -> CollectiveArguments:
-        element_bytes = ELEMENT_BYTES.get(str(arguments.get("dtype", "")).lower())
-        elements = [whole(arguments.get(key)) for key in ("In msg nelems", "Out msg nelems")]
-        known = [count for count in elements if count is not None]
+    def _collective(self, arguments: Any) -> CollectiveArguments:
+        element_bytes = ELEMENT_BYTES.get(str(arguments.dtype).lower())
+        known = [count for count in map(whole, (arguments.in_elements, arguments.out_elements)) if count is not None]
         # Groups of one name may have other members on other ranks, and groups of the same members another name.
-        group = [str(arguments[key]) for key in ("Process Group Name", "Process Group Ranks") if arguments.get(key)]
+        group = [str(part) for part in (arguments.group_name, arguments.group_ranks) if part]
         return CollectiveArguments(
-            name=self._once(str(arguments["Collective name"])),
+            name=self._once(str(arguments.collective)),
             # The larger side, as communication benchmarks give it: what all_gather yields and reduce_scatter takes.
             bytes=max(known) * element_bytes if known and element_bytes is not None else None,
             group=self._once(" ".join(group)) if group else None,
-            group_size=whole(arguments.get("Group size")),
-            source=whole(arguments.get("Src Rank")),
-            destination=whole(arguments.get("Dst Rank")),
+            group_size=whole(arguments.group_size),
+            source=whole(arguments.source),
+            destination=whole(arguments.destination),
         )
 
     def _once(self, text: str) -> str:
         """The one copy of *text*: thousands of calls name the same group, and the name may list thousands of ranks."""
-        if text not in self.groups:
+        if text not in self._groups:
             self._keep(_bytes_of_text(text))
-        return self.groups.setdefault(text, text)
+        return self._groups.setdefault(text, text)
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
-        """The finished trace."""
-        kinds = np.frombuffer(self.kind, dtype=np.int8) if self.kind else np.zeros(0, dtype=np.int8)
-        if not (kinds > Kind.PYTHON).any():
+        """The finished trace; the builder is used up."""
+        names = tuple(self._names)
+        name, kind = _joined(self._name, np.int32), np.frombuffer(b"".join(self._kind), dtype=np.int8)
+        host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
+        runtime, device = kind == Kind.RUNTIME, kind >= Kind.KERNEL
+        scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
+        kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind) if names else kind
+        if not (kind > Kind.PYTHON).any():
             raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
+        duration_ns = _nanoseconds(self._duration_us)
+        self._clamped = int((duration_ns < 0).sum())
+        recorded, inputs = self._recorded_inputs(), _spread(host, self._inputs, np.int32)
+        stacks = tuple(_text_of(text) for text in self._stack_texts)
         return Trace(
             source=self.source,
-            names=tuple(self.names),
-            lanes=tuple(self.lane_texts),
-            name=int32(self.name),
-            kind=kinds,
-            lane=int32(self.lane),
-            start_ns=int64(self.start),
-            duration_ns=int64(self.duration),
-            correlation=int64(self.correlation),
-            external_id=int64(self.external_id),
-            sequence=int64(self.sequence),
-            forward_thread=int64(self.forward_thread),
-            device=self._on_device_rows(self.device, -1, np.int32),
-            stream=self._on_device_rows(self.stream, -1, np.int64),
-            blocks_per_sm=self._on_device_rows(self.blocks, np.nan, np.float64),
-            occupancy_percent=self._on_device_rows(self.occupancy, np.nan, np.float64),
-            bytes=self._on_device_rows(self.bytes, -1, np.int64),
-            inputs=int32(self.inputs),
-            recorded_inputs=tuple(self.recorded),
-            stack=int32(self.stack),
-            stacks=tuple(self.stacks),
-            launch_shape=self._on_device_rows(self.launch_shape, -1, np.int32),
-            launch_shapes=tuple(self.launch_shapes),
-            collectives=self.collectives,
+            names=names,
+            lanes=tuple(self._lanes.lanes),
+            name=name,
+            kind=kind,
+            lane=_joined(self._lane, np.int32),
+            start_ns=_nanoseconds(self._start_us),
+            duration_ns=np.maximum(duration_ns, 0, out=duration_ns),
+            correlation=_spread(runtime, self._launch_correlation, np.int64, device, self._correlation),
+            external_id=_spread(host, self._external_id, np.int64, device, self._device_external_id),
+            sequence=_spread(host, self._sequence, np.int64),
+            forward_thread=_spread(host, self._forward_thread, np.int64),
+            device=_spread(device, self._device, np.int32),
+            stream=_spread(device, self._stream, np.int64),
+            blocks_per_sm=_finite(_spread(device, self._blocks, np.float64, elsewhere=np.nan)),
+            occupancy_percent=_finite(_spread(device, self._occupancy, np.float64, elsewhere=np.nan)),
+            bytes=_spread(device, self._bytes, np.int64),
+            inputs=inputs,
+            recorded_inputs=recorded,
+            stack=_spread(host, self._stack, np.int32),
+            stacks=stacks,
+            launch_shape=_spread(device, self._launch_shape, np.int32),
+            launch_shapes=tuple(_launch_shape(*texts) for texts in self._launch_texts),
+            collectives=self._collectives | self._host_collectives(kind, name, inputs, recorded),
             memory=self._memory_events(),
             devices=devices_of(metadata.get("deviceProperties")),
             **place_in_run(metadata),
@@ -260,20 +403,36 @@ class TraceBuilder:
             notes=self._notes(),
         )
 
-    def _on_device_rows(self, values: array[Any], elsewhere: float, dtype: type[_Number]) -> npt.NDArray[_Number]:
-        """A whole column of *values*, which only device events have."""
-        column = np.full(len(self.name), elsewhere, dtype=dtype)
-        if values:
-            column[int64(self.device_row)] = np.frombuffer(values, dtype=dtype)
-        return column
+    def _recorded_inputs(self) -> tuple[RecordedInputs, ...]:
+        values = ([_value_of(text) for text in texts] for texts in self._input_texts)
+        return tuple(
+            RecordedInputs(dims=sizes, types=types or (), concrete=concrete, strides=strides)
+            for sizes, types, concrete, strides in values
+        )
+
+    def _host_collectives(
+        self,
+        kind: npt.NDArray[np.int8],
+        name: npt.NDArray[np.int32],
+        inputs: npt.NDArray[np.int32],
+        recorded: tuple[RecordedInputs, ...],
+    ) -> dict[int, CollectiveArguments]:
+        """What scopes on the host that communicate send: they say it as any operator does."""
+        communicates = np.array([host_collective(text) is not None for text in self._names], dtype=bool)
+        rows = np.flatnonzero((kind == Kind.ANNOTATION) & communicates[name] & (inputs >= 0)).tolist()
+        sizes: dict[int, CollectiveArguments] = {}
+        for number in set(inputs[rows].tolist()):
+            sizes[number] = CollectiveArguments(bytes=bytes_of(recorded[number].dims, recorded[number].types))
+        return {row: sizes[int(inputs[row])] for row in rows if row not in self._collectives}
 
     def _memory_events(self) -> MemoryEvents | None:
-        if not self.memory[0]:
+        if not self._memory[0]:
             return None
-        lane, time, size, device_type, device, address, allocated, reserved = map(int64, self.memory)
+        lane, moments, *others = self._memory
+        size, device_type, device, address, allocated, reserved = (_joined(column, np.int64) for column in others)
         return MemoryEvents(
-            lane=lane.astype(np.int32),
-            time_ns=time,
+            lane=_joined(lane, np.int32),
+            time_ns=_nanoseconds(moments),
             bytes=size,
             device_type=device_type.astype(np.int32),
             device=device.astype(np.int32),
@@ -298,9 +457,149 @@ class TraceBuilder:
             notes.append(
                 f"Left out: events of categories that are not torch.profiler's ({names}): {sum(self.foreign.values())}."
             )
-        if self.clamped:
-            notes.append(f"Taken as of no length: events of negative length: {self.clamped}.")
+        if self._clamped:
+            notes.append(f"Taken as of no length: events of negative length: {self._clamped}.")
+        for what, texts in (
+            ("shapes of operators", self._input_texts),
+            ("call stacks of operators", self._stack_texts),
+            ("shapes of launches", self._launch_texts),
+        ):
+            if texts.left_out:
+                notes.append(
+                    f"Left out: {what}, of which the file has more different ones than are kept "
+                    f"({DETAILS_LIMIT_BYTES:,} bytes), of events: {texts.left_out}."
+                )
         return tuple(notes)
+
+
+def _joined(column: _Column, dtype: type[_Value]) -> npt.NDArray[_Value]:
+    """All of *column*, which is emptied."""
+    joined = np.frombuffer(b"".join(column), dtype=dtype)
+    column.clear()
+    return joined
+
+
+def _spread(
+    rows: npt.NDArray[np.bool_],
+    column: _Column,
+    dtype: type[_Value],
+    other_rows: npt.NDArray[np.bool_] | None = None,
+    other_column: _Column | None = None,
+    *,
+    elsewhere: float = ABSENT,
+) -> npt.NDArray[_Value]:
+    """A column of the whole trace: the values in *rows*, and *elsewhere* in the others; *column* is emptied."""
+    spread = np.full(len(rows), elsewhere, dtype=dtype)
+    if column:
+        spread[rows] = _joined(column, dtype)
+    if other_rows is not None and other_column:
+        spread[other_rows] = _joined(other_column, dtype)
+    return spread
+
+
+def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    values[np.isinf(values)] = np.nan
+    return values
+
+
+def _times(times_us: list[Any]) -> array[float]:
+    """Times as they are written, in microseconds, which are checked."""
+    times = array("d", times_us)
+    latest = float(np.abs(times).max(initial=0.0))
+    if math.isnan(latest):
+        raise ValueError("it has no time")
+    if latest >= _LONGEST_US:
+        raise OverflowError("no time that a clock shows")
+    return times
+
+
+def _nanoseconds(times_us: _Column) -> Ints:
+    """Whole nanoseconds: files give microseconds with three decimals, so that sums are exact."""
+    times = _joined(times_us, np.float64)
+    whole_us = np.floor(times)
+    rest_ns = np.rint((times - whole_us) * 1000).astype(np.int64)
+    found: Ints = whole_us.astype(np.int64)
+    found *= 1000
+    found += rest_ns
+    return found
+
+
+def _integers(values: list[Any]) -> array[int]:
+    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError):
+        return array("q", map(_integer, values))
+
+
+def _integer(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return ABSENT
+    return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else ABSENT
+
+
+def _fractions(values: list[Any]) -> array[float]:
+    """Float arguments; NaN for one that the event does not have."""
+    try:
+        return array("d", values)
+    except (TypeError, OverflowError):
+        return array("d", map(_fraction, values))
+
+
+def _fraction(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+
+
+def _external_ids(arguments: list[Any]) -> array[int]:
+    numbers = _integers([one.external_id for one in arguments])
+    if ABSENT in numbers:  # as older traces write it
+        older = _integers([one.old_external_id for one in arguments])
+        numbers = array("q", (b if a == ABSENT else a for a, b in zip(numbers, older, strict=True)))
+    return numbers
+
+
+def _is_written(texts: list[Any]) -> bool:
+    """Whether any of *texts* stands in the file; those that do not are one object."""
+    return bool(texts) and not (texts.count(texts[0]) == len(texts) and not bytes(texts[0]))
+
+
+def _value_of(text: bytes) -> Any:
+    """The JSON value of *text*; None for no text, and for what Python cannot hold."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _text_of(text: bytes) -> str:
+    value = _value_of(text)
+    return value if isinstance(value, str) else ""
+
+
+def _launch_shape(grid: bytes, block: bytes, registers: Any, shared_memory: Any) -> LaunchShape:
+    return LaunchShape(
+        grid=_triple(_value_of(grid)),
+        block=_triple(_value_of(block)),
+        registers=_natural(registers),
+        shared_memory=_natural(shared_memory),
+    )
+
+
+def _triple(value: Any) -> tuple[int, int, int] | None:
+    """Three integers; None for anything else."""
+    if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
+        return None
+    return value[0], value[1], value[2]
+
+
+def _natural(value: Any) -> int | None:
+    number = whole(value)
+    return None if number is None or number < 0 else number
 
 
 def _bytes_of_text(text: str) -> int:
@@ -319,37 +618,8 @@ def _cut(text: str, *, chars: int = 80) -> str:
 
 def _shown_event(event: Any) -> str:
     """The beginning of *event*, which may be anything, however deeply nested."""
+    if hasattr(event, "ph"):
+        event = {name: getattr(event, name) for name in ("ph", "cat", "name", "ts", "dur", "pid", "tid")}
     shown = reprlib.Repr()
     shown.maxdict, shown.maxlevel, shown.maxstring = 12, 3, 60
     return _cut(shown.repr(event), chars=120)
-
-
-def _integer(value: Any) -> int:
-    """An integer argument; -1 if the event does not have it, if it reads "N/A", or if it needs more than 64 bits."""
-    if value is None:
-        return -1
-    if type(value) is not int:
-        try:
-            value = int(value)
-        except (TypeError, ValueError, OverflowError):
-            return -1
-    number: int = value
-    return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else -1
-
-
-def _triple(value: Any) -> tuple[int, int, int] | None:
-    """Three integers; None for anything else."""
-    if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
-        return None
-    return value[0], value[1], value[2]
-
-
-def _number(value: Any) -> float:
-    """A float argument; NaN if the event does not have it, or if it is not finite."""
-    if value is None:
-        return np.nan
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return np.nan
-    return number if np.isfinite(number) else np.nan

@@ -14,6 +14,18 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
+def distinct(values: npt.NDArray[np.signedinteger]) -> Ints:
+    """Each of *values* once, rising; in one pass where they lie close together, as numbers of rows and lanes do."""
+    if not len(values):
+        return np.zeros(0, dtype=np.int64)
+    first, last = int(values.min()), int(values.max())
+    if last - first > 4 * len(values) + 1024:
+        return np.unique(values).astype(np.int64)
+    there = np.zeros(last - first + 1, dtype=bool)
+    there[values - first] = True
+    return np.flatnonzero(there) + first
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
     """Disjoint, non-empty intervals ``[start, end)`` in rising order, no two of which touch."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
-from lightning_flops.analysis.trace.intervals import Ints, intersect, merge, subtract
+from lightning_flops.analysis.trace.intervals import Ints, distinct, intersect, merge, subtract
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.analysis.trace.structure import enclosing_operators, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase
@@ -217,7 +217,7 @@ def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
     marks = rows[trace.names_where(lambda name: marked_phase(name) == "backward")[rows]]
     communication_ns = operators_ns = 0
     collectives = trace.merged(trace.is_collective)
-    for lane in np.unique(trace.lane[marks]).tolist():
+    for lane in distinct(trace.lane[marks]).tolist():
         mine, others = marks[trace.lane[marks] == lane], rows[trace.lane[rows] == lane]
         inner = others[frames.parent[others] >= 0]
         inner = inner[np.isin(frames.parent[inner], mine)]
@@ -291,9 +291,9 @@ def _maker_frames(trace: Trace, rows: Ints, parent: Ints, is_node: npt.NDArray[n
     if not len(nodes) or not len(makers):
         return made_in
     makers = makers[np.lexsort((trace.start_ns[makers], trace.lane[makers]))]
-    lanes = np.unique(trace.lane[makers])
+    lanes = distinct(trace.lane[makers])
     of_lane = {int(lane): makers[trace.lane[makers] == lane] for lane in lanes}
-    for thread in np.unique(trace.forward_thread[nodes]).tolist():
+    for thread in distinct(trace.forward_thread[nodes]).tolist():
         here = nodes[trace.forward_thread[nodes] == thread]
         made_by = _thread_of(trace, trace.sequence[here], of_lane)
         # Numbers only rise on a thread; an operator that starts inside another may be recorded a moment late.

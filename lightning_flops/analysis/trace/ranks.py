@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,27 +29,50 @@ _UNNAMED = (
 _APART = "The traces do not say their ranks, and they {}: they are not compared."
 
 
-def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """What a comparison with other ranks needs of one trace: small, whatever the size of the trace."""
+
+    traced: TracedRank
+    first_ns: int
+    last_ns: int
+    """When its events begin and end."""
+    by_calendar: bool
+    """Whether these moments are certainly by the calendar's clock."""
+
+
+def rank_summary(trace: Trace) -> RankSummary:
+    """What a comparison with other ranks needs of *trace*."""
+    base = trace.metadata.get("baseTimeNanoseconds")
+    known = type(base) is int
+    begin = base if isinstance(base, int) and known else 0
+    return RankSummary(
+        traced=TracedRank(
+            rank=trace.rank,
+            source=trace.source,
+            steps=len(trace.steps),
+            overlap=overlap(trace),
+            collectives=collective_calls(trace),
+        ),
+        first_ns=begin + int(trace.start_ns.min()),
+        last_ns=begin + int(trace.end_ns.max()),
+        by_calendar=known,
+    )
+
+
+def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
     Traces that do not say their ranks are compared only if they can be of one run.
 
     Raises:
-        RanksError: two traces are of the same rank, or none is given.
+        RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
     """
-    traced = [
-        TracedRank(
-            rank=rank,
-            source=trace.source,
-            steps=len(trace.steps),
-            overlap=overlap(trace),
-            collectives=collective_calls(trace),
-        )
-        for rank, trace in zip(rank_numbers(traces), traces, strict=True)
-    ]
-    if len(traces) == 1 or any(trace.rank is not None for trace in traces):
+    traced = [one.traced for one in summaries]
+    refuse_mixed_ranks(traced)
+    if len(traced) == 1 or any(one.rank is not None for one in traced):
         return compare(traced)
-    why_apart = _why_not_of_one_run(traces, traced)
+    why_apart = _why_not_of_one_run(summaries)
     if why_apart is None:
         comparison = compare(traced)
         return replace(comparison, notes=(_UNNAMED, *comparison.notes))
@@ -61,8 +84,9 @@ def compare_ranks(traces: Sequence[Trace]) -> RankComparison:
     )
 
 
-def _why_not_of_one_run(traces: Sequence[Trace], traced: Sequence[TracedRank]) -> str | None:
+def _why_not_of_one_run(summaries: Sequence[RankSummary]) -> str | None:
     """Why traces without ranks cannot be of one run, in words; None if they can."""
+    traced = [one.traced for one in summaries]
     if len({one.steps for one in traced}) > 1:
         return "hold different numbers of steps"
     # By name and calls: a group's name may differ, and so may its members.
@@ -71,41 +95,32 @@ def _why_not_of_one_run(traces: Sequence[Trace], traced: Sequence[TracedRank]) -
         return "show no collectives by which ranks wait for each other"
     if any(one != made[0] for one in made):
         return "show different collectives"
-    spans = [_span_ns(trace) for trace in traces]
-    if len({clock for _, _, clock in spans}) > 1 and not all(clock for _, _, clock in spans):
+    if len({one.by_calendar for one in summaries}) > 1:
         return "are written by different clocks"
-    if max(first for first, _, _ in spans) >= min(last for _, last, _ in spans):
+    if max(one.first_ns for one in summaries) >= min(one.last_ns for one in summaries):
         return "were not taken at the same time"
     return None
 
 
-def _span_ns(trace: Trace) -> tuple[int, int, bool]:
-    """The first moment and the last, and whether they are certainly by the calendar's clock."""
-    base = trace.metadata.get("baseTimeNanoseconds")
-    known = type(base) is int
-    begin = base if isinstance(base, int) and known else 0
-    return begin + int(trace.start_ns.min()), begin + int(trace.end_ns.max()), known
-
-
-def rank_numbers(traces: Sequence[Trace]) -> list[int] | list[None]:
-    """The rank that each trace names; None for all if no trace names one.
+def refuse_mixed_ranks(traces: Sequence[Trace] | Sequence[TracedRank]) -> None:
+    """Refuse traces that cannot be one of each rank.
 
     Raises:
         RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
     """
     if not traces:
         raise RanksError("no trace to compare")
-    known = [trace.rank for trace in traces]
-    if all(rank is None for rank in known):
-        return [None] * len(traces)
+    if all(trace.rank is None for trace in traces):
+        return
     seen: dict[int, str] = {}
-    for rank, trace in zip(known, traces, strict=True):
-        if rank is None:
+    for trace in traces:
+        if trace.rank is None:
             raise RanksError(f"{trace.source} does not say which rank it is of, though other traces do")
-        if rank in seen:
-            raise RanksError(f"{seen[rank]} and {trace.source} are both of rank {rank}: give one trace for each rank")
-        seen[rank] = trace.source
-    return list(seen)
+        if trace.rank in seen:
+            raise RanksError(
+                f"{seen[trace.rank]} and {trace.source} are both of rank {trace.rank}: give one trace for each rank"
+            )
+        seen[trace.rank] = trace.source
 
 
 _Key = tuple[str, str | None, str | None, int | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
@@ -22,13 +22,13 @@ from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.operators import memory_table, operator_table
 from lightning_flops.analysis.trace.parts import step_parts
 from lightning_flops.analysis.trace.phases import model_summary
-from lightning_flops.analysis.trace.ranks import compare_ranks, rank_numbers
+from lightning_flops.analysis.trace.ranks import RankSummary, compare_ranks, rank_summary, refuse_mixed_ranks
 from lightning_flops.analysis.trace.scopes import device_summary, overview, transfer_table, user_scope_table
 from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import Straggler
-from lightning_flops.schema.trace import SCHEMA_VERSION, TraceReport, TracesReport
+from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
 
 _NO_TORCH = "FLOPs are n/a: working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = "FLOPs are n/a: the trace was taken without record_shapes=True."
@@ -68,6 +68,60 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceRep
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzedTrace:
+    """What one trace says, and what the others' reports need of it: small, whatever the size of the trace."""
+
+    report: TraceReport
+    abilities: DeviceAbilities
+    parts: tuple[TracedPart, ...]
+    """Of its steps, as ``summary``: for a comparison with other ranks, empty where there is none."""
+    summary: RankSummary | None
+
+
+def analyze_one(trace: Trace, *, compared: bool, formulas: Formulas | None = None) -> AnalyzedTrace:
+    """What *trace* says by itself.
+
+    Args:
+        trace: what to analyze.
+        compared: whether it will be held against traces of other ranks.
+        formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
+    """
+    return AnalyzedTrace(
+        report=_with_words(analyze_trace(trace, formulas=formulas), trace),
+        abilities=_abilities(trace),
+        parts=step_parts(trace) if compared else (),
+        summary=rank_summary(trace) if compared else None,
+    )
+
+
+def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresholds | None = None) -> TracesReport:
+    """Reports of several traces, and their ranks side by side; all analyzed for a comparison if there are several.
+
+    Raises:
+        RanksError: two traces are of the same rank, or none is given.
+    """
+    ordered = sorted(analyzed, key=lambda one: -1 if one.report.rank is None else one.report.rank)
+    reports = tuple(one.report for one in ordered)
+    summaries = [one.summary for one in analyzed if one.summary is not None]
+    comparison = compare_ranks(summaries) if summaries else None
+    stragglers: tuple[Straggler, ...] = ()
+    if comparison is not None and are_compared(comparison):
+        stragglers = find_stragglers_in_traces([one.parts for one in ordered], thresholds=thresholds)
+    return TracesReport(
+        schema_version=SCHEMA_VERSION,
+        traces=reports,
+        ranks=comparison,
+        advice=advise_on_traces(
+            reports,
+            comparison,
+            straggler=stragglers[0] if stragglers else None,
+            devices=tuple(one.abilities for one in ordered),
+            thresholds=thresholds,
+        ),
+    )
+
+
 def analyze_traces(
     traces: Sequence[Trace], *, thresholds: AdviceThresholds | None = None, formulas: Formulas | None = None
 ) -> TracesReport:
@@ -81,25 +135,9 @@ def analyze_traces(
     Raises:
         RanksError: two traces are of the same rank, or none is given.
     """
-    rank_numbers(traces)  # refuse traces of the same rank before the work
-    ordered = sorted(traces, key=lambda trace: -1 if trace.rank is None else trace.rank)
-    reports = tuple(_with_words(analyze_trace(trace, formulas=formulas), trace) for trace in ordered)
-    comparison = compare_ranks(traces) if len(traces) > 1 else None
-    stragglers: tuple[Straggler, ...] = ()
-    if comparison is not None and are_compared(comparison):
-        stragglers = find_stragglers_in_traces([step_parts(trace) for trace in ordered], thresholds=thresholds)
-    return TracesReport(
-        schema_version=SCHEMA_VERSION,
-        traces=reports,
-        ranks=comparison,
-        advice=advise_on_traces(
-            reports,
-            comparison,
-            straggler=stragglers[0] if stragglers else None,
-            devices=tuple(map(_abilities, ordered)),
-            thresholds=thresholds,
-        ),
-    )
+    refuse_mixed_ranks(traces)  # before the work
+    analyzed = [analyze_one(trace, compared=len(traces) > 1, formulas=formulas) for trace in traces]
+    return join_analyses(analyzed, thresholds=thresholds)
 
 
 def _with_words(report: TraceReport, trace: Trace) -> TraceReport:

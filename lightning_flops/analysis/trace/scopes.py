@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import NONE, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, intersect
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, intersect
 from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.phases import find_phases, sums_between
 from lightning_flops.analysis.trace_marks import METADATA_KEY
@@ -42,7 +42,7 @@ def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
         return None
     rows = np.flatnonzero((trace.kind == Kind.MEMCPY) | (trace.kind == Kind.MEMSET))
     table = []
-    for name in np.unique(trace.name[rows]).tolist():
+    for name in distinct(trace.name[rows]).tolist():
         here = rows[trace.name[rows] == name]
         calls = trace.links.launch[here]
         device = durations_of(trace.duration_ns[here], whole_ns=_device_work_ns(trace))
@@ -53,7 +53,7 @@ def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
                 name=trace.names[name],
                 calls=len(here),
                 bytes=int(sizes.sum()) if (sizes != NONE).all() else None,
-                host=durations_of(trace.duration_ns[np.unique(calls[calls >= 0])], whole_ns=_host_steps_ns(trace)),
+                host=durations_of(trace.duration_ns[distinct(calls[calls >= 0])], whole_ns=_host_steps_ns(trace)),
                 device=device,
             )
         )
@@ -104,7 +104,7 @@ def device_summary(trace: Trace) -> DeviceSummary:
         cpu_system_ratio=None if busy is None or idle is None or not busy + idle else busy / (busy + idle),
         devices=tuple(
             DeviceUse(device=device, utilization=trace.merged(kernels & (trace.device == device)).total / elapsed_ns)
-            for device in np.unique(trace.device[kernels]).tolist()
+            for device in distinct(trace.device[kernels]).tolist()
         )
         if trace.has_device and elapsed_ns
         else None,
@@ -135,7 +135,7 @@ def _launched_in_scopes(trace: Trace, rows: Ints) -> Ints:
     order = np.argsort(trace.start_ns[calls], kind="stable")
     launched, calls = launched[order], calls[order]
     total = np.zeros(len(rows), dtype=np.int64)
-    for lane in np.unique(trace.lane[calls]).tolist():
+    for lane in distinct(trace.lane[calls]).tolist():
         here = trace.lane[calls] == lane
         open_to = np.flatnonzero((trace.lane[rows] == lane) | bool(trace.links.backward_lanes[lane]))
         total[open_to] += sums_between(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, merge
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge
 from lightning_flops.analysis.trace.names import Kind, host_collective, is_collective_kernel, step_number
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def enclosing_operators(
     if not len(operators) or not len(moments_ns):
         return np.full(len(moments_ns), -1, dtype=np.int64)
     found = np.full(len(moments_ns), -1, dtype=np.int64)
-    for lane in np.unique(lanes):
+    for lane in distinct(lanes):
         here = operators[trace.lane[operators] == lane]
         if not len(here):
             continue

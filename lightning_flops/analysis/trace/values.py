@@ -19,12 +19,14 @@ def whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) <= LARGEST_INTEGER else None
 
 
-def bytes_of(shapes: Sequence[Any], dtypes: Sequence[Any]) -> int | None:
-    """Bytes of inputs of these shapes and dtypes; None if one of the dtypes is not known."""
+def bytes_of(shapes: Any, dtypes: Any) -> int | None:
+    """Bytes of inputs of these shapes and dtypes, which may be anything; None if one of them is not known."""
+    if not isinstance(shapes, Sequence) or not isinstance(dtypes, Sequence):
+        return None
     total = 0
     for shape, dtype in zip(shapes, dtypes, strict=False):
         element_bytes = ELEMENT_BYTES.get(str(dtype).lower())
-        if element_bytes is None or not all(type(size) is int for size in shape):
+        if element_bytes is None or not isinstance(shape, Sequence) or not all(type(size) is int for size in shape):
             return None
         elements = 1
         for size in shape:

@@ -1,0 +1,96 @@
+"""Trace files into one report: several large ones by several processes, one of them in memory in each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+
+from lightning_flops.analysis.trace.flops import Formulas
+from lightning_flops.analysis.trace.loading import load_trace
+from lightning_flops.analysis.trace.report import AnalyzedTrace, analyze_one, join_analyses
+from lightning_flops.config import AdviceThresholds
+from lightning_flops.errors import LightningFlopsError
+from lightning_flops.schema.trace import TracesReport
+
+WORTH_PROCESSES_BYTES = 8 << 20
+"""Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
+
+_MB = 1e6
+
+
+def analyze_files(
+    files: Sequence[str],
+    *,
+    thresholds: AdviceThresholds | None = None,
+    formulas: Formulas | None = None,
+    processes: int = 1,
+    progress: Callable[[str], object] | None = None,
+) -> TracesReport:
+    """The report of the traces in *files*, one of each rank.
+
+    Args:
+        files: paths, or URLs.
+        thresholds: of the advice; None for the defaults.
+        formulas: as for ``analyze_trace``; a function of a module, so that other processes find it.
+        processes: most that read at the same time, if the files are worth it.
+        progress: is told in words, often, how far the work is.
+
+    Raises:
+        TraceFormatError: a file cannot be read; of several the first in order.
+        RanksError: two files are of the same rank, or there is none.
+        LightningFlopsError: a process was ended from outside.
+    """
+    tell = progress or (lambda words: None)
+    side_by_side = min(processes, len(files))
+    if side_by_side > 1 and _are_worth_processes(files):
+        analyzed = _by_processes(files, side_by_side, formulas, tell)
+    else:
+        analyzed = [_analyze(file, len(files) > 1, formulas, tell) for file in files]
+    return join_analyses(analyzed, thresholds=thresholds)
+
+
+def _analyze(
+    file: str, compared: bool, formulas: Formulas | None, tell: Callable[[str], object] | None = None
+) -> AnalyzedTrace:
+    name, size = os.path.basename(file), os.path.getsize(file) if os.path.isfile(file) else None
+    of_all = f" of {size / _MB:,.0f}" if size else ""
+    progress = None if tell is None else lambda read: tell(f"reading {name}: {read / _MB:,.0f}{of_all} MB")
+    trace = load_trace(file, progress=progress)
+    if tell is not None:
+        tell(f"analyzing {name}: {len(trace):,} events")
+    return analyze_one(trace, compared=compared, formulas=formulas)
+
+
+def _are_worth_processes(files: Sequence[str]) -> bool:
+    """Whether *files* are large, and can be opened by another process: a pipe cannot."""
+    if not all(os.path.isfile(file) for file in files):
+        return False
+    # What is packed takes many times as long as its size says.
+    return sum(os.path.getsize(file) * (16 if file.endswith(".gz") else 1) for file in files) > WORTH_PROCESSES_BYTES
+
+
+def _by_processes(
+    files: Sequence[str], processes: int, formulas: Formulas | None, tell: Callable[[str], object]
+) -> list[AnalyzedTrace]:
+    with ExitStack() as stack:
+        # Not by fork: numpy has threads.
+        pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        # The largest first, so that no process is left with it at the end.
+        largest_first = sorted(range(len(files)), key=lambda place: -os.path.getsize(files[place]))
+        futures = {place: pool.submit(_analyze, files[place], True, formulas) for place in largest_first}
+        tell(f"reading {len(files)} files")
+        for done, future in enumerate(as_completed(futures.values()), 1):
+            tell(f"read and analyzed {done} of {len(files)} files")
+            if future.exception() is not None:
+                break
+        try:
+            return [futures[place].result() for place in range(len(files))]
+        except BrokenProcessPool as error:
+            raise LightningFlopsError(
+                "a process that read a trace was ended from outside: for want of memory, perhaps. Give fewer files"
+            ) from error

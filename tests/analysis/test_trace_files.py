@@ -1,0 +1,77 @@
+"""Several trace files: read by one process or by several, the answer is the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lightning_flops.analysis.collectives import RanksError
+from lightning_flops.analysis.trace import analyze_files, analyze_traces, files, load_trace
+from lightning_flops.analysis.trace.columns import TraceFormatError
+from lightning_flops.errors import LightningFlopsError
+
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+RANKS = [str(TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json") for rank in (0, 1)]
+
+
+@pytest.fixture
+def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even the smallest files are read side by side."""
+    monkeypatch.setattr(files, "WORTH_PROCESSES_BYTES", 0)
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
+    alone = analyze_files(RANKS)
+    assert alone == analyze_traces([load_trace(file) for file in RANKS])
+    told: list[str] = []
+    assert analyze_files(RANKS[::-1], processes=2, progress=told.append) == alone
+    assert told == ["reading 2 files", "read and analyzed 1 of 2 files", "read and analyzed 2 of 2 files"]
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_of_several_files_that_cannot_be_read_the_first_is_named(tmp_path: Path) -> None:
+    bad = [tmp_path / "a.json", tmp_path / "b.json"]
+    bad[0].write_text("{")
+    bad[1].write_text("")
+    for processes in (1, 2):
+        with pytest.raises(TraceFormatError) as caught:
+            analyze_files([RANKS[0], *map(str, bad)], processes=processes)
+        assert str(caught.value).startswith(f"{bad[0]}: the file ends in the middle")
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_files_of_one_rank_are_refused_by_processes_too(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(Path(RANKS[0]).read_bytes())
+    with pytest.raises(RanksError, match="are both of rank 0"):
+        analyze_files([RANKS[0], str(copy)], processes=2)
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_analyze", _killed)
+    with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
+        analyze_files(RANKS, processes=2)
+
+
+def _killed(*args: object) -> None:
+    os._exit(9)
+
+
+def test_one_process_says_how_far_it_is(tmp_path: Path) -> None:
+    told: list[str] = []
+    analyze_files(RANKS[:1], progress=told.append)
+    name, megabytes = Path(RANKS[0]).name, f"{Path(RANKS[0]).stat().st_size / 1e6:,.0f}"
+    assert told[0] == f"reading {name}: 0 of {megabytes} MB"
+    assert told[-1] == f"analyzing {name}: 48 events"
+
+
+def test_small_files_and_pipes_are_read_here(tmp_path: Path) -> None:
+    assert not files._are_worth_processes(RANKS)
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * (files.WORTH_PROCESSES_BYTES + 1))
+    assert files._are_worth_processes([RANKS[0], str(large)])
+    assert not files._are_worth_processes([str(large), "memory://trace.json"])
