@@ -68,5 +68,5 @@ def render_text(profile: Profile | FlopCounts | Comparison) -> str:
 
 def _law_lines(profile: Profile) -> list[str]:
     """What a step spends by its sizes, if they vary; the run's throughput has it for all steps of the run."""
-    lines = step_law_lines(profile.law, why_none=profile.unavailable.get("law", ""))
+    lines = step_law_lines(profile.law, why_none=profile.why_no_law or "")
     return [title("FLOPs by size"), *lines] if lines else []

@@ -111,10 +111,12 @@ class Profile:
     rates: Rates
     """Every ratio, per step; FLOP/s are this rank's."""
     unavailable: Mapping[str, str]
-    """Why a rate, or the law, (by its field's name) is None, in a few words."""
+    """Why a rate (by its field's name) is None, in a few words."""
     law: StepLaw | None = None
     """What a step spends as a function of its sizes, as far as this window could tell; None if they did not vary, or if
     there is no such law."""
+    why_no_law: str | None = None
+    """Why there is none though sizes varied, in a few words; otherwise None."""
     lower_bound: bool
     """Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted."""
     modules: tuple[ModuleProfile, ...]

@@ -622,7 +622,7 @@ class Session:
         law = self.flops.law(seconds, last=self.steps.last, peak_sec=self._peak_sec)
         if not isinstance(law, str):
             return replace(profile, law=law)
-        return replace(profile, unavailable={**profile.unavailable, "law": law}) if profile.variable else profile
+        return replace(profile, why_no_law=law) if profile.variable else profile
 
     def _show(self, profile: Profile) -> None:
         """Publish and write *profile*, which is complete, at the run's current step."""
