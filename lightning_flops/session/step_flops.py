@@ -68,7 +68,8 @@ class StepFlops:
 
         None where that is not known.
         """
-        return self.laws.without_padding(self._counted_in_window, self._tokens_in_window)
+        useful = self.laws.without_padding(self._counted_in_window, self._tokens_in_window)
+        return None if isinstance(useful, str) else useful
 
     def window_closes(self, *, shapes_deceive: bool, variable: bool) -> None:
         """A window has measured what it was to measure.

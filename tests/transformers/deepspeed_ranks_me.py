@@ -53,14 +53,11 @@ def train(folder: Path, stage: int, *callbacks: Any) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    seen = {
-        f"{name} {stage}": train(folder / f"{name}{stage}", stage, *callbacks())
-        for stage in STAGES
-        for name, callbacks in {
-            "plain": lambda: (),
-            "profiled": lambda: (FlopsProfilerTrainerCallback(timing_steps=2, trace=False),),
-        }.items()
-    }
+    seen = {}
+    for stage in STAGES:
+        seen[f"plain {stage}"] = train(folder / f"plain{stage}", stage)
+        profiler = FlopsProfilerTrainerCallback(timing_steps=2, trace=False)
+        seen[f"profiled {stage}"] = train(folder / f"profiled{stage}", stage, profiler)
     (folder / f"seen{os.environ['RANK']}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 
