@@ -17,6 +17,7 @@ from typing import Any
 
 from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, common_denominator
 from lightning_flops.records import BatchTokens, BucketFlops
+from lightning_flops.schema.law import NO_OTHER_SIZE
 
 Sizes = tuple[int, ...]
 """Every size of one batch's tensors, in a fixed order."""
@@ -241,18 +242,24 @@ class LawFinder:
         """The variables' values in each batch; None if the batches are none of this law's."""
         return self._values(batches)
 
-    def per_sequence(self) -> PerSequence | None:
-        """What one sequence spends, by its length; None where that does not follow from the law.
+    def per_sequence(self) -> PerSequence | str:
+        """What one sequence spends, by its length; in words, why that does not follow from the law.
 
         It follows where a step's FLOPs are those of its samples added up: where they are proportional to the batch, or
         where every batch was one sample; and where they depend on one other size alone, to the second power at most.
         """
         law = self.law
-        if law is None or law.constraints:
-            return None
+        if law is None:
+            return self.why_no_law
+        if law.constraints:
+            return "the counted steps do not settle every term of the law of their FLOPs"
         batch = next((place for place, one in enumerate(self.variables) if one.is_batch), None)
         if batch is None and any(size != 1 for size in self._leading):
-            return None
+            # A product of two weights costs as much for one sample as for all of them, and nobody has seen which.
+            return (
+                "every counted step had the same number of samples, so it is not known what each of them spends: a "
+                "counted step with another number of samples, such as an epoch's short last batch, would tell"
+            )
         lengths: set[int] = set()
         sums: dict[str, list[Fraction]] = {}
         for (bucket, dtype), coefficients in law.coefficients.items():
@@ -261,17 +268,35 @@ class LawFinder:
             of_dtype = sums.setdefault(dtype, [Fraction(0)] * 3)
             for powers, value in zip(law.monomials.terms, coefficients, strict=True):
                 others = {place: power for place, power in enumerate(powers) if power and place != batch}
-                # A part that a step spends once, whatever its samples, is no sample's.
-                proportional = bool(others) if batch is None else powers[batch] == 1
                 if not value:
                     continue
-                if not proportional or len(others) > 1 or any(power > 2 for power in others.values()):
-                    return None
+                # A part that a step spends once, whatever its samples, is no sample's.
+                if not (bool(others) if batch is None else powers[batch] == 1):
+                    return "a step's FLOPs are not proportional to its samples: a part of them is no sample's own"
+                if len(others) > 1:
+                    return "a sample's FLOPs depend on several sizes, and not on its length alone"
+                if any(power > 2 for power in others.values()):
+                    return "a sample's FLOPs grow faster than the square of its length"
                 lengths |= others.keys()
                 of_dtype[sum(others.values())] += value
-        if len(lengths) != 1:
-            return None
+        if len(lengths) > 1:
+            return "a sample's FLOPs depend on several sizes, and not on its length alone"
+        if not lengths:
+            return "no counted step had samples of another length"
         return PerSequence(batch=batch, length=lengths.pop(), coefficients={one: (*its,) for one, its in sums.items()})
+
+    @property
+    def why_no_law(self) -> str:
+        """Why there is no law, if there is none; without a full stop."""
+        if self.refused:
+            return (
+                "the FLOPs of the counted steps follow no polynomial of their sizes (as with strided convolutions, and "
+                "with work that depends on the data)"
+            )
+        counted = len({batches for batches, _ in self._steps})
+        if counted < 2:
+            return NO_OTHER_SIZE
+        return f"steps of {counted} different sizes were counted, too few to find a law and check it"
 
     def tokens_by_shape(self, batches: tuple[Sizes, ...], one: PerSequence) -> int | None:
         """Samples times length of *batches*; None where they are none of this law's."""

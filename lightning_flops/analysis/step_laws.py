@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lightning_flops.analysis.law import Law, LawFinder, Sizes
 from lightning_flops.records import UNKNOWN_SHAPE, BatchTokens, BucketFlops
+from lightning_flops.schema.law import NO_STEP_TIMED
 
 
 class StepSeconds(NamedTuple):
@@ -85,22 +86,24 @@ class StepLaws:
             return finder.flops(_sizes_of(key))
         return flops
 
-    def report(self, seconds: Mapping[StepKey, StepSeconds]) -> RunLaw | None:
-        """The law of the steps that most time was spent on, and its steps by length; None if there is none."""
+    def report(self, seconds: Mapping[StepKey, StepSeconds]) -> RunLaw | str:
+        """The law of the steps that most time was spent on, and its steps by length; in words, why there is none."""
         times: dict[_Kind, float] = {}
         for key, its in seconds.items():
             kind = _kind_of(key)
             times[kind] = times.get(kind, 0.0) + its.seconds
         if not times:
-            return None
+            return NO_STEP_TIMED
         kind = max(times, key=lambda one: times[one])
-        finder = self._finders.get(kind)
-        if finder is None or finder.law is None or self._given_up or kind in self._unreliable:
-            return None
+        finder = self._finder_of(kind)
+        if isinstance(finder, str):
+            return finder
+        if finder.law is None or not finder.variables:
+            return finder.why_no_law
         length = next((place for place, one in enumerate(finder.variables) if not one.is_batch), None)
         steps = []
         for key, its in seconds.items():
-            flops = self.foretell(key) if _kind_of(key) == kind else None
+            flops = self.foretell(key) if its.steps and _kind_of(key) == kind else None
             values = None if flops is None else finder.values_of(_sizes_of(key))
             if flops is not None and values and length is not None:
                 sums = FlopSums()
@@ -108,31 +111,42 @@ class StepLaws:
                 steps.append((max(one[length] for one in values), its, sums))
         return RunLaw(finder=finder, law=finder.law, steps=steps)
 
-    def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | None:
+    def _finder_of(self, kind: _Kind) -> LawFinder | str:
+        """What looks for the law of steps of this *kind*; in words, why nothing does."""
+        if self._given_up:
+            return "other parameters are trained than when steps were counted"
+        if kind in self._unreliable:
+            return "steps with the same batch shapes spent different FLOPs"
+        return self._finders.get(kind, "no step of this form was counted, or its shapes are hidden")
+
+    def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | str:
         """By dtype, the model FLOPs that these steps would have spent on their tokens alone, without padding.
 
-        The sum over their sequences of the law for one sample of its length. None where there is no such law, or where
-        its length is not that of the tokens.
+        The sum over their sequences of the law for one sample of its length. Where there is no such law, or its length
+        is not that of the tokens, why that is, in words without a full stop.
 
         Args:
             keys: so many steps of each key.
             tokens: of all of them.
         """
+        if tokens.processed is None or tokens.real is None or tokens.sequences is None:
+            return "not every batch tells which of its tokens are padding"
         kinds = {_kind_of(key) for key in keys}
-        if len(kinds) != 1 or tokens.processed is None:
-            return None
-        kind = kinds.pop()
-        finder = self._finders.get(kind)
-        one = None if finder is None or self._given_up or kind in self._unreliable else finder.per_sequence()
-        if finder is None or one is None:
-            return None
+        if len(kinds) != 1:
+            return "the run had steps of several forms" if kinds else "the steps are not known one by one"
+        finder = self._finder_of(kinds.pop())
+        one = finder if isinstance(finder, str) else finder.per_sequence()
+        if isinstance(finder, str) or isinstance(one, str):
+            return str(one)
         processed = 0
         for key, steps in keys.items():
             by_shape = finder.tokens_by_shape(_sizes_of(key), one)
             if by_shape is None:
-                return None
+                return "a step had sizes that the law of the FLOPs does not cover"
             processed += steps * by_shape
-        return one.flops(tokens) if processed == tokens.processed else None
+        if processed != tokens.processed:
+            return "the size that FLOPs depend on is not the length of the token ids"
+        return one.flops(tokens) or "the law gives no whole number of FLOPs for these lengths"
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step of a window was counted, from its first moment to its last."""

@@ -18,10 +18,10 @@ def build_throughput(
     dp_size: int,
     flops: RunTotals = NOTHING_BOOKED,
     model_flops_peak_sec: float | None = None,
-    useful_flops_peak_sec: float | None = None,
+    useful_flops_peak_sec: float | str | None = None,
     lower_bound: bool = False,
     tokens: BatchTokens = UNKNOWN_TOKENS,
-    law: RunLaw | None = None,
+    law: RunLaw | str | None = None,
     peak_sec: Callable[[Mapping[str, int]], float | None] = lambda flops: None,
 ) -> ThroughputSummary | None:
     """Averages and extremes of *totals*.
@@ -31,10 +31,10 @@ def build_throughput(
         dp_size: ranks that see different data, whose items count together.
         flops: what the steps of this rank spent.
         model_flops_peak_sec: seconds that those of the undisturbed ones take at the device's peaks; None if not known.
-        useful_flops_peak_sec: the same of what they would have spent without padding.
+        useful_flops_peak_sec: the same of what they would have spent without padding; in words, why it is not known.
         lower_bound: an operator that may have spent FLOPs could not be counted.
         tokens: those of all batches of this rank, counted and traced ones as well.
-        law: what a step spends as a function of its sizes; None without one.
+        law: what a step spends as a function of its sizes; in words, why there is none; None if nobody asked.
         peak_sec: seconds that FLOPs by dtype take at the device's peaks; None if one is not known.
 
     Returns:
@@ -70,14 +70,21 @@ def build_throughput(
         model_flops_per_sec=per_second(
             amount=None if flops.undisturbed is None else flops.undisturbed.model, seconds=seconds.total
         ),
-        law=None if law is None or not law.finder.variables else step_law(law, peak_sec=peak_sec),
+        law=step_law(law, peak_sec=peak_sec) if isinstance(law, RunLaw) else None,
+        unavailable={
+            name: reason
+            for name, reason in (("law", law), ("useful_mfu", useful_flops_peak_sec))
+            if isinstance(reason, str)
+        },
         tokens=tokens.processed,
         real_tokens=tokens.real,
         trained_tokens=tokens.trained,
         padding_ratio=padding_ratio(tokens),
         tokens_per_sec=per_second(amount=over_ranks(amount=totals.tokens.real, ranks=dp_size), seconds=seconds.total),
         mfu=per_second(amount=model_flops_peak_sec, seconds=seconds.total),
-        useful_mfu=per_second(amount=useful_flops_peak_sec, seconds=seconds.total),
+        useful_mfu=per_second(
+            amount=None if isinstance(useful_flops_peak_sec, str) else useful_flops_peak_sec, seconds=seconds.total
+        ),
     )
 
 

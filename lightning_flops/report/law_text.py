@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from lightning_flops.report.layout import paragraph, rule, table, title
-from lightning_flops.schema.law import LawReport, LawSum, LawTerm, LawVariable
+from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED, LawReport, LawSum, LawTerm, LawVariable, StepLaw
 from lightning_flops.text.printable import page
-from lightning_flops.units import plain, plural
+from lightning_flops.units import duration, percent, plain, plural, si
 
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LETTERS = {"batch": "B", "sequence": "S", "height": "H", "width": "W"}
@@ -57,6 +57,36 @@ def law_lines(sums: Sequence[LawSum], names: Sequence[str]) -> list[str]:
         label = f"{one.bucket.replace('_', ' ')} ({one.dtype})" if several else one.bucket.replace("_", " ")
         lines += paragraph(f"{label} = {_sum(one.terms, letters)}", rest="    ")
     return lines
+
+
+def step_law_lines(law: StepLaw | None, *, why_none: str) -> list[str]:
+    """The law of a run's steps in words, and its steps by length; *why_none*, if there is none and sizes varied."""
+    if law is None:
+        return [] if why_none in ("", NO_STEP_TIMED, NO_OTHER_SIZE) else paragraph(f"No law of the FLOPs: {why_none}.")
+    names = [one.name for one in law.variables]
+    lines = [
+        "FLOPs of a batch by its sizes:",
+        *(f"  {each}" for each in law_lines(law.sums, names)),
+        *paragraph(
+            f"Used for {' and '.join(map(range_text, law.variables))}. It rests on {plain(law.counted)} counted "
+            f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
+        ),
+    ]
+    if not law.lengths:
+        return lines
+    whole = sum(row.steps for row in law.lengths)
+    rows = [
+        [
+            f"{row.shortest}-{row.longest}" if row.longest != row.shortest else str(row.shortest),
+            percent(row.steps / whole),
+            si(row.model_flops),
+            duration(row.step_sec),
+            percent(row.mfu),
+        ]
+        for row in law.lengths
+    ]
+    name = next(one for one in names if one != "B")
+    return [*lines, *table([f"length ({name})", "of the steps", "model FLOPs", "step", "MFU"], rows)]
 
 
 def letters_of(names: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from lightning_flops.report.counts_text import render_counts
 from lightning_flops.report.energy_text import energy_lines
 from lightning_flops.report.headline import answer_lines
 from lightning_flops.report.intensity_text import intensity_lines
-from lightning_flops.report.layout import rule
+from lightning_flops.report.law_text import step_law_lines
+from lightning_flops.report.layout import rule, title
 from lightning_flops.report.memory_text import memory_lines
 from lightning_flops.report.module_text import aggregated_lines, detailed_lines
 from lightning_flops.report.ranks_text import ranks_lines
@@ -49,6 +50,7 @@ def render_text(profile: Profile | FlopCounts | Comparison) -> str:
         flops_lines(profile),
         throughput_lines(profile),
         energy_lines(profile.energy, step_name=profile.step_name, lower_bound=profile.lower_bound),
+        _law_lines(profile),
         ranks_lines(profile),
         memory_lines(
             profile.memory, profile.traced, trains=profile.context.trains, parameter_bytes=profile.parameter_bytes
@@ -62,3 +64,9 @@ def render_text(profile: Profile | FlopCounts | Comparison) -> str:
     ]
     lines = [line for section in sections if section for line in (*section, "")]
     return page([*lines[:-1], rule()])
+
+
+def _law_lines(profile: Profile) -> list[str]:
+    """What a step spends by its sizes, if they vary; the run's throughput has it for all steps of the run."""
+    lines = step_law_lines(profile.law, why_none=profile.why_no_law or "")
+    return [title("FLOPs by size"), *lines] if lines else []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_flops.report.law_text import law_lines, range_text
+from lightning_flops.report.law_text import step_law_lines
 from lightning_flops.report.layout import paragraph, rule, table, title
-from lightning_flops.schema.law import StepLaw
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.text.printable import page
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
 
 
 def render_throughput(summary: ThroughputSummary) -> str:
@@ -38,7 +37,7 @@ def render_throughput(summary: ThroughputSummary) -> str:
         ),
         *_flops_lines(summary),
         *_token_lines(summary),
-        *_law_lines(summary.law),
+        *step_law_lines(summary.law, why_none=summary.unavailable.get("law", "")),
         rule(),
     ]
     return page(lines)
@@ -72,39 +71,13 @@ def _token_lines(summary: ThroughputSummary) -> list[str]:
     words = f"Tokens: {plain(summary.tokens)} processed, {plain(summary.real_tokens)} without padding"
     if summary.trained_tokens is not None:
         words += f", {plain(summary.trained_tokens)} trained on"
+    reason = summary.unavailable.get("useful_mfu") if summary.useful_mfu is None else None
+    because = f" ({reason})" if reason else ""
     return [
         words,
-        f"Padding: {percent(summary.padding_ratio)}; "
-        f"useful MFU, of the FLOPs without it: {percent(summary.useful_mfu)}; "
-        f"tokens/s without padding: {plain(summary.tokens_per_sec)}",
-    ]
-
-
-def _law_lines(law: StepLaw | None) -> list[str]:
-    """The law in words, and the steps by length."""
-    if law is None:
-        return []
-    names = [one.name for one in law.variables]
-    lines = [
-        "FLOPs of a batch by its sizes:",
-        *(f"  {each}" for each in law_lines(law.sums, names)),
         *paragraph(
-            f"Used for {' and '.join(map(range_text, law.variables))}. It rests on {plain(law.counted)} counted "
-            f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
+            f"Padding: {percent(summary.padding_ratio)}; "
+            f"useful MFU, of the FLOPs without it: {percent(summary.useful_mfu)}{because}; "
+            f"tokens/s without padding: {plain(summary.tokens_per_sec)}"
         ),
     ]
-    if not law.lengths:
-        return lines
-    whole = sum(row.steps for row in law.lengths)
-    rows = [
-        [
-            f"{row.shortest}-{row.longest}" if row.longest != row.shortest else str(row.shortest),
-            percent(row.steps / whole),
-            si(row.model_flops),
-            duration(row.step_sec),
-            percent(row.mfu),
-        ]
-        for row in law.lengths
-    ]
-    name = next(one for one in names if one != "B")
-    return [*lines, *table([f"length ({name})", "of the steps", "model FLOPs", "step", "MFU"], rows)]

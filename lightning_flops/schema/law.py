@@ -12,6 +12,11 @@ SCHEMA_VERSION = 1
 """Version of the JSON that ``LawReport.to_json`` writes; it goes up whenever a field changes."""
 
 
+NO_STEP_TIMED = "no step was timed"
+NO_OTHER_SIZE = "no counted step had another size"
+"""Why a run has no law, if its sizes gave none to look for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawVariable:
     """A size that the law is a function of."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lightning_flops.schema import dataclass_json, shown
@@ -78,6 +79,8 @@ class ThroughputSummary:
     """Real tokens per second, all ranks that see different data together, without counted and traced steps."""
     law: StepLaw | None = None
     """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Why ``law`` or ``useful_mfu`` is None, in a few words."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

@@ -468,13 +468,14 @@ class Session:
         self.flops.look_at_parameters()
         flops = self.flops.books.sums(reading.keys) if reading.steps else None
         if reading.steps and self._writes:
+            useful = "" if flops is None else self._useful_peak_sec(reading.keys, reading.tokens)
             self._output.write_reading(
                 reading,
                 dp_size=self._plan.dp_size,
                 tokens=self._tokens_in(reading),
                 model_flops=None if flops is None else flops.model,
                 model_flops_peak_sec=None if flops is None else self._peak_sec(flops.model_by_dtype),
-                useful_flops_peak_sec=None if flops is None else self._useful_peak_sec(reading.keys, reading.tokens),
+                useful_flops_peak_sec=None if isinstance(useful, str) else useful,
                 step=self._door.x_axis(),
             )
         if flops is None and self.profile is not None and not self._whole_steps:
@@ -490,10 +491,11 @@ class Session:
             return reading.tokens.real
         return None if reading.samples is None or callable(per_sample) else reading.samples * per_sample
 
-    def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | None:
-        """Seconds that the model FLOPs of these steps would take at the peak without padding."""
+    def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | str:
+        """Seconds that the model FLOPs of these steps would take at the peak without padding; in words, why not."""
         useful = self.flops.laws.without_padding(keys, tokens)
-        return None if useful is None else self._peak_sec(useful)
+        seconds = useful if isinstance(useful, str) else self._peak_sec(useful)
+        return "the device's peak is not known" if seconds is None else seconds
 
     def _peak_sec(self, flops: Mapping[str, int]) -> float | None:
         """Seconds that FLOPs by dtype take at the peaks of this device."""
@@ -592,7 +594,7 @@ class Session:
             memory=lambda optimizers: window.memory.record(optimizers=optimizers),
             warns=self._writes,
         )
-        profile = with_report_sec(profile, time.perf_counter() - started)
+        profile = with_report_sec(self._with_law(profile), time.perf_counter() - started)
         self.profile = profile
         self.flops.window_closes(shapes_deceive=window.recorder.shapes_deceive, variable=record.variable)
         if self._writes:
@@ -612,6 +614,15 @@ class Session:
             self._ranks.show_ready()
         if self.monitor is not None:
             self.monitor.restart()
+
+    def _with_law(self, profile: Profile) -> Profile:
+        """*profile* with the law of its steps' FLOPs, if their sizes vary."""
+        self.profile = profile  # it knows the device
+        seconds = {} if self.monitor is None else self.monitor.seconds_by_key()
+        law = self.flops.law(seconds, last=self.steps.last, peak_sec=self._peak_sec)
+        if not isinstance(law, str):
+            return replace(profile, law=law)
+        return replace(profile, why_no_law=law) if profile.variable else profile
 
     def _show(self, profile: Profile) -> None:
         """Publish and write *profile*, which is complete, at the run's current step."""
@@ -687,13 +698,15 @@ class Session:
         self.flops.look_at_parameters()
         flops = self.flops.books.totals()
         known = flops.undisturbed
-        useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
+        useful: float | str = "the FLOPs of a step are not known"
+        if known is not None:
+            useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
         self.throughput = build_throughput(
             monitor.totals(),
             dp_size=self._plan.dp_size,
             flops=flops,
             model_flops_peak_sec=None if known is None else self._peak_sec(known.model_by_dtype),
-            useful_flops_peak_sec=None if known is None else useful,
+            useful_flops_peak_sec=useful,
             lower_bound=self.flops.lower_bound,
             tokens=self._all_tokens(monitor),
             law=self.flops.laws.report(monitor.seconds_by_key()),

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws
+from lightning_flops.analysis.flops_law import step_law
+from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.samples import Samples
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_flops.instrument.batches import Shapes
     from lightning_flops.instrument.window_states import CountedStep
     from lightning_flops.records import BatchTokens
+    from lightning_flops.schema.law import StepLaw
     from lightning_flops.session.batches import StepBook
 
 
@@ -66,7 +68,8 @@ class StepFlops:
 
         None where that is not known.
         """
-        return self.laws.without_padding(self._counted_in_window, self._tokens_in_window)
+        useful = self.laws.without_padding(self._counted_in_window, self._tokens_in_window)
+        return None if isinstance(useful, str) else useful
 
     def window_closes(self, *, shapes_deceive: bool, variable: bool) -> None:
         """A window has measured what it was to measure.
@@ -78,6 +81,25 @@ class StepFlops:
         if shapes_deceive and self._first_counted is not None:
             self.laws.doubt(self._first_counted)
         self.wants_shapes = self.wants_shapes or (variable and self._shown)
+
+    def law(
+        self,
+        seconds: Mapping[StepKey, StepSeconds],
+        *,
+        last: StepKey | None,
+        peak_sec: Callable[[Mapping[str, int]], float | None],
+    ) -> StepLaw | str:
+        """The law of the run's steps so far; in words, why there is none.
+
+        Args:
+            seconds: how long the steps of each key took.
+            last: of the step that ended last, which stands for them where nobody has timed any.
+            peak_sec: as for ``step_law``.
+        """
+        if not seconds and last is not None:
+            seconds = {last: StepSeconds(0, 0.0)}
+        found = self.laws.report(seconds)
+        return found if isinstance(found, str) else step_law(found, peak_sec=peak_sec)
 
     def was_counted(self, key: StepKey, step: CountedStep) -> None:
         """The step of this *key* was counted, in a window or outside of them."""

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_flops import FlopsProfilerCallback, profile_training
+from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
 from lightning_flops.records import BatchTokens
+from lightning_flops.report.throughput_text import render_throughput
 from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
 
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
@@ -105,6 +106,82 @@ def test_useful_mfu_leaves_padding_out(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths, _ in data)
     assert summary.model_flops == spent
     assert summary.useful_mfu / summary.mfu == pytest.approx(useful / spent, rel=0.02)  # without the counted steps
+
+
+def test_the_windows_own_report_has_the_law_in_words_and_the_steps_by_length() -> None:
+    data, model = padded(150), Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches([batch for _, batch in data]):
+            train(model, optimizer, batch)
+    profile = profiler.profile
+    assert profile is not None and profile.law is not None and profile.why_no_law is None
+    token = 2 * WIDTH * 3 * WIDTH + 2 * WIDTH * WIDTH + 2 * 2 * WIDTH * 2 * WIDTH + 2 * WIDTH * VOCAB
+    pair = 2 * 2 * WIDTH
+    by_bucket = {
+        one.bucket: {(term.numerator, *sorted(term.powers.items())) for term in one.terms} for one in profile.law.sums
+    }
+    assert by_bucket == {
+        bucket: {(times * token, ("B", 1), ("S", 1)), (times * pair, ("B", 1), ("S", 2))}
+        for bucket, times in (("forward", 1), ("backward", 2))
+    }
+    assert sum(row.steps for row in profile.law.lengths) >= SETTINGS["timing_steps"]
+    assert all(row.mfu is not None and row.step_sec > 0 for row in profile.law.lengths)
+    text = render_text(profile)
+    assert f"forward = B·({token:,}·S + {pair:,}·S²)" in text
+    assert "length (S)" in text
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_a_batch_that_never_varied_has_no_useful_mfu_and_the_report_says_why() -> None:
+    """Two products of weights alone would cost the same for any batch: nobody can tell them from a sample's work."""
+    numbers, model = random.Random(4), Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = []
+    for _ in range(60):
+        mask = torch.ones(3, numbers.randint(10, 30), dtype=torch.long)
+        mask[1, 5:] = 0
+        data.append({"input_ids": torch.randint(VOCAB, mask.shape), "attention_mask": mask})
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches(data):
+            train(model, optimizer, batch)
+    summary, profile = profiler.throughput, profiler.profile
+    assert summary is not None and summary.law is not None and profile is not None and profile.law is not None
+    assert summary.padding_ratio is not None and summary.useful_mfu is None
+    reason = summary.unavailable["useful_mfu"]
+    assert reason.startswith("every counted step had the same number of samples")
+    assert f"n/a ({reason[:40]}" in " ".join(render_throughput(summary).split())
+
+
+def test_a_window_with_too_few_sizes_says_why_it_has_no_law() -> None:
+    numbers, model = random.Random(4), Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in [torch.ones(3, numbers.randint(10, 13), dtype=torch.long) for _ in range(60)]:
+            train(model, optimizer, {"input_ids": batch})
+    profile = profiler.profile
+    assert profile is not None and profile.variable and profile.law is None
+    assert profile.why_no_law is not None
+    assert "too few to find a law and check it" in profile.why_no_law
+    assert f"No law of the FLOPs: {profile.why_no_law}." in " ".join(render_text(profile).split())
+
+
+def test_batches_of_one_sample_have_a_useful_mfu() -> None:
+    numbers, model = random.Random(4), Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = []
+    for _ in range(60):
+        mask = torch.ones(1, numbers.randint(10, 20), dtype=torch.long)
+        mask[0, 8:] = 0
+        data.append({"input_ids": torch.randint(VOCAB, mask.shape), "attention_mask": mask})
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches(data):
+            train(model, optimizer, batch)
+    summary = profiler.throughput
+    assert summary is not None and summary.mfu is not None and summary.useful_mfu is not None
+    assert "useful_mfu" not in summary.unavailable
+    spent = sum(one_sequence(batch["input_ids"].shape[1]) for batch in data)
+    assert summary.useful_mfu / summary.mfu == pytest.approx(60 * one_sequence(8) / spent, rel=0.02)
 
 
 def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatch) -> None:
