@@ -217,7 +217,7 @@ class PlainLoop:
 
     def take_out(self) -> None:
         """Remove what is not in the session's taps."""
-        self._calls.forget()
+        self._calls.close()
         self._any_optimizer.remove()
         self.loaders.take_out()
 

@@ -76,7 +76,7 @@ class NotedCalls:
         self.facts.clear()
         self._tell(kinds, facts)
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Note nothing any more, and let go of what was noted."""
         self.on = False
         self.kinds.clear()

@@ -60,7 +60,7 @@ class Taps:
     def around(
         self,
         begins: Callable[..., T | None],
-        ends: Callable[[T], object],
+        ends: Callable[[T], object] | None,
         *,
         fails: Callable[[T, BaseException], object] | None = None,
         returns: Callable[[T, Any], object] | None = None,
@@ -70,7 +70,7 @@ class Taps:
         Args:
             begins: gets the call's arguments. What it returns is given to the other functions; if that is None, they
                 are not called.
-            ends: is called when the function has returned.
+            ends: is called when the function has returned; None: nothing is.
             fails: is called with what the function raised; None: *ends* is called instead.
             returns: is called, after *ends*, with what the function returned.
         """
@@ -97,7 +97,8 @@ class Taps:
                         if token is not None and border.closed:
                             self._session.leave_again()
                         elif token is not None:
-                            ends(token)
+                            if ends is not None:
+                                ends(token)
                             if returns is not None and not failed:
                                 returns(token, result)
                     except BaseException as error:
