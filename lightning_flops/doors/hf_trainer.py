@@ -271,7 +271,7 @@ class HfTraining:
     def _fetch_begins(self, *args: Any, **kwargs: Any) -> bool:
         self._in_loop = True
         monitor = self.session.monitor
-        if self.session.spare > 1 and monitor is not None and not self._between_epochs:  # most of the run
+        if self.session.spare and monitor is not None and not self._between_epochs:  # most of the run
             self._waits_since = monitor.now()
             return True
         self._fetched = None
@@ -367,15 +367,10 @@ class HfTraining:
 
     def batch_ends(self, *, ends_step: bool) -> None:
         """The Trainer is through with a batch, and perhaps with a step."""
-        session, monitor = self.session, self.session.monitor
-        if self._passing and monitor is not None:
+        session = self.session
+        if self._passing:
             shapes, known = self._passing.popleft()
-            at = monitor.now()
-            if session.spare > 1 and at < session.flops.look_from:
-                session.spare -= 1
-                monitor.later((monitor.passed, at, shapes, int(ends_step), ends_step, known))
-            else:
-                session.batch((), shapes, updates=int(ends_step), ends_step=ends_step, tokens=known)
+            session.batch((), shapes, updates=int(ends_step), ends_step=ends_step, tokens=known)
             return
         if session.out or self._only_logs:
             return

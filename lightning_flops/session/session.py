@@ -134,11 +134,7 @@ class Session:
         self._meter = door.meter(self.notes.add_for_run)
         self._gpu_meter: GpuMeter | None = None
         self.spare = 0
-        """So many of the next batches only the monitor needs, and it needs no more than their shapes.
-
-        A door may add them to the monitor's log itself, and counts them off here. It calls ``batch`` for the batch at
-        which nothing is left, and for one that ends after ``flops.look_from``.
-        """
+        """So many of the next batches only the monitor needs, and it needs no more than their shapes."""
         self.flops = StepFlops(
             root,
             self.notes.add_for_run,
@@ -333,7 +329,17 @@ class Session:
             return
         monitor = self.monitor
         if self.spare and monitor is not None:
-            self._batch_passes(monitor, shapes, updates, ends_step, tokens)
+            # Most of the run. The batch is only described when the monitor is read, or when somebody else must look.
+            at = monitor.now()
+            monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
+            self.spare -= 1
+            self.flops.at_border = ends_step
+            if ends_step and self._door.reading_is_due():
+                self._write_reading(monitor)
+            elif self.spare and at < self.flops.look_from:
+                return
+            monitor.add_up()
+            self.spare = self._batches_to_spare()
             return
         window = self.window
         samples = self._meter.samples(batch, shapes)
@@ -368,24 +374,6 @@ class Session:
         self.spare = self._batches_to_spare()
         if ends_step:
             self.window.next_timed_step()
-
-    def _batch_passes(
-        self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
-    ) -> None:
-        """All that ``batch`` does while only the monitor is active: most of the run, so as short as possible.
-
-        The batch is only described when the monitor is read, or when something else may need the description.
-        """
-        at = monitor.now()
-        monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
-        self.spare -= 1
-        self.flops.at_border = ends_step
-        if ends_step and self._door.reading_is_due():
-            self._write_reading(monitor)
-        elif self.spare and at < self.flops.look_from:
-            return
-        monitor.add_up()
-        self.spare = self._batches_to_spare()
 
     def batch_passed(
         self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
