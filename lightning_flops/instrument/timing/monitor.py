@@ -227,18 +227,24 @@ class Monitor:
     def _add_batch(
         self, at: float, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None
     ) -> None:
-        self._cut_exclusion(at)
-        before, now = self._before, self._clocks(at)
-        seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
+        if self._reasons:
+            self._cut_exclusion(at)
+        since, excluded_before, wait_before, fetches_before = self._before
+        seconds = at - since - (self._excluded_sec - excluded_before)
         self._cost.add(seconds)
         self._step_sec = self._step_sec + seconds if self._in_step else seconds
         self._in_step = not ends_step
-        if now.fetches != before.fetches:
-            self._wait.add(now.wait_sec - before.wait_sec)
-        if samples is not None and seconds > 0:
-            self._rate.add(samples / seconds)
-        self._total_samples = _sum(self._total_samples, samples)
-        self._samples = _sum(self._samples, samples)
+        if self._fetches != fetches_before:
+            self._wait.add(self._wait_sec - wait_before)
+        if samples is None:
+            self._samples = self._total_samples = None
+        else:
+            if seconds > 0:
+                self._rate.add(samples / seconds)
+            if self._samples is not None:
+                self._samples += samples
+            if self._total_samples is not None:
+                self._total_samples += samples
         if tokens is not None or self._tokens is not UNKNOWN_TOKENS:
             self._tokens = self._tokens.plus(tokens)
         if tokens is not None or self._total_tokens is not UNKNOWN_TOKENS:
@@ -255,7 +261,7 @@ class Monitor:
                 its[1] += self._step_sec
             elif len(self._by_key) < _MOST_KEYS:
                 self._by_key[key] = [1, self._step_sec]
-        self._before = now
+        self._before = self._clocks(at)
 
     def _take_keys(self) -> Counter[StepKey]:
         self._counted_keys.update(self._keys)
@@ -279,10 +285,6 @@ class Monitor:
         if self._reasons:
             self._excluded_sec += now - self._excluded_since
             self._excluded_since = now
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 class _Spread:
