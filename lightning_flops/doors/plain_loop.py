@@ -367,6 +367,7 @@ class PlainLoop:
         monitor = session.monitor
         if monitor is None or session.out:
             return
+        monitor.add_up()  # of what was told at once, before this was noted
         try:
             while place < len(kinds):
                 if kinds.startswith(_USUAL_STEP, place) and self._is_between_steps():
