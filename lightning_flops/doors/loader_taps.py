@@ -103,7 +103,7 @@ class LoaderTaps:
             weakref.finalize(self, self._on_class.undo).atexit = False
 
     def _around_fetch_of_run(self) -> Make:
-        return self._session.taps.around_weakly(
+        return self._session.taps.noted_fetch(
             self,
             LoaderTaps._monitored_fetch_begins,
             LoaderTaps._monitored_fetch_ends,

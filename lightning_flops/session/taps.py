@@ -185,7 +185,7 @@ class Taps:
 
         return make
 
-    def around_weakly(
+    def noted_fetch(
         self,
         owner: S,
         begins: Callable[..., bool],
