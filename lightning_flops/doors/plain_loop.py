@@ -420,8 +420,9 @@ class PlainLoop:
 
     def another_updates(self) -> None:
         """An optimizer that is not the loop's has made a step: the running step is unlike others."""
-        self._calls.stop()
-        self._notes_calls = False
+        if self._steps.on_its_thread():
+            self._calls.stop()
+            self._notes_calls = False
         self._updates += 1
 
     # ---- what the user's loop calls
