@@ -173,6 +173,7 @@ bench-time: $(BENCH_VENV)/.installed-bench
 	$(BENCH_VENV)/bin/python -m benchmarks.monitor_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trainer_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.loop_cost
+	$(BENCH_VENV)/bin/python -m benchmarks.counted_share
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_cost
 	$(BENCH_VENV)/bin/python -m benchmarks.trace_memory
 

@@ -261,7 +261,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """A batch is done, and with it perhaps a step."""
         if self._fit is not None:
             self._fit.batch_ends(batch)
-            if self._fit.session.out:
+            if self._fit.session.border.closed:
                 self._fit = None
 
     @_event

@@ -66,10 +66,20 @@ class Monomials:
 
     def __init__(self, terms: Sequence[Powers]) -> None:
         self.terms = tuple(terms)
-        factors = [[place for place, power in enumerate(powers) for _ in range(power)] for powers in self.terms]
-        # Each term is one before it times one variable, if there is such a one: this is asked at every step.
-        found = {tuple(one): number for number, one in enumerate(factors)}
-        self._made = [(found.get(tuple(one[:-1]), -1) if one else -1, one[-1:], one[:-1]) for one in factors]
+        # This is asked for every step of new shapes: each product is one before it times one variable. Product 0 is 1.
+        products: dict[tuple[int, ...], int] = {(): 0}
+        self._made: list[tuple[int, int]] = []
+        """For each product but the first, which product it is made from, and by which variable."""
+        self._wanted: list[int] = []
+        """For each term, its product."""
+        for powers in self.terms:
+            factors = tuple(place for place, power in enumerate(powers) for _ in range(power))
+            for length in range(1, len(factors) + 1):
+                if factors[:length] not in products:
+                    products[factors[:length]] = len(products)
+                    self._made.append((products[factors[: length - 1]], factors[length - 1]))
+            self._wanted.append(products[factors])
+        self._all_wanted = self._wanted == list(range(len(products)))
 
     def __len__(self) -> int:
         """How many terms there are."""
@@ -77,13 +87,10 @@ class Monomials:
 
     def of(self, values: Sequence[int]) -> list[int]:
         """Each term's value."""
-        found: list[int] = []
-        for before, last, others in self._made:
-            if before >= 0:
-                found.append(found[before] * values[last[0]])
-            else:
-                found.append(math.prod([values[place] for place in (*others, *last)]))
-        return found
+        found = [1]
+        for before, place in self._made:
+            found.append(found[before] * values[place])
+        return found if self._all_wanted else [found[number] for number in self._wanted]
 
     def summed(self, batches: Iterable[Sequence[int]]) -> list[int]:
         """Each term's value, added up over *batches*."""
@@ -205,7 +212,11 @@ class LawFinder:
         self._steps: list[tuple[tuple[Sizes, ...], BucketFlops]] = []
         self._fixed: Callable[[Sizes], Any] = len
         self._expected: Any = 0
-        self._first_and_others: list[tuple[int, tuple[int, ...]]] = []
+        self._first: Callable[[Sizes], tuple[int, ...]] = tuple
+        """Gets from sizes the value of each variable, where it stands first."""
+        self._again: Callable[[Sizes], Any] = len
+        """Gets what stands in the other places of the variables, and ``_as_first`` what must stand there."""
+        self._as_first: Callable[[Sizes], Any] = len
         self._leading: list[int] = []
         self._families: Iterator[Monomials] = iter(())
         self._fit: tuple[Monomials, ExactFit] | None = None
@@ -238,7 +249,7 @@ class LawFinder:
         values = self._values(batches)
         return None if values is None or not law.in_range(values) else law.flops(values)
 
-    def values_of(self, batches: tuple[Sizes, ...]) -> list[list[int]] | None:
+    def values_of(self, batches: tuple[Sizes, ...]) -> list[tuple[int, ...]] | None:
         """The variables' values in each batch; None if the batches are none of this law's."""
         return self._values(batches)
 
@@ -308,30 +319,25 @@ class LawFinder:
     def _refuse(self) -> None:
         self.refused, self.law, self._fit = True, None, None
 
-    def _values(self, batches: Iterable[Sizes]) -> list[list[int]] | None:
+    def _values(self, batches: Iterable[Sizes]) -> list[tuple[int, ...]] | None:
         """The variables' values in each of *batches*; None if a size varies that was a constant, or differs apart."""
         found = []
         for sizes in batches:
-            if self._fixed(sizes) != self._expected:
+            if self._fixed(sizes) != self._expected or self._again(sizes) != self._as_first(sizes):
                 return None
-            values = []
-            for first, others in self._first_and_others:
-                value = sizes[first]
-                for place in others:
-                    if sizes[place] != value:
-                        return None
-                values.append(value)
-            found.append(values)
+            found.append(self._first(sizes))
         return found
 
     def _look_anew(self) -> None:
         """Something varies that did not vary before: all counted steps are looked at again."""
         rows = [sizes for batches, _ in self._steps for sizes in batches]
         self.variables = variables_in(rows, self._axes)
-        self._first_and_others = [(one.places[0], one.places[1:]) for one in self.variables]
+        again = [(place, one.places[0]) for one in self.variables for place in one.places[1:]]
+        self._first = _getter([one.places[0] for one in self.variables])
+        self._again, self._as_first = _getter([place for place, _ in again]), _getter([first for _, first in again])
         varying = {place for one in self.variables for place in one.places}
         fixed = [place for place in range(len(self._axes)) if place not in varying]
-        self._fixed = itemgetter(*fixed) if fixed else len
+        self._fixed = _getter(fixed)
         self._expected = self._fixed(rows[0])
         self._leading = [rows[0][place] for place in fixed if self._axes[place][1] == 0]
         self._families = iter(families(self.variables))
@@ -369,6 +375,14 @@ class LawFinder:
             enough = len(counted) >= len(monomials.powers_of(place)) + NEEDED_CHECKS
             apart = math.gcd(*(size - counted[0] for size in counted))
             yield Range(counted=counted, apart=max(1, apart), between=enough)
+
+
+def _getter(places: Sequence[int]) -> Callable[[Sizes], tuple[int, ...]]:
+    """Gets from sizes what stands in *places*."""
+    if not places:
+        return itemgetter(slice(0))
+    # An itemgetter of one place returns no tuple.
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tuple[Variable, ...]:

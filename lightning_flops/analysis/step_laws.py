@@ -69,12 +69,12 @@ class StepLaws:
 
     def foretell(self, key: StepKey) -> BucketFlops | None:
         """What a step spends; None where nobody knows."""
-        ready = self._ready
-        if key in ready:
-            return ready[key]
-        if len(ready) >= _REMEMBERED:
-            ready.clear()
-        flops = ready[key] = self._foretell(key)
+        flops = self._ready.get(key)
+        if flops is not None or key in self._ready:
+            return flops
+        if len(self._ready) >= _REMEMBERED:
+            self._ready.clear()
+        flops = self._ready[key] = self._foretell(key)
         return flops
 
     def _foretell(self, key: StepKey) -> BucketFlops | None:
@@ -370,11 +370,17 @@ NOTHING_BOOKED = RunTotals(
 
 def _kind_of(key: StepKey) -> _Kind:
     """What steps must have in common to have one law: numbers of batches, tensors, axes and updates."""
-    return tuple([tuple(map(len, shapes)) for shapes in key[0]]), key[1]
+    batches, updates = key
+    if len(batches) == 1:  # most steps
+        return (tuple(map(len, batches[0])),), updates
+    return tuple([tuple(map(len, shapes)) for shapes in batches]), updates
 
 
 def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
-    return tuple([tuple(chain.from_iterable(shapes)) for shapes in key[0]])
+    batches = key[0]
+    if len(batches) == 1:
+        return (tuple(chain.from_iterable(batches[0])),)
+    return tuple([tuple(chain.from_iterable(shapes)) for shapes in batches])
 
 
 def _axes_of(key: StepKey) -> list[tuple[int, int]]:

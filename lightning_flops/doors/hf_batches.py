@@ -11,6 +11,7 @@ import torch
 from lightning_flops.instrument.batches import Shapes, tensor_shapes
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.records import BatchTokens
+from lightning_flops.session.token_reader import TokenReader
 
 NO_TOKENS = (
     "Tokens could not be counted, because a batch has neither an attention_mask nor labels on the host: tokens/s needs "
@@ -80,6 +81,20 @@ class FetchedBatches:
             place = id(batch)
             told = telling.get(place) or _telling(batch) if counts else None
             self._waiting.append(Fetched(batch, tensor_shapes(batch), told, read.get(place), place in read))
+
+    def passing(self, batches: Any, reader: TokenReader) -> list[tuple[Shapes, BatchTokens | None]]:
+        """The shapes and the tokens of *batches*, in a step of which only the monitor needs to know."""
+        found: list[tuple[Shapes, BatchTokens | None]] = []
+        read = self._read
+        if read:
+            self._read = {}
+        if isinstance(batches, (list, tuple)):
+            for batch in batches:
+                tokens = read.get(id(batch))
+                if reader.reads and id(batch) not in read:
+                    tokens = reader.of(batch)
+                found.append((tensor_shapes(batch), tokens))
+        return found
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:

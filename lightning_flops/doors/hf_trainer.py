@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ from lightning_flops.doors.hf_context import (
     torch_loader,
     training_output,
 )
-from lightning_flops.instrument.batches import BatchMeter
+from lightning_flops.instrument.batches import BatchMeter, Shapes
+from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.session import Session
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.instrument.patches import Make, Patches
+    from lightning_flops.instrument.patches import Make
     from lightning_flops.instrument.timing.loader_queue import Feed
     from lightning_flops.records import BatchTokens, RunContext
     from lightning_flops.schema.profile import Profile
@@ -86,6 +88,14 @@ class HfTraining:
         """The identity of the list of batches that is known, while the Trainer fetches a step."""
         self._in_loop = False
         """The Trainer fetches the batches of a step."""
+        self._waits_since: float | None = None
+        """When it began to, if nobody but the monitor needs to know of that step."""
+        self._passing: deque[tuple[Shapes, BatchTokens | None]] = deque()
+        """The batches of such a step that the Trainer has not trained on yet."""
+        self._taps_of_steps = Patches()
+        """Wrappers of what is called in every step of the run."""
+        self._only_logs = False
+        """All that is left to do is to give to the Trainer's log what waits for it."""
         self._stepping = False
         """The Trainer runs the forward and the backward of a batch."""
         self._in_backward = False
@@ -119,7 +129,7 @@ class HfTraining:
             device=self._trainer.args.device,
             dp_size=self._context.dp_size,
             output=training_output(self._trainer, self._config, log=self._log),
-            holds_back=lambda: self._log.holds_back,
+            holds_back=self._waits_for_log,
         )
 
     def meter(self, note: Callable[[str], None]) -> BatchMeter:
@@ -138,26 +148,23 @@ class HfTraining:
         """Wrap what shows waiting for data, evaluation, checkpoints, logs, and whether the training raises."""
         trainer, make, names = self._trainer, self.session.taps, self._names
         self.session.training_stops("epoch restart")  # until the first epoch's first batch
-        # Called in every step of the run.
-        taps.replace(
+        self._taps_of_steps.replace(
             trainer,
             "get_batch_samples",
-            make.around(self._fetch_begins, _nothing, fails=self._fetch_fails, returns=self._step_is_fetched),
+            make.around(self._fetch_begins, None, fails=self._fetch_fails, returns=self._step_is_fetched),
         )
         if trainer.args.world_size > 1:
-            self._tap_counting_of_items(taps)  # there the ranks wait for one another
+            self._tap_counting_of_items(self._taps_of_steps)  # there the ranks wait for one another
         if (loader := torch_loader(self._loader)) is not None:
-            taps.replace(loader, "__iter__", make.around(_begun, _nothing, returns=self._loader_starts))
+            taps.replace(loader, "__iter__", make.around(_begun, None, returns=self._loader_starts))
         if self.session.tokens.reads and loads_onto_device(trainer) and names.has(accelerate_loaders, "send_to_device"):
-            reading = make.around(
-                self._is_sent, _nothing, returns=lambda found, moved: self._batches.read(*found, moved)
-            )
-            taps.replace(accelerate_loaders, "send_to_device", reading)
+            reading = make.around(self._is_sent, None, returns=lambda found, moved: self._batches.read(*found, moved))
+            self._taps_of_steps.replace(accelerate_loaders, "send_to_device", reading)
         taps.replace(trainer, "evaluate", self._around_evaluation())
         if names.has(trainer, "_save_checkpoint"):
             taps.replace(trainer, "_save_checkpoint", make.outside_of_steps(_CHECKPOINT))
         taps.replace(trainer, "log", make.around(self._log_begins, self._log_ends))
-        failing = make.around(_begun, _nothing, fails=self._interrupted)
+        failing = make.around(_begun, None, fails=self._interrupted)
         if names.has(trainer, "_run_epoch"):
             taps.replace(trainer, "_run_epoch", failing)
         if names.has(trainer, "_finalize_training"):
@@ -205,7 +212,7 @@ class HfTraining:
     def _tap_counting_of_items(self, taps: Patches) -> None:
         """Wrap what the Trainer does between fetching the batches of a step and training on them."""
         if self._names.has(self._trainer, "_get_num_items_in_batch"):
-            around = self.session.taps.around(self._items_are_counted, _nothing)
+            around = self.session.taps.around(self._items_are_counted, None)
             taps.replace(self._trainer, "_get_num_items_in_batch", around)
 
     def _part_of_batch(self, part: str) -> Make:
@@ -234,7 +241,7 @@ class HfTraining:
             def moved(kept: tuple[Any], result: Any) -> None:
                 self._batches.moved(kept[0], result)
 
-            seen = make.around(begins, _nothing, returns=moved)(inside)
+            seen = make.around(begins, None, returns=moved)(inside)
 
             def choose(_: Any, *args: Any, **kwargs: Any) -> Any:
                 ours = self._in_loop and threading.get_ident() == self._thread
@@ -263,6 +270,10 @@ class HfTraining:
 
     def _fetch_begins(self, *args: Any, **kwargs: Any) -> bool:
         self._in_loop = True
+        monitor = self.session.monitor
+        if self.session.spare and monitor is not None and not self._between_epochs:  # most of the run
+            self._waits_since = monitor.now()
+            return True
         self._fetched = None
         if self.session.window.marking and not self.session.window.in_scope:
             self.session.window.enter_scope()
@@ -278,19 +289,35 @@ class HfTraining:
         self._iterator = weakref.ref(iterator)
         if self._between_epochs:
             self._epoch_begins()
+        if self._waits_since is not None and self.session.monitor is not None:
+            self._waits_since = self.session.monitor.now()
+            return
         self._fetching = True
         self.session.fetch_begins()
 
     def _items_are_counted(self, batches: Any, *args: Any, **kwargs: Any) -> None:
         """The Trainer has the *batches* of a step, and counts what is in them: it does not wait for data any more."""
-        if self._in_loop:
+        if self._waits_since is not None:
+            self._batches_pass(batches, self._waits_since)
+        elif self._in_loop:
             self._batches_are_there(batches)
 
     def _step_is_fetched(self, _: object, result: Any) -> None:
         self._in_loop = False
         batches = result[0] if type(result) is tuple else result
-        if id(batches) != self._fetched:
+        if self._waits_since is not None:
+            self._batches_pass(batches, self._waits_since)
+        elif id(batches) != self._fetched:
             self._batches_are_there(batches)
+
+    def _batches_pass(self, batches: Any, since: float) -> None:
+        """The Trainer has waited for *batches*, and nobody but the monitor needs to know of the step."""
+        self._fetched, self._waits_since = id(batches), None
+        session, monitor, passing = self.session, self.session.monitor, self._passing
+        if monitor is not None:
+            monitor.later((monitor.fetched, since, monitor.now()))
+        passing.clear()
+        passing.extend(self._batches.passing(batches, session.tokens))
 
     def _batches_are_there(self, batches: Any) -> None:
         if self._fetching:
@@ -305,6 +332,8 @@ class HfTraining:
 
     def _fetch_fails(self, _: object, error: BaseException) -> None:
         self._in_loop = False
+        if self._waits_since is not None:
+            self._batches_pass((), self._waits_since)
         if self._fetching:
             self._fetching = False
             self.session.fetch_ends()
@@ -339,7 +368,11 @@ class HfTraining:
     def batch_ends(self, *, ends_step: bool) -> None:
         """The Trainer is through with a batch, and perhaps with a step."""
         session = self.session
-        if session.out:
+        if self._passing:
+            shapes, known = self._passing.popleft()
+            session.batch((), shapes, updates=int(ends_step), ends_step=ends_step, tokens=known)
+            return
+        if session.out or self._only_logs:
             return
         batch = self._batches.next()
         tokens = batch.tokens
@@ -358,6 +391,7 @@ class HfTraining:
         if self.session.window.in_scope:
             self.session.window.leave_scope()
         self._batches.forget()
+        self._passing.clear()
         self._between_epochs = True
         self.session.epoch_ends()
 
@@ -429,6 +463,14 @@ class HfTraining:
         """The Trainer's own step, which goes on from a checkpoint's."""
         return int(self._trainer.state.global_step)
 
+    def _waits_for_log(self) -> bool:
+        """Whether something waits for the Trainer's own log; asked when there is nothing else to do in the run."""
+        if self._log.holds_back:
+            self._only_logs = True
+            self._taps_of_steps.undo()
+            self._batches.forget()
+        return self._log.holds_back
+
     def reading_is_due(self) -> bool:
         """Never here: the monitor is read when the Trainer logs."""
         return False
@@ -437,7 +479,10 @@ class HfTraining:
 
     def take_out(self) -> None:
         """Let go of the batches, and switch DeepSpeed's own profiler on again."""
+        self._waits_since = None
+        self._passing.clear()
         self._batches.forget()
+        self._taps_of_steps.undo()
         builtin, self._builtin = self._builtin, None
         if builtin is not None:
             builtin.enabled = True
@@ -445,7 +490,3 @@ class HfTraining:
 
 def _begun(*args: Any, **kwargs: Any) -> bool:
     return True
-
-
-def _nothing(token: object) -> None:
-    pass

@@ -78,6 +78,8 @@ class LightningFit:
         self._config = config
         self._engine = engine_of(trainer)
         self._in_strategy_step = False
+        self._waits_since: float | None = None
+        """When the fetch that runs began, if nobody but the monitor needs to know."""
         self._raw_updates = 0
         self._raw_depth = 0
         self._hear_starts = hear_starts
@@ -158,8 +160,8 @@ class LightningFit:
         epoch_loop = self._trainer.fit_loop.epoch_loop
         session.training_stops("epoch restart")  # until the first epoch's first batch
         if self._names.has(epoch_loop, "_on_before_fetch") and self._names.has(epoch_loop, "_on_after_fetch"):
-            taps.replace(epoch_loop, "_on_before_fetch", make.before(session.fetch_begins))
-            taps.replace(epoch_loop, "_on_after_fetch", make.after(session.fetch_ends, also_failed=True))
+            taps.replace(epoch_loop, "_on_before_fetch", make.around(self._fetch_begins, None))
+            taps.replace(epoch_loop, "_on_after_fetch", make.around(self._fetch_ends, None))
         taps.replace(epoch_loop, "run", make.after(session.epoch_ends, also_failed=True))
         taps.replace(epoch_loop, "on_run_start", make.after(session.epoch_begins))
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
@@ -169,6 +171,20 @@ class LightningFit:
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
             self._any_optimizer.put_up()
+
+    def _fetch_begins(self, *args: Any, **kwargs: Any) -> None:
+        session = self.session
+        if session.spare and session.monitor is not None:  # most of the run
+            self._waits_since = session.monitor.now()
+        else:
+            session.fetch_begins()
+
+    def _fetch_ends(self, *args: Any, **kwargs: Any) -> None:
+        since, self._waits_since, monitor = self._waits_since, None, self.session.monitor
+        if since is not None and monitor is not None:
+            monitor.later((monitor.fetched, since, monitor.now()))
+        else:
+            self.session.fetch_ends()
 
     def _batch_is_on_host(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         """A batch is going to be moved: what its tokens are can still be read without waiting for the device."""
@@ -373,7 +389,7 @@ class LightningFit:
         """Lightning's rule for its own metrics (``logger_connector.should_update_logs``), with fewer calls."""
         trainer = self._trainer
         every = getattr(trainer, "log_every_n_steps", 0)
-        return bool(every) and ((self.x_axis() + 1) % every == 0 or trainer.should_stop)
+        return bool(every) and ((self._logged_step() + 1) % every == 0 or trainer.should_stop)
 
     # ---- removal
 

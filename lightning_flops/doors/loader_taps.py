@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch.utils.data import DataLoader
 
+from lightning_flops.instrument.batches import Shapes, tensor_shapes
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private import dispatch
 from lightning_flops.instrument.torch_private.loading import iterator_class
 from lightning_flops.session.border import guarded
+from lightning_flops.session.noted_calls import NotedCalls
 
 if TYPE_CHECKING:
     from lightning_flops.instrument.patches import Make
+    from lightning_flops.records import BatchTokens
     from lightning_flops.session.border import Border
     from lightning_flops.session.session import Session
 
@@ -58,10 +61,17 @@ class LoaderTaps:
         loop: the loop that uses the loaders.
         batches_a_step: returns how many batches a step takes.
         takes_batches: the loop must be told of every batch, also if nothing is monitored.
+        calls: holds the fetches that are noted; None: the loop notes none.
     """
 
     def __init__(
-        self, session: Session, loop: Loop, *, batches_a_step: Callable[[], int], takes_batches: bool = False
+        self,
+        session: Session,
+        loop: Loop,
+        *,
+        batches_a_step: Callable[[], int],
+        takes_batches: bool = False,
+        calls: NotedCalls | None = None,
     ) -> None:
         self.fetches = 0
         """Batches that were fetched while the parts of steps are marked."""
@@ -73,6 +83,8 @@ class LoaderTaps:
         self._batches_a_step = batches_a_step
         self._fetching = False
         self._monitored_fetch = False
+        self._fetched_since = 0.0
+        self._calls = NotedCalls(lambda kinds, facts: None) if calls is None else calls
         self._iterator: Callable[[], Any] | None = None
         self._iterator_is_used_up = False
         self._modes_outside = 0
@@ -91,10 +103,12 @@ class LoaderTaps:
             weakref.finalize(self, self._on_class.undo).atexit = False
 
     def _around_fetch_of_run(self) -> Make:
-        return self._session.taps.around_weakly(
-            self._monitored_fetch_begins,
-            self._monitored_fetch_ends,
-            returns=self._loop.batch_fetched if self._takes_batches else None,
+        return self._session.taps.noted_fetch(
+            self,
+            LoaderTaps._monitored_fetch_begins,
+            LoaderTaps._monitored_fetch_ends,
+            calls=self._calls,
+            sees=LoaderTaps._to_note,
         )
 
     def _around_fetch_of_window(self) -> Make:
@@ -130,20 +144,28 @@ class LoaderTaps:
 
     # ---- for the monitor: called for every batch of the run, so kept short
 
-    def _monitored_fetch_begins(self, iterator: Any) -> Any:
-        """A fetch begins; returns *iterator* if it is for a step."""
+    def _monitored_fetch_begins(self, iterator: Any) -> bool:
+        """A fetch begins; returns whether it is for a step."""
         if self._monitored_fetch or not self._loop.fetch_begins(iterator):
-            return None
+            return False
         self._monitored_fetch = True
-        if self._session.monitor is not None:
-            self._session.monitor.fetch_begins()
-        return iterator
+        monitor = self._session.monitor
+        if monitor is not None:
+            self._fetched_since = monitor.now()
+        return True
 
-    def _monitored_fetch_ends(self, iterator: Any) -> None:
+    def _to_note(self, batch: Any) -> tuple[Shapes, BatchTokens | None]:
+        tokens = self._session.tokens
+        return tensor_shapes(batch), tokens.of(batch) if tokens.reads else None
+
+    def _monitored_fetch_ends(self, call: tuple[Any, ...], batch: Any, failed: bool) -> None:
         self._monitored_fetch = False
         self.in_use = True
-        if self._session.monitor is not None:
-            self._session.monitor.fetch_ends()
+        monitor = self._session.monitor
+        if monitor is not None:
+            monitor.later((monitor.fetched, self._fetched_since, monitor.now()))
+        if self._takes_batches and not failed:
+            self._loop.batch_fetched(call[0], batch)
 
     # ---- for the window
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from lightning_flops.doors.plain_context import device_of
 from lightning_flops.instrument.batches import UNKNOWN, Shapes, tensor_shapes
+from lightning_flops.session.noted_calls import FORWARD, NotedCalls
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from lightning_flops.session.session import Session
 
 _EVALUATION = "validation"
+
+_NOTED_BATCHES = 250
+"""So many batches are noted at most before the session is told of them."""
+
+Seen = tuple[Shapes, "BatchTokens | None"]
+"""What the arguments of a forward are, as far as it is noted."""
 
 
 class LoopDoor(Protocol):
@@ -52,6 +59,8 @@ class LoopSteps:
     def __init__(
         self, door: LoopDoor, module: Callable[[], nn.Module], *, is_whole: bool = True, goes_on: bool = False
     ) -> None:
+        self.told_of: float | None = None
+        """When that happened which the door was told of later; None: it happens now."""
         self.evaluating = False
         """What runs now belongs to no step."""
         self.is_whole = is_whole
@@ -122,9 +131,10 @@ class LoopSteps:
 
     def takes(self, batch: Any) -> None:
         """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next."""
-        kept, shapes = batch if self._keeps_batch else (), tensor_shapes(batch)
-        session = self._session
-        tokens = session.tokens.of(batch) if session.tokens.reads else None
+        self.takes_seen(batch if self._keeps_batch else (), *self.sees(batch))
+
+    def takes_seen(self, kept: Any, shapes: Shapes, tokens: BatchTokens | None) -> None:
+        """The same; *kept* is the batch where a setting needs it."""
         if self._is_used:
             if self._ahead is not None:
                 shapes, tokens = (*self._ahead[1], *shapes), self._ahead[2] or tokens
@@ -142,19 +152,48 @@ class LoopSteps:
         self._batch_is_fetched = ahead is not None
 
     def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._batch is None:
+        if not self._batch_is_fetched:
             batch = batch_of(args, kwargs)
-            self._batch = batch if self._keeps_batch else ()
-            self._shapes = tensor_shapes(batch)
-            self._tokens = self._session.tokens.of(batch) if self._session.tokens.reads else None
+            self._takes_seen_arguments(batch if self._keeps_batch else (), self.sees(batch))
+
+    def sees(self, batch: Any) -> Seen:
+        """The shapes and the tokens of *batch*."""
+        tokens = self._session.tokens
+        return tensor_shapes(batch), tokens.of(batch) if tokens.reads else None
+
+    def _takes_seen_arguments(self, kept: Any, seen: Seen) -> None:
+        if self._batch is None:
+            self._batch = kept
+            self._shapes, self._tokens = seen
         elif not self._batch_is_fetched:
-            self._shapes = (*self._shapes, *tensor_shapes((args, kwargs)))
+            self._shapes = (*self._shapes, *seen[0])
 
     # ---- forward
 
     def around_forward(self) -> Make:
         """A wrapper for the function that runs the model's forward."""
-        return self._session.taps.around(self._forward_begins, self._forward_ends, fails=self._forward_fails)
+        return self._session.taps.around(self._forward_begins, self.forward_ends, fails=self._forward_fails)
+
+    def around_noted_forward(self, calls: NotedCalls) -> Make:
+        """The same, where the calls can be noted."""
+        return self._session.taps.noted(
+            calls,
+            FORWARD,
+            self._forward_begins,
+            self.forward_ends,
+            fails=self._forward_fails,
+            root=self._model,
+            sees=lambda args, kwargs: self.sees(batch_of(args, kwargs)),
+        )
+
+    def forward_began(self, seen: Seen | None) -> bool:
+        """As ``_forward_begins``, for a forward that was noted."""
+        if not self._forward_depth:
+            self._begins_batch()
+            if seen is not None:
+                self._takes_seen_arguments((), seen)
+        self._forward_depth += 1
+        return False
 
     def _forward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
         """A forward of the model begins; True if it is a part of a step, None if another thread runs it."""
@@ -173,12 +212,7 @@ class LoopSteps:
             return False
         if self.evaluating:
             self.evaluation_ends()
-        if self.micro_step_is_over:
-            self.micro_step_ends(updates=0, ends_step=False)
-        elif self._ahead is not None:
-            self._turns_to_next_batch()
-        begins, self._at_border = self._at_border, False
-        self._is_used = True
+        begins = self._begins_batch()
         session = self._session
         window = session.window
         if not window.marking:
@@ -205,7 +239,18 @@ class LoopSteps:
             session.enter("forward")
         return self.is_whole
 
-    def _forward_ends(self, marked: bool) -> None:
+    def _begins_batch(self) -> bool:
+        """A forward of a step begins, perhaps with another batch; returns whether the step begins with it."""
+        if self.micro_step_is_over:
+            self.micro_step_ends(updates=0, ends_step=False)
+        elif self._ahead is not None:
+            self._turns_to_next_batch()
+        begins, self._at_border = self._at_border, False
+        self._is_used = True
+        return begins
+
+    def forward_ends(self, marked: bool) -> None:
+        """A forward has ended; *marked* is what its begin has returned."""
         self._forward_depth -= 1
         if marked:
             self._session.leave()
@@ -288,6 +333,11 @@ class LoopSteps:
         if ends_step:
             self.batches_a_step, self._batches = self._batches, 0
         session = self._session
+        if self.told_of is not None:
+            self._at_border = self._at_border or ends_step
+            shapes = self._unseen_shapes() if batch is None else of_batch
+            session.batch_passed(self.told_of, shapes, updates, ends_step, tokens)
+            return
         window = session.window
         if self.is_whole and (not window.marking or window.in_scope or not window.recorder.counting):
             if ends_step and window.marking and window.is_open:
@@ -306,6 +356,20 @@ class LoopSteps:
                 self._enter_scope()
         elif ends_step:
             self._door.loaders.fetches = self._batches_watched = 0
+
+    def note(self, calls: NotedCalls, *, steps: int) -> None:
+        """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
+        session, monitor = self._session, self._session.monitor
+        steps = min(steps, session.spare, _NOTED_BATCHES // self.batches_a_step)
+        usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.evaluating)
+        in_training = self._thread == get_ident() and not self._trains_in_eval_mode
+        if steps > 1 and usual and in_training and monitor is not None and not self._keeps_batch:
+            calls.start(monitor, steps=steps, until=session.flops.look_from, has_batch=self._batch_is_fetched)
+
+    @property
+    def is_between_batches(self) -> bool:
+        """A step has ended, and nothing of another one has happened."""
+        return self._at_border and self._batch is None and self._ahead is None and not self._forward_depth
 
     def _unseen_shapes(self) -> Shapes:
         """Stands for shapes that nobody saw: those of no other step are the same."""

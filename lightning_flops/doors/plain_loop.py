@@ -26,6 +26,19 @@ from lightning_flops.instrument.torch_private.autograd import backward_entries
 from lightning_flops.instrument.torch_private.loading import workers_of
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
+from lightning_flops.session.noted_calls import (
+    BACKWARD,
+    BACKWARD_ENDS,
+    FACTS,
+    FETCH,
+    FORWARD,
+    FORWARD_ENDS,
+    NO_BATCH,
+    TOLD,
+    UPDATE,
+    UPDATE_ENDS,
+    NotedCalls,
+)
 from lightning_flops.session.session import Session
 
 if TYPE_CHECKING:
@@ -37,6 +50,10 @@ if TYPE_CHECKING:
     from lightning_flops.session.border import Border
 
 T = TypeVar("T")
+
+
+_USUAL_STEP = bytes((FETCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDATE, UPDATE_ENDS))
+_FACTS_OF_USUAL_STEP = sum(FACTS[kind] for kind in _USUAL_STEP)
 
 
 def _nobody() -> None:
@@ -93,6 +110,8 @@ class PlainLoop:
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(self, lambda: self._root, goes_on=True)
+        self._calls = NotedCalls(self._tell_noted)
+        self._notes_calls = bool(optimizers)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
         )
@@ -100,7 +119,11 @@ class PlainLoop:
             self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
         )
         self.loaders = LoaderTaps(
-            self.session, self, batches_a_step=lambda: self._steps.batches_a_step, takes_batches=True
+            self.session,
+            self,
+            batches_a_step=lambda: self._steps.batches_a_step,
+            takes_batches=True,
+            calls=self._calls,
         )
 
     @property
@@ -137,12 +160,21 @@ class PlainLoop:
         """Wrap what shows batches, steps, evaluation and checkpoints."""
         make = self.session.taps
         for model in called_in(self._model):
-            taps.replace_calls(model, self._steps.around_forward())
+            taps.replace_calls(model, self._steps.around_noted_forward(self._calls))
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", self._around_update(optimizer))
         for module, name in backward_entries():
             taps.replace(
-                module, name, make.around(self._backward_begins, self._backward_ends, fails=self._backward_fails)
+                module,
+                name,
+                make.noted(
+                    self._calls,
+                    BACKWARD,
+                    self._backward_begins,
+                    self._backward_ends,
+                    fails=self._backward_fails,
+                    root=self._root,
+                ),
             )
         if not self._optimizers:  # torch's own hooks see every optimizer
             self._any_optimizer.put_up()
@@ -156,8 +188,14 @@ class PlainLoop:
         self.loaders.tap_run()
 
     def _around_update(self, optimizer: Any) -> Make:
-        return self.session.taps.around(
-            functools.partial(self._update_begins, optimizer), self._update_ends, fails=self._update_fails
+        return self.session.taps.noted(
+            self._calls,
+            UPDATE,
+            functools.partial(self._update_begins, optimizer),
+            self._update_ends,
+            fails=self._update_fails,
+            root=self._root,
+            fact=optimizer,
         )
 
     def tap_parts(self, taps: Patches) -> None:
@@ -179,6 +217,7 @@ class PlainLoop:
 
     def take_out(self) -> None:
         """Remove what is not in the session's taps."""
+        self._calls.close()
         self._any_optimizer.remove()
         self.loaders.take_out()
 
@@ -197,6 +236,7 @@ class PlainLoop:
         if not steps.on_its_thread():
             return False
         if iterator is None or iterator is not self._training_iterator():
+            self._calls.stop()
             steps.looks_at_mode()
         elif steps.evaluating:
             steps.evaluation_ends()
@@ -210,13 +250,17 @@ class PlainLoop:
                 self._training_iterator = weakref.ref(iterator)
             except TypeError:  # an iterator of C
                 self._training_iterator = _nobody
+            self._calls.feeds = self._training_iterator
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
+        if self._steps.on_its_thread():
+            self._calls.stop()
         self._steps.looks_left(sign, in_words)
 
     def interrupted(self, error: BaseException) -> None:
         """The user's code raised *error* in a step; the loop may catch it and go on."""
+        self._calls.stop()
         self._steps.was_left(f"The loop left a step: it raised {type(error).__name__} there.")
         self._steps.drops_batch()
 
@@ -228,7 +272,10 @@ class PlainLoop:
     # ---- backward and update
 
     def _backward_begins(self, *args: Any, **kwargs: Any) -> bool | None:
-        if self._in_backward or not self._steps.on_its_thread():
+        return self._backward_began() if self._steps.on_its_thread() else None
+
+    def _backward_began(self) -> bool | None:
+        if self._in_backward:
             return None
         self._in_backward = True
         return True
@@ -248,9 +295,14 @@ class PlainLoop:
         """An update by *optimizer* begins; None inside another one, or if it is not the training's."""
         if self._updating or not self._steps.update_begins():
             return None
-        self._updating = True
         if self.session.window.marking:
             self.session.enter("optimizer")
+        return self._update_began(optimizer)
+
+    def _update_began(self, optimizer: Any) -> Any:
+        if self._updating:
+            return None
+        self._updating = True
         return optimizer
 
     def _update_ends(self, optimizer: Any) -> None:
@@ -271,7 +323,11 @@ class PlainLoop:
         self.interrupted(error)
 
     def _scaled_update_begins(self, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._update_begins(optimizer) if any(optimizer is one for one in self._optimizers) else None
+        if not any(optimizer is one for one in self._optimizers):
+            return None
+        self._calls.stop()
+        self._notes_calls = False  # whether the scaler calls the optimizer is only known when it is done
+        return self._update_begins(optimizer)
 
     def _mark_closure(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Of what an optimizer's closure runs, everything is forward that is not marked as another part."""
@@ -300,9 +356,73 @@ class PlainLoop:
         self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
         updates, self._updates = self._updates, 0
         self._steps.micro_step_ends(updates=updates, ends_step=True)
+        if self._notes_calls and self._steps.told_of is None and not self.session.out:
+            self._steps.note(self._calls, steps=self._log_every - self._steps_done % self._log_every)
+
+    # ---- what was noted
+
+    def _tell_noted(self, kinds: bytes, facts: list[Any]) -> None:
+        """Between windows this is told of many steps together, of all that the taps have noted."""
+        session, steps, place, fact = self.session, self._steps, 0, 0
+        monitor = session.monitor
+        if monitor is None or session.out:
+            return
+        monitor.add_up()  # of what was told at once, before this was noted
+        try:
+            while place < len(kinds):
+                if kinds.startswith(_USUAL_STEP, place) and self._is_between_steps():
+                    while kinds.startswith(_USUAL_STEP, place):
+                        began, ended, shapes, tokens = facts[fact]
+                        fact += _FACTS_OF_USUAL_STEP
+                        place += len(_USUAL_STEP)
+                        self._steps_done += 1
+                        monitor.fetched(began, ended)
+                        session.batch_passed(facts[fact - 1], shapes, 1, True, tokens)
+                else:
+                    kind = kinds[place]
+                    self._tell(kind, *facts[fact : fact + FACTS[kind]])
+                    fact += FACTS[kind]
+                    place += 1
+        finally:
+            steps.told_of = None
+
+    def _is_between_steps(self) -> bool:
+        """Nothing is half done that could make the next step another than the usual one, of one batch."""
+        alone = len(self._optimizers) == 1 and not (self._updates or self._is_told)
+        return alone and self._steps.is_between_batches and self._steps.batches_a_step == 1
+
+    def _tell(self, kind: int, first: Any = None, seen: Any = None) -> None:
+        """One call of a tap that was noted."""
+        running, steps = self._calls.running, self._steps
+        if kind in (FETCH, NO_BATCH):
+            began, ended, shapes, tokens = first
+            if self.session.monitor is not None:
+                self.session.monitor.fetched(began, ended)
+            if kind == FETCH:
+                steps.takes_seen((), shapes, tokens)
+        elif kind == UPDATE:
+            running.append(self._update_began(first))
+        elif kind == BACKWARD:
+            running.append(self._backward_began())
+        else:
+            steps.told_of = first
+            if kind == TOLD:
+                self._step_told()
+            elif kind == FORWARD:
+                running.append(steps.forward_began(seen))
+            elif (token := running.pop()) is not None:
+                ends: dict[int, Callable[[Any], None]] = {
+                    FORWARD_ENDS: steps.forward_ends,
+                    BACKWARD_ENDS: self._backward_ends,
+                    UPDATE_ENDS: self._update_ends,
+                }
+                ends[kind](token)
 
     def another_updates(self) -> None:
         """An optimizer that is not the loop's has made a step: the running step is unlike others."""
+        if self._steps.on_its_thread():
+            self._calls.stop()
+            self._notes_calls = False
         self._updates += 1
 
     # ---- what the user's loop calls
@@ -310,6 +430,16 @@ class PlainLoop:
     @guarded
     def step_is_told(self) -> None:
         """The loop says that a batch is through; a step ends with it if it was updated, or if no optimizer is known."""
+        calls = self._calls
+        at, calls.steps_left = calls.now(), calls.steps_left - 1
+        if calls.on and self._root.training and calls.steps_left > 0 and at < calls.until:
+            calls.kinds.append(TOLD)
+            calls.facts.append(at)
+            return
+        calls.stop()
+        self._step_told()
+
+    def _step_told(self) -> None:
         first, self._is_told = not self._is_told, True
         if first and not self._steps.half_done and not self._updates:
             return  # this step's update has ended it already
@@ -321,6 +451,7 @@ class PlainLoop:
     @guarded
     def leave_out(self, name: str) -> None:
         """What runs from here on belongs to no step, until ``take_in`` is called with the same *name*."""
+        self._calls.stop()
         self.session.training_stops(name)
         self.session.enter(name)
 
@@ -333,6 +464,7 @@ class PlainLoop:
     @guarded
     def end(self, error: BaseException | None = None) -> None:
         """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours."""
+        self._calls.stop()
         self._steps.evaluation_ends()
         self.session.window.leave_scope()
         self.session.finish(interrupted_by=error)

@@ -43,13 +43,21 @@ class Samples:
         """Whether no more step will be counted."""
         return self.taken >= MOST
 
+    @property
+    def elapsed_sec(self) -> float:
+        """Wall time of the run so far."""
+        return self._now() - self._began
+
     def affords(self, *, steps_done: int) -> bool:
         """Whether the step that begins now may be counted."""
-        if self.exhausted:
-            return False
-        elapsed = self._now() - self._began
-        expected = self._longest or _GUESS * elapsed / max(1, steps_done)
-        return self.seconds + expected <= self._share * elapsed
+        return self._now() >= self.affords_from(steps_done=steps_done)
+
+    def affords_from(self, *, steps_done: int) -> float:
+        """The time from which on the run affords another step; a guess before the first one was counted."""
+        expected = self._longest
+        if not expected:
+            expected = _GUESS * self.elapsed_sec / max(1, steps_done)
+        return self._began + (self.seconds + expected) / self._share
 
     def check_is_due(self, *, steps_done: int) -> bool:
         """Whether a step that is foretold should be counted once more; each time after twice as many steps."""

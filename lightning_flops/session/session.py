@@ -133,7 +133,8 @@ class Session:
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._gpu_meter: GpuMeter | None = None
-        self._spare_batches = 0
+        self.spare = 0
+        """So many of the next batches only the monitor needs, and it needs no more than their shapes."""
         self.flops = StepFlops(
             root,
             self.notes.add_for_run,
@@ -327,8 +328,18 @@ class Session:
         if self.border.closed:
             return
         monitor = self.monitor
-        if self._spare_batches and monitor is not None:
-            self._batch_passes(monitor, shapes, updates, ends_step, tokens)
+        if self.spare and monitor is not None:
+            # Most of the run. The batch is only described when the monitor is read, or when somebody else must look.
+            at = monitor.now()
+            monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
+            self.spare -= 1
+            self.flops.at_border = ends_step
+            if ends_step and self._door.reading_is_due():
+                self._write_reading(monitor)
+            elif self.spare and at < self.flops.look_from:
+                return
+            monitor.add_up()
+            self.spare = self._batches_to_spare()
             return
         window = self.window
         samples = self._meter.samples(batch, shapes)
@@ -360,32 +371,29 @@ class Session:
                 self._open_window()
         if window.is_open and not window.in_scope:
             self.after_batch()
-        self._spare_batches = self._batches_to_spare()
+        self.spare = self._batches_to_spare()
         if ends_step:
             self.window.next_timed_step()
 
-    def _batch_passes(
-        self, monitor: Monitor, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
+    def batch_passed(
+        self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
     ) -> None:
-        """All that ``batch`` does while only the monitor is active: most of the run, so as short as possible.
+        """As ``batch``, for a batch that was through some time ago, while only the monitor was active.
 
-        The batch is only described when the monitor is read, or when something else may need the description.
+        It is called when the monitor's log is added up.
         """
-        waiting = monitor.passed(shapes, updates, ends_step, tokens)
-        self.flops.at_border = ends_step
-        if ends_step and self._door.reading_is_due():
-            self._write_reading(monitor)
-        elif waiting < self._spare_batches:
-            return
-        monitor.add_up()
-        self._spare_batches = self._batches_to_spare()
+        if self.monitor is not None:
+            self.spare = max(0, self.spare - 1)
+            self.flops.at_border = ends_step
+            self.monitor.passed(at, shapes, updates, ends_step, tokens)
 
     def _batches_to_spare(self) -> int:
         """How many of the next batches only the monitor needs, and needs only the shapes of."""
         window = self.window
         if self.monitor is None or self.border.closed or window.is_open or self._whole_steps:
             return 0
-        if window.recorder.sampling:
+        self.flops.look(steps_done=self.steps.steps_done)
+        if window.recorder.sampling or self.flops.wants_shapes:
             return 0
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
@@ -426,7 +434,7 @@ class Session:
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()
-            self._spare_batches = 0
+            self.spare = 0
             self.flops.sample_begins(steps_done=self.steps.steps_done)
             window.begin_sample(steps_done=self.steps.steps_done)
 
@@ -480,6 +488,7 @@ class Session:
             )
         if flops is None and self.profile is not None and not self._whole_steps:
             self.flops.misses(reading.keys)
+            self.spare = 0  # until the next batch, which says how many there are
 
     def _all_tokens(self, monitor: Monitor) -> BatchTokens:
         return monitor.totals().tokens.plus(self._slowed_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from lightning_flops.session.batches import StepBook
 
 
+_IN_VAIN = 20
+"""After so many steps in a row that need not be counted, no further one is looked at."""
+
+
 class StepFlops:
     """Knows the FLOPs of a run's steps: of those that were counted, and of those that follow from them.
 
@@ -37,14 +42,24 @@ class StepFlops:
         self.books = RunFlops(self.laws)
         """Every step of the run."""
         self.wants_shapes = False
-        """Whether the door must tell of the batches of a step before it runs."""
+        """Whether the door must tell of the batches of a step before it runs.
+
+        It costs more than all else that is done in a step between windows. So it is true only while a step could be
+        counted, and may be worth it.
+        """
+        self.look_from = math.inf
+        """The time from which on ``look`` may find that a step could be counted."""
         self.at_border = True
         """The next batch begins a step."""
         self.lower_bound = False
         """A step was counted in which something may be missing."""
         self._root = root
         self._shown = shown
-        self._samples = Samples(share=share)
+        self.samples = Samples(share=share)
+        """Steps that are counted outside of windows."""
+        self._in_vain = 0
+        self._rechecks = False
+        """Steps are foretold that a window has not counted: some of them are counted once more, now and then."""
         self._trained: int | None = None
         """How many parameters needed a gradient when the first step was counted."""
         self._first_counted: StepKey | None = None
@@ -80,7 +95,8 @@ class StepFlops:
         """
         if shapes_deceive and self._first_counted is not None:
             self.laws.doubt(self._first_counted)
-        self.wants_shapes = self.wants_shapes or (variable and self._shown)
+        if variable and self._shown:
+            self._want_shapes()
 
     def law(
         self,
@@ -129,33 +145,51 @@ class StepFlops:
         last = steps.last
         if last is None or len(batches) > len(last[0]):
             return False
-        samples, done, believed = self._samples, steps.steps_done, self.laws.believes_samples
+        samples, done, believed = self.samples, steps.steps_done, self.laws.believes_samples
+        if believed is False or samples.exhausted:
+            self.wants_shapes = self._rechecks = False
+            return False
+        if not samples.affords(steps_done=done):
+            self.wants_shapes, self.look_from = False, samples.affords_from(steps_done=done)
+            return False
         # What the step is known by, if its further batches and its updates are like those of the step before.
         key = ((*batches, *last[0][len(batches) :]), last[1])
-        if self.laws.foretell(key) is None:
-            wanted = bool(believed)
-        else:
-            # The first sample must be one that is foretold: it shows whether samples are counted whole.
-            wanted = not believed or samples.check_is_due(steps_done=done)
-        if not wanted:
-            return False
-        if believed is False or samples.exhausted:
-            self.wants_shapes = False
-            return False
-        return samples.affords(steps_done=done)
+        foretold = self.laws.foretell(key) is not None
+        # The first sample must be one that is foretold: it shows whether samples are counted whole.
+        wanted = foretold is (believed is None) or (foretold and samples.check_is_due(steps_done=done))
+        if not wanted and foretold:
+            self._in_vain += 1
+            self.wants_shapes = self._in_vain < _IN_VAIN
+        return wanted
+
+    def look(self, *, steps_done: int) -> None:
+        """Think again whether a step could be counted; called now and then, and when ``look_from`` has come."""
+        samples = self.samples
+        if self.wants_shapes or not self._rechecks or samples.exhausted:
+            return
+        waits = self.look_from < math.inf
+        if samples.affords(steps_done=steps_done) if waits else samples.check_is_due(steps_done=steps_done):
+            self._want_shapes()
+
+    def _want_shapes(self) -> None:
+        self.wants_shapes = self._rechecks = True
+        self.look_from = math.inf
+        self._in_vain = 0
 
     def sample_begins(self, *, steps_done: int) -> None:
         """The step that begins now is counted outside of windows."""
-        self._samples.begins(steps_done=steps_done)
+        self.samples.begins(steps_done=steps_done)
 
     def sample_ends(self) -> None:
         """It has ended, or its loop has left it."""
-        self._samples.ends()
+        self.samples.ends()
 
     def misses(self, keys: Mapping[StepKey, int]) -> None:
         """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
-        if self._shown and not self._samples.exhausted:
-            self.wants_shapes = self.wants_shapes or any(self.laws.foretell(key) is None for key in keys)
+        if self.wants_shapes or self.look_from < math.inf or not self._shown or self.samples.exhausted:
+            return
+        if self.laws.believes_samples is not False and any(self.laws.foretell(key) is None for key in keys):
+            self._want_shapes()
 
     # ---- the parameters
 

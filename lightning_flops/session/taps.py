@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark
+from lightning_flops.session.noted_calls import FETCH, MOST_KINDS, NO_BATCH, UPDATE
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from lightning_flops.session.border import Border
+    from lightning_flops.session.noted_calls import NotedCalls
     from lightning_flops.session.session import Session
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 Function = Callable[..., Any]
 
@@ -54,7 +60,7 @@ class Taps:
     def around(
         self,
         begins: Callable[..., T | None],
-        ends: Callable[[T], object],
+        ends: Callable[[T], object] | None,
         *,
         fails: Callable[[T, BaseException], object] | None = None,
         returns: Callable[[T, Any], object] | None = None,
@@ -64,7 +70,7 @@ class Taps:
         Args:
             begins: gets the call's arguments. What it returns is given to the other functions; if that is None, they
                 are not called.
-            ends: is called when the function has returned.
+            ends: is called when the function has returned; None: nothing is.
             fails: is called with what the function raised; None: *ends* is called instead.
             returns: is called, after *ends*, with what the function returned.
         """
@@ -91,7 +97,8 @@ class Taps:
                         if token is not None and border.closed:
                             self._session.leave_again()
                         elif token is not None:
-                            ends(token)
+                            if ends is not None:
+                                ends(token)
                             if returns is not None and not failed:
                                 returns(token, result)
                     except BaseException as error:
@@ -101,26 +108,118 @@ class Taps:
 
         return make
 
-    def around_weakly(
+    def noted(
         self,
+        calls: NotedCalls,
+        kind: int,
         begins: Callable[..., T | None],
         ends: Callable[[T], object],
         *,
-        returns: Callable[[T, Any], object] | None = None,
+        fails: Callable[[T, BaseException], object],
+        root: nn.Module,
+        fact: Any = None,
+        sees: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> Make:
-        """As ``around``, for a function that outlives us: the wrapper holds the methods and the border weakly."""
-        weak_border = weakref.ref(self._border)
-        weak_begins, weak_ends = weakref.WeakMethod(begins), weakref.WeakMethod(ends)
-        weak_returns = None if returns is None else weakref.WeakMethod(returns)
+        """As ``around``, where calls can be noted: then the door is told of a call later.
+
+        Args:
+            calls: holds what is noted.
+            kind: of a call's begin; that of its end is the next.
+            begins: as for ``around``.
+            ends: as for ``around``.
+            fails: as for ``around``.
+            root: the model; a call is noted only while it is in training mode.
+            fact: noted with an update.
+            sees: noted with a forward: what this returns of its arguments.
+        """
+        border, told, end, ends_step = self._border, self.around(begins, ends, fails=fails), kind + 1, kind == UPDATE
+        kinds, facts = calls.kinds, calls.facts
+
+        def make(original: Function) -> Function:
+            tell = told(original)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                # This runs in every step, where each further function that is called costs half a microsecond.
+                try:
+                    noted = calls.on and get_ident() == calls.thread
+                    if noted and (not root.training or len(kinds) > MOST_KINDS):
+                        noted = False
+                        calls.stop()
+                    if noted:
+                        kinds.append(kind)
+                        if sees is not None:
+                            facts.append(calls.now())
+                            facts.append(None if calls.has_batch else sees(args, kwargs))
+                            calls.has_batch = False
+                        elif fact is not None:
+                            facts.append(fact)
+                except BaseException as error:
+                    noted = False
+                    border.broke(error)
+                if not noted:
+                    return tell(*args, **kwargs)
+                try:
+                    failed = False
+                    return original(*args, **kwargs)
+                except BaseException as error:
+                    failed = True
+                    self._failed(calls.fails_now, fails, error)
+                    raise
+                finally:
+                    try:
+                        if border.closed:
+                            self._session.leave_again()
+                        elif not failed:
+                            at = calls.now()
+                            if ends_step:
+                                calls.steps_left -= 1
+                            if calls.on and not (ends_step and (not calls.steps_left or at >= calls.until)):
+                                kinds.append(end)
+                                facts.append(at)
+                            else:
+                                calls.ends_now(ends)
+                    except BaseException as error:
+                        border.broke(error)
+
+            return run
+
+        return make
+
+    def noted_fetch(
+        self,
+        owner: S,
+        begins: Callable[..., bool],
+        ends: Callable[[S, tuple[Any, ...], Any, bool], object],
+        *,
+        calls: NotedCalls,
+        sees: Callable[[S, Any], tuple[Any, Any]],
+    ) -> Make:
+        """As ``noted``, for the fetches of a class that outlives us: the wrapper holds *owner* and the border weakly.
+
+        Args:
+            owner: the methods' object.
+            begins: a function of *owner* and the call's arguments; returns whether *ends* is called.
+            ends: a function of *owner*, the call's positional arguments, what was returned, and whether it has raised.
+            calls: holds what is noted.
+            sees: a function of *owner* and what was returned: its shapes and its tokens.
+        """
+        weak_border, weak_owner = weakref.ref(self._border), weakref.ref(owner)
+        weak_calls = weakref.ref(calls)
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    failed = True
-                    begin = weak_begins()
-                    token = None if begin is None else begin(*args, **kwargs)
+                    result, failed, since = None, True, None
+                    ours, noted = weak_owner(), weak_calls()
+                    if ours is None or noted is None or noted.fetching:
+                        ours = None
+                    elif noted.on and args[0] is noted.feeds() and get_ident() == noted.thread:
+                        noted.fetching = True
+                        since = noted.now()
+                    elif not begins(ours, *args, **kwargs):
+                        ours = None
                 except BaseException as error:
-                    token = None
+                    ours = None
                     _broke(weak_border(), error)
                 try:
                     result = original(*args, **kwargs)
@@ -128,10 +227,17 @@ class Taps:
                     return result
                 finally:
                     try:
-                        if token is not None and (end := weak_ends()) is not None:
-                            end(token)
-                            if weak_returns is not None and not failed and (take := weak_returns()) is not None:
-                                take(token, result)
+                        if since is not None and ours is not None and noted is not None:
+                            noted.fetching = False
+                            ended = noted.now()
+                            found = (None, None) if failed else sees(ours, result)
+                            noted.has_batch = not failed
+                            noted.kinds.append(NO_BATCH if failed else FETCH)
+                            noted.facts.append((since, ended, *found))
+                            if not noted.on:
+                                noted.tell_all()
+                        elif ours is not None:
+                            ends(ours, args, result, failed)
                     except BaseException as error:
                         _broke(weak_border(), error)
 
@@ -223,6 +329,7 @@ class Taps:
         return self.around(lambda *args, **kwargs: session.optimizer_work_begins(), session.optimizer_work_ends)
 
     def _failed(self, fails: Callable[[T, BaseException], object], token: T, error: BaseException) -> None:
+        """Tell of what a function has raised, unless we are out."""
         try:
             if not self._border.closed:
                 fails(token, error)

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 from lightning_flops.analysis.step_laws import StepKey, StepSeconds
@@ -46,30 +45,19 @@ class _Clocks(NamedTuple):
     fetches: int
 
 
-class _Event(Enum):
-    """The kind of an entry in the log. The comment says what the entry contains."""
-
-    FETCH = "fetch"  # when it began and ended
-    BATCH = "batch"  # when it ended, its samples, whether it ended a step, the key of that step, its tokens
-    PASSED = "passed"  # when it ended, its shapes, its optimizer attempts, whether it ended a step, its tokens
-    EXCLUDE = "exclude"  # when, the reason
-    INCLUDE = "include"  # when, the reason
-
-
-_FETCH, _BATCH, _PASSED, _EXCLUDE, _INCLUDE = _Event
-
 _MOST_KEYS = 10_000
 """Most different steps whose times are kept apart."""
 
 LONGEST_LOG = 1000
-"""Most entries that the log holds before it is added up: a few hundred kilobytes."""
+"""Most batches that the log holds before it is added up: a few hundred kilobytes."""
 
 
 class Monitor:
     """Adds up batches, samples and data wait until it is read, and over the whole run.
 
     It is called at every batch, in training loops whose steps may take less than a millisecond. There, code that ran a
-    step ago is no longer in the processor's cache. So a batch only adds an entry to a log, which is added up later.
+    step ago is no longer in the processor's cache. So an event only adds an entry to a log: a call that is made when
+    the log is added up.
 
     Args:
         now: the host's clock, in seconds.
@@ -77,7 +65,16 @@ class Monitor:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe | None = None) -> None:
-        self._now = now
+        self.now = now
+        """The clock that events are stamped by."""
+        self.log: list[tuple[Any, ...]] = []
+        """Calls that are made when it is added up: each a function and its arguments."""
+        self.later: Callable[[tuple[Any, ...]], None] = self.log.append
+        """Adds such a call to the log.
+
+        It is the list's own method, so that an event costs no call of ours. A door may add calls of its own, which
+        call ``fetched`` and ``passed`` in turn.
+        """
         self._describe = describe
         self._reasons: set[str] = set()
         self._excluded_sec = 0.0
@@ -85,7 +82,6 @@ class Monitor:
         self._fetches = 0
         self._excluded_since = 0.0  # only valid while there is a reason
         self._fetch_since: float | None = None
-        self._log: list[tuple[Any, ...]] = []
         self._cost = _Spread()
         self._wait = _Spread()
         self._rate = _Spread()
@@ -107,7 +103,7 @@ class Monitor:
     def restart(self) -> None:
         """Drop what happened since the last batch and the last reading: the next batch and reading begin here."""
         self.add_up()
-        now = self._now()
+        now = self.now()
         self._cut_exclusion(now)
         self._begin_reading(now)
         self._before = self._clocks(now)
@@ -115,7 +111,7 @@ class Monitor:
     def leave_out(self) -> None:
         """The batch that ends here is in no figure, and nor is its time; the reading goes on."""
         self.add_up()
-        now = self._now()
+        now = self.now()
         self._cut_exclusion(now)
         before = self._before
         self._excluded_sec += now - before.at - (self._excluded_sec - before.excluded_sec)
@@ -124,52 +120,72 @@ class Monitor:
 
     def fetch_begins(self) -> None:
         """The loop asks the data loader for a batch."""
-        self._fetch_since = self._now()
+        self._fetch_since = self.now()
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
         since = self._fetch_since
         if since is not None:
-            self._log.append((_FETCH, since, self._now()))
+            self.later((self.fetched, since, self.now()))
             self._fetch_since = None
 
     def exclude(self, reason: str) -> None:
         """From here until ``include`` with the same *reason*, the run does something other than training."""
-        self._log.append((_EXCLUDE, self._now(), reason))
+        self.later((self._exclude, self.now(), reason))
 
     def include(self, reason: str) -> None:
         """*reason* is over; the run trains again unless there is another one."""
-        self._log.append((_INCLUDE, self._now(), reason))
+        self.later((self._include, self.now(), reason))
 
     def batch(
         self, *, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None = None
     ) -> None:
         """A batch went through the loop."""
-        self._log.append((_BATCH, self._now(), samples, ends_step, key, tokens))
-        if len(self._log) > LONGEST_LOG:
+        self.later((self._add_batch, self.now(), samples, ends_step, key, tokens))
+        if len(self.log) > LONGEST_LOG:
             self.add_up()
 
-    def passed(self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None) -> int:
-        """A batch went through the loop; ``describe`` is asked about it later.
+    # ---- what the log calls
+
+    def fetched(self, began: float, ended: float) -> None:
+        """The loop waited for the data loader from one time to another."""
+        self._fetches += 1
+        if not self._reasons:
+            self._wait_sec += ended - began
+
+    def passed(
+        self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None
+    ) -> None:
+        """A batch went through the loop, that ``describe`` is asked about.
 
         Args:
+            at: when it was through.
             shapes: shapes of its tensors.
             updates: optimizer attempts that belong to it.
             ends_step: a step ended with it.
             tokens: those in it; None if it does not tell.
-
-        Returns:
-            At least the number of batches that ``describe`` has not been asked about yet.
         """
-        self._log.append((_PASSED, self._now(), shapes, updates, ends_step, tokens))
-        return len(self._log)
+        assert self._describe is not None
+        samples, key = self._describe(shapes, updates, ends_step)
+        self._add_batch(at, samples, ends_step, key, tokens)
+
+    def _exclude(self, at: float, reason: str) -> None:
+        if not self._reasons:
+            self._excluded_since = at
+        self._reasons.add(reason)
+
+    def _include(self, at: float, reason: str) -> None:
+        if reason in self._reasons:
+            self._reasons.remove(reason)
+            if not self._reasons:
+                self._excluded_sec += at - self._excluded_since
 
     # ---- sums
 
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
         self.add_up()
-        now = self._now()
+        now = self.now()
         self._cut_exclusion(now)
         start = self._read_from
         reading = MonitorReading(
@@ -202,39 +218,33 @@ class Monitor:
         )
 
     def add_up(self) -> None:
-        """Add up the log; afterwards ``describe`` has been asked about every batch."""
-        log, self._log = self._log, []
-        for event, at, *rest in log:
-            if event is _FETCH:
-                (end,) = rest
-                self._fetches += 1
-                if not self._reasons:
-                    self._wait_sec += end - at
-            elif event is _PASSED:
-                assert self._describe is not None
-                shapes, updates, ends_step, tokens = rest
-                samples, key = self._describe(shapes, updates, ends_step)
-                self._add_batch(at, samples, ends_step, key, tokens)
-            elif event is _BATCH:
-                self._add_batch(at, *rest)
-            else:
-                self._exclude_or_include(event, at, *rest)
+        """Make the calls that the log holds; afterwards everything that has happened is in the sums."""
+        log = self.log[:]
+        self.log.clear()
+        for call, *arguments in log:
+            call(*arguments)
 
     def _add_batch(
         self, at: float, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None
     ) -> None:
-        self._cut_exclusion(at)
-        before, now = self._before, self._clocks(at)
-        seconds = now.at - before.at - (now.excluded_sec - before.excluded_sec)
+        if self._reasons:
+            self._cut_exclusion(at)
+        since, excluded_before, wait_before, fetches_before = self._before
+        seconds = at - since - (self._excluded_sec - excluded_before)
         self._cost.add(seconds)
         self._step_sec = self._step_sec + seconds if self._in_step else seconds
         self._in_step = not ends_step
-        if now.fetches != before.fetches:
-            self._wait.add(now.wait_sec - before.wait_sec)
-        if samples is not None and seconds > 0:
-            self._rate.add(samples / seconds)
-        self._total_samples = _sum(self._total_samples, samples)
-        self._samples = _sum(self._samples, samples)
+        if self._fetches != fetches_before:
+            self._wait.add(self._wait_sec - wait_before)
+        if samples is None:
+            self._samples = self._total_samples = None
+        else:
+            if seconds > 0:
+                self._rate.add(samples / seconds)
+            if self._samples is not None:
+                self._samples += samples
+            if self._total_samples is not None:
+                self._total_samples += samples
         if tokens is not None or self._tokens is not UNKNOWN_TOKENS:
             self._tokens = self._tokens.plus(tokens)
         if tokens is not None or self._total_tokens is not UNKNOWN_TOKENS:
@@ -251,22 +261,12 @@ class Monitor:
                 its[1] += self._step_sec
             elif len(self._by_key) < _MOST_KEYS:
                 self._by_key[key] = [1, self._step_sec]
-        self._before = now
+        self._before = self._clocks(at)
 
     def _take_keys(self) -> Counter[StepKey]:
         self._counted_keys.update(self._keys)
         self._keys.clear()
         return self._counted_keys
-
-    def _exclude_or_include(self, event: _Event, at: float, reason: str) -> None:
-        if event is _EXCLUDE:
-            if not self._reasons:
-                self._excluded_since = at
-            self._reasons.add(reason)
-        elif reason in self._reasons:
-            self._reasons.remove(reason)
-            if not self._reasons:
-                self._excluded_sec += at - self._excluded_since
 
     def _begin_reading(self, now: float) -> None:
         self._read_from = self._clocks(now)
@@ -285,10 +285,6 @@ class Monitor:
         if self._reasons:
             self._excluded_sec += now - self._excluded_since
             self._excluded_since = now
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 class _Spread:

@@ -117,12 +117,12 @@ def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
     now.sleep(0.25)
     monitor.fetch_ends()
     now.sleep(0.75)
-    assert monitor.passed(((8, 4),), 0, False) == 2  # a fetch and a batch
+    monitor.later((monitor.passed, now(), ((8, 4),), 0, False))
     monitor.exclude("validation")
     now.sleep(60.0)
     monitor.include("validation")
     now.sleep(1.0)
-    assert monitor.passed(((2, 4),), 1, True) == 5
+    monitor.later((monitor.passed, now(), ((2, 4),), 1, True))
     assert asked == []
     assert monitor.read() == MonitorReading(
         seconds=2.0, data_wait_sec=0.25, batches=2, steps=1, samples=10, tokens=UNKNOWN_TOKENS, keys={KEY: 1}

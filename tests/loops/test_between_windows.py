@@ -1,0 +1,278 @@
+"""What a plain loop's taps note between windows comes to the same as what they tell at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_flops import profile_training
+from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.pytorch import TrainingProfiler
+from lightning_flops.session.noted_calls import MOST_KINDS, NotedCalls
+from tests.calls import OurCalls
+from tests.lengths import watch_sessions
+
+ROWS = [4, 2, 4, 3, 4, 4, 1, 4, 4, 2, 4, 4, 3, 4, 4, 4, 2, 4, 4, 1]
+"""Samples in each batch."""
+STEPS = 3 * len(ROWS)
+
+
+class Net(nn.Module):
+    """A layer with dropout, so that it is not the same in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.dropout(self.layer(rows), 0.1, self.training)
+        return result
+
+
+class Run:
+    """What a loop is made of."""
+
+    def __init__(self, profiler: TrainingProfiler, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.profiler, self.model, self.optimizer = profiler, model, optimizer
+        self.data = [torch.ones(rows, 3) for rows in ROWS]
+        self.loader: DataLoader[Any] = DataLoader(self.data, batch_size=None)  # type: ignore[arg-type]
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        """Three epochs."""
+        for _ in range(3):
+            yield from self.loader
+
+    def backward(self, rows: torch.Tensor) -> None:
+        """A forward and a backward."""
+        self.model(rows).square().mean().backward()
+
+    def update(self) -> None:
+        """An update."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def usual(run: Run) -> None:
+    for rows in run.batches():
+        run.backward(rows)
+        run.update()
+
+
+def without_a_loader(run: Run) -> None:
+    for rows in 3 * run.data:
+        run.backward(rows)
+        run.update()
+
+
+def told(run: Run) -> None:
+    for rows in run.batches():
+        run.backward(rows)
+        run.update()
+        run.profiler.step()
+
+
+def groups_of_three_and_a_short_one(run: Run) -> None:
+    for _ in range(3):
+        for index, rows in enumerate(run.loader):
+            run.backward(rows)
+            if index % 3 == 2 or index == len(ROWS) - 1:
+                run.update()
+
+
+def groups_without_a_loader(run: Run) -> None:
+    for index, rows in enumerate(3 * run.data):
+        run.backward(rows)
+        if index % 2:
+            run.update()
+
+
+def one_batch_ahead(run: Run) -> None:
+    for _ in range(3):
+        fetched = iter(run.loader)
+        rows = next(fetched, None)
+        while rows is not None:
+            loss = run.model(rows).square().mean()
+            rows = next(fetched, None)
+            loss.backward()
+            run.update()
+
+
+def evaluation_now_and_then(run: Run) -> None:
+    for index, rows in enumerate(run.batches()):
+        run.backward(rows)
+        run.update()
+        if index % 15 == 10:
+            run.model.eval()
+            with torch.no_grad():
+                for others in run.loader:
+                    run.model(others)
+            run.model.train()
+
+
+def evaluation_without_a_loader(run: Run) -> None:
+    for index, rows in enumerate(run.batches()):
+        run.backward(rows)
+        run.update()
+        if index % 15 == 10:
+            run.model.eval()
+            run.model(run.data[0])
+            run.model.train()
+
+
+def a_closure(run: Run) -> None:
+    for rows in run.batches():
+
+        def closure(rows: torch.Tensor = rows) -> float:
+            run.optimizer.zero_grad()
+            run.backward(rows)
+            return 0.0
+
+        run.optimizer.step(closure)
+
+
+def two_forwards(run: Run) -> None:
+    for rows in run.batches():
+        (run.model(rows).mean() + run.model(2 * rows).square().mean()).backward()
+        run.update()
+
+
+def a_step_that_raises(run: Run) -> None:
+    for index, rows in enumerate(run.batches()):
+        try:
+            run.backward(rows if index % 15 != 7 else torch.ones(2, 99))
+        except RuntimeError:
+            continue
+        run.update()
+
+
+def checkpoints(run: Run) -> None:
+    for index, rows in enumerate(run.batches()):
+        run.backward(rows)
+        run.update()
+        if index % 10 == 5:
+            with run.profiler.outside_of_steps("checkpoint"):
+                pass
+
+
+def gradients_of_inputs(run: Run) -> None:
+    for rows in run.batches():
+        rows = rows.clone().requires_grad_()
+        (first,) = torch.autograd.grad(run.model(rows).sum(), rows, create_graph=True)
+        (first.square().mean() + run.model(rows).square().mean()).backward()
+        run.update()
+
+
+LOOPS = [
+    *(usual, without_a_loader, told, groups_of_three_and_a_short_one, groups_without_a_loader, one_batch_ahead),
+    *(evaluation_now_and_then, evaluation_without_a_loader, a_closure, two_forwards, a_step_that_raises, checkpoints),
+    gradients_of_inputs,
+]
+
+
+def found(
+    loop: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch, *, every: int, **settings: Any
+) -> dict[str, Any]:
+    """What the monitor has found in *loop*, times apart, read every so many steps."""
+    sessions = watch_sessions(monkeypatch)
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    readings: list[dict[str, float]] = []
+    with profile_training(
+        model,
+        optimizer,
+        log_every_n_steps=every,
+        writer=lambda scalars, step: readings.append({"step": step}),
+        **(settings or {"timing_steps": 2, "trace": False}),
+    ) as profiler:
+        loop(Run(profiler, model, optimizer))
+    (session,) = sessions
+    assert session.monitor is not None
+    totals, books = session.monitor.totals(), session.flops.books.totals()
+    return {
+        "keys": dict(books.keys),
+        "timed": {key: its.steps for key, its in session.monitor.seconds_by_key().items()},
+        "waits": None if totals.reader_sec is None else totals.reader_sec.number,
+        "batches": totals.batches,
+        "samples": totals.samples,
+        "known": (books.steps_counted, books.steps_predicted, books.steps_unknown, books.model_flops),
+        "steps": session.steps.steps_done,
+        "x_axis": readings,
+        "notes": session.notes.sentences,
+        "weights": [weight.tolist() for weight in model.parameters()],
+    }
+
+
+@pytest.mark.parametrize("every", [7, 1000])
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: str(loop.__name__))
+def test_what_is_noted_comes_to_what_is_told_at_once(
+    loop: Callable[[Run], None], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    start = NotedCalls.start
+
+    def starts(calls: NotedCalls, *args: Any, steps: int, **more: Any) -> None:
+        started.append(steps)
+        start(calls, *args, steps=steps, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(NotedCalls, "start", starts)
+        noted = found(loop, patched, every=every)
+    with monkeypatch.context() as patched:
+        patched.setattr(NotedCalls, "start", lambda *args, **more: None)
+        at_once = found(loop, patched, every=every)
+    assert sum(started) > 10  # or there was nothing to compare
+    assert noted == at_once
+
+
+def test_the_steps_of_a_usual_loop_are_those_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = found(usual, monkeypatch, every=1000, timer_only=True)
+    assert run["steps"] == run["batches"] == run["waits"] == STEPS == 60
+    assert run["samples"] == 3 * sum(ROWS)
+    keys: dict[StepKey, int] = {((((rows, 3),),), 1): 3 * ROWS.count(rows) for rows in (1, 2, 3, 4)}
+    assert run["keys"] == run["timed"] == keys
+
+
+def test_groups_of_three_are_steps_of_three_batches_and_the_short_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = found(groups_of_three_and_a_short_one, monkeypatch, every=1000, timer_only=True)
+    assert (run["steps"], run["batches"]) == (3 * 7, 60)
+    groups = [ROWS[begin : begin + 3] for begin in range(0, 20, 3)]
+    keys: dict[StepKey, int] = {}
+    for group in 3 * groups:
+        key: StepKey = (tuple(((rows, 3),) for rows in group), 1)
+        keys[key] = keys.get(key, 0) + 1
+    assert run["keys"] == keys
+
+
+def test_a_step_without_end_is_not_noted_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+
+    def endless(run: Run) -> None:
+        nonlocal longest
+        usual(run)
+        calls: NotedCalls = run.profiler._loop._calls  # type: ignore[union-attr]
+        for _ in range(MOST_KINDS):
+            run.backward(run.data[0])
+            longest = max(longest, len(calls.kinds), len(calls.facts))
+
+    found(endless, monkeypatch, every=1000)
+    assert MOST_KINDS / 2 < longest < 2 * MOST_KINDS
+
+
+@pytest.mark.parametrize("lengths", [False, True], ids=["equal", "ever new"])
+def test_a_step_between_windows_costs_few_calls_of_ours(lengths: bool) -> None:
+    model, calls = Net(), OurCalls(first=100, last=200)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = [torch.ones(2 + (index if lengths else 0), 3) for index in range(210)]
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
+    with profile_training(model, optimizer, timing_steps=5, trace=False, log_every_n_steps=1000):
+        for batch in loader:
+            calls.step_begins()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    assert calls.a_step <= 11, calls.calls
