@@ -168,10 +168,10 @@ def measured_peak(precision: str, *, size: int = 1024, products: int = 10) -> di
     return found
 
 
-def measured_bandwidth(*, size: int = 1 << 28, copies: int = 5) -> float:
+def measured_bandwidth(*, size: int = 1 << 26, copies: int = 10) -> float:
     """Bytes/s between this CPU and its memory, read and written together: the fastest of some copies of *size* bytes.
 
-    They are many times what a cache holds. As with the peak, this is what torch's own copy reaches here.
+    They are more than the cache of a core holds. As with the peak, this is what torch's own copy reaches here.
     """
     source = torch.zeros(size, dtype=torch.uint8)
     target = torch.empty_like(source)
