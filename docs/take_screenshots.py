@@ -1,121 +1,106 @@
-"""Takes pictures for docs/: TensorBoard on the logs of a real run, as a browser shows it.
+"""Takes pictures for docs/: the page and TensorBoard on the logs of a real run, as a browser shows them.
 
-Needs TensorBoard, and Debian's ``chromium`` and ``chromium-driver``::
+Needs TensorBoard, and Debian's ``chromium``::
 
     python examples/train_digits.py
-    python docs/take_screenshots.py logs
+    python -m docs.take_screenshots logs
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import json
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CLOSE_SETTINGS = "[...document.querySelectorAll('button')].find(one => one.innerText.includes('Settings')).click()"
-
 PAGES = {
-    "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", CLOSE_SETTINGS, 1200),
+    "tensorboard-scalars.png": ("?tagFilter=flops_#timeseries", "Settings", 1200),
+    "tensorboard-images.png": ("#images", "", 640),
     "tensorboard-text.png": ("#text", "", 1320),
 }
-"""File, place within TensorBoard, what to click there, and height of the picture."""
+"""File, place within TensorBoard, the button to press there, and height of the picture."""
 
-BROWSER_FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server"),
-]
-BROWSER_FRAME = 143  # of its height, in pixels: the part of the window that is not the page
+WIDTH = 1500
+FIRST_SCREEN = {"width": 1200, "height": 1050}
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 STARTUP_LIMIT_SEC = 120.0
-RENDERING_SEC = 8.0  # the page says nowhere that its charts are drawn
-
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def ask(address: str, body: Any = None) -> Any:
-    """What the server at *address* answers, as JSON; with a *body* it is sent there."""
-    data = None if body is None else json.dumps(body).encode()
-    with _opener.open(
-        urllib.request.Request(address, data, {"Content-Type": "application/json"}), timeout=60
-    ) as answer:
-        return json.load(answer)
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+RENDERING_MS = 8_000  # TensorBoard says nowhere that its charts are drawn
 
 
 @contextmanager
-def serving(command: list[str], *, ready: Callable[[], Any]) -> Iterator[None]:
-    """Run *command* until the block is done; the block begins when *ready* answers with something true."""
-    process = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + STARTUP_LIMIT_SEC
-        while True:
-            try:
-                if ready():
+def tensorboard(logs: Path) -> Iterator[str]:
+    """The address of a TensorBoard on *logs*, which ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [
+        *(sys.executable, "-W", "ignore", "-m", "tensorboard.main", "--logdir", str(logs)),
+        *("--host", "127.0.0.1", "--port", str(port), "--load_fast", "false"),
+    ]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + STARTUP_LIMIT_SEC
+            while True:
+                try:
+                    opener.open(f"{address}/data/runs", timeout=60).close()
                     break
-            except urllib.error.URLError:
-                pass
-            if time.monotonic() > deadline or process.poll() is not None:
-                raise TimeoutError(f"{command[0]} did not come up")
-            time.sleep(0.5)
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+                except urllib.error.URLError:
+                    if time.monotonic() > deadline or process.poll() is not None:
+                        raise
+                    time.sleep(0.5)
+            yield address
+        finally:
+            process.terminate()
 
 
-def take(tensorboard: str, driver: str, folder: Path) -> None:
-    """Photograph every page of the server *tensorboard* through the browser that *driver* drives."""
-    with tempfile.TemporaryDirectory() as profile:
-        options = {"args": [*BROWSER_FLAGS, f"--user-data-dir={profile}"]}
-        capabilities = {"alwaysMatch": {"goog:chromeOptions": options}}
-        session = f"{driver}/session/{ask(f'{driver}/session', {'capabilities': capabilities})['value']['sessionId']}"
-        for name, (place, click, height) in PAGES.items():
-            ask(f"{session}/window/rect", {"width": 1500, "height": height + BROWSER_FRAME})
-            ask(f"{session}/url", {"url": "about:blank"})  # else only the part behind the # would change
-            ask(f"{session}/url", {"url": f"{tensorboard}/{place}"})
-            time.sleep(RENDERING_SEC)
-            if click:
-                ask(f"{session}/execute/sync", {"script": click, "args": []})
-                time.sleep(RENDERING_SEC)
-            (folder / name).write_bytes(base64.b64decode(ask(f"{session}/screenshot")["value"]))
-        _opener.open(urllib.request.Request(session, method="DELETE"), timeout=60).close()
+def newest_page(logs: Path) -> Path:
+    """The page of the run that was written last."""
+    return max(logs.rglob("profile.html"), key=lambda path: path.stat().st_mtime)
+
+
+def take(browser: Any, logs: Path, folder: Path) -> None:
+    """Photograph the first screen of the newest page, and every page of TensorBoard."""
+    page = browser.new_page(viewport=FIRST_SCREEN)
+    page.goto(newest_page(logs).resolve().as_uri())
+    page.locator("main[aria-busy=false] #provenance").wait_for()
+    page.screenshot(path=folder / "demo.png")
+    with tensorboard(logs) as address:
+        for name, (place, pressed, height) in PAGES.items():
+            page = browser.new_page(viewport={"width": WIDTH, "height": height})
+            page.goto(f"{address}/{place}")
+            page.wait_for_timeout(RENDERING_MS)
+            if pressed:
+                page.get_by_role("button", name=pressed).first.click()
+                page.wait_for_timeout(RENDERING_MS)
+            page.screenshot(path=folder / name)
+            page.close()
 
 
 def main() -> None:
-    """Start a server and a browser, photograph, stop both."""
-    parser = argparse.ArgumentParser(description="Take the pictures of TensorBoard in docs/.")
+    """Start a browser, photograph, stop it."""
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description="Take the pictures of the page and of TensorBoard in docs/.")
     parser.add_argument("logs", type=Path)
     parser.add_argument("--to", type=Path, default=Path(__file__).parent / "images")
-    parser.add_argument("--driver", default="chromedriver")
     options = parser.parse_args()
-    ports = free_port(), free_port()
-    tensorboard, driver = (f"http://127.0.0.1:{port}" for port in ports)
-    server_command = [
-        *(sys.executable, "-m", "tensorboard.main", "--logdir", str(options.logs)),
-        *("--host", "127.0.0.1", "--port", str(ports[0]), "--load_fast", "false"),
-    ]
     options.to.mkdir(parents=True, exist_ok=True)
-    with (
-        serving(server_command, ready=lambda: ask(f"{tensorboard}/data/runs")),
-        serving([options.driver, f"--port={ports[1]}"], ready=lambda: ask(f"{driver}/status")["value"]["ready"]),
-    ):
-        take(tensorboard, driver, options.to)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        try:
+            take(browser, options.logs, options.to)
+        finally:
+            browser.close()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +149,17 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def measured_peak(precision: str, *, size: int = 1024, products: int = 10) -> dict[str, float]:
+def _fastest(run: Callable[[], object], *, times: int = 10, seconds: float = 0.5) -> float:
+    """Seconds of the fastest of so many calls of *run*, or of more: other work makes some slower, none faster."""
+    spent: list[float] = []
+    while len(spent) < times or sum(spent) < seconds:
+        begin = time.perf_counter()
+        run()
+        spent.append(time.perf_counter() - begin)
+    return min(spent)
+
+
+def measured_peak(precision: str, *, size: int = 1024) -> dict[str, float]:
     """FLOP/s of this CPU in the dtype of *precision*, by the name of that dtype: the fastest of some matrix products.
 
     No vendor publishes this figure for the threads that a process has, and MFU needs one. It is no upper limit of the
@@ -158,29 +170,19 @@ def measured_peak(precision: str, *, size: int = 1024, products: int = 10) -> di
     )
     found = {}
     for dtype in dict.fromkeys(("float32", name or "float32")):
-        left, right = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
-        seconds = []
-        for _ in range(products):
-            begin = time.perf_counter()
-            left @ right
-            seconds.append(time.perf_counter() - begin)
-        found[dtype] = 2 * size**3 / min(seconds)
+        factors = [torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2)]
+        found[dtype] = 2 * size**3 / _fastest(partial(torch.mm, *factors))
     return found
 
 
-def measured_bandwidth(*, size: int = 1 << 28, copies: int = 5) -> float:
+def measured_bandwidth(*, size: int = 1 << 26) -> float:
     """Bytes/s between this CPU and its memory, read and written together: the fastest of some copies of *size* bytes.
 
-    They are many times what a cache holds. As with the peak, this is what torch's own copy reaches here.
+    They are more than the cache of a core holds. As with the peak, this is what torch's own copy reaches here.
     """
     source = torch.zeros(size, dtype=torch.uint8)
     target = torch.empty_like(source)
-    seconds = []
-    for _ in range(copies):
-        begin = time.perf_counter()
-        target.copy_(source)
-        seconds.append(time.perf_counter() - begin)
-    return 2 * size / min(seconds)
+    return 2 * size / _fastest(lambda: target.copy_(source))
 
 
 def _tensorboard() -> str:

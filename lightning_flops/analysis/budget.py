@@ -410,7 +410,7 @@ def with_report_sec(profile: Profile, seconds: float) -> Profile:
         return profile
     share = RunShare(
         key="report",
-        label="the profiler's own, reading the trace and making this report",
+        label="the profiler: reading the trace and making this report",
         time_ns=round(seconds * _NS_PER_SEC),
     )
     return replace(profile, budget=replace(profile.budget, run=(*profile.budget.run, share)))
@@ -422,5 +422,5 @@ def _run(timing: TimingProfile, *, own_sec: float) -> tuple[RunShare, ...]:
     for cause, seconds in timing.excluded_sec.items():
         times.append((*_RUN_ROWS.get(cause, ("elsewhere", cause)), seconds))
     if own_sec > 0:
-        times.append(("profiler", "the profiler's own, counting and tracing", own_sec))
+        times.append(("profiler", "the profiler: counting and tracing", own_sec))
     return tuple(RunShare(key=key, label=label, time_ns=round(seconds * _NS_PER_SEC)) for key, label, seconds in times)

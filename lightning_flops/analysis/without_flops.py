@@ -21,7 +21,7 @@ _NO_WORK = re.compile(r"autograd::|torch::autograd::|c10d|_c10d|prims::|profiler
 """Names of operators that only call others, wait or communicate."""
 
 _COMPILE = "compile the model, which fuses it with what surrounds it"
-_FUSE = "use a layer that has it built in, so that it is fused with what surrounds it"
+_FUSE = "use a layer that has it built in"
 
 _HELPS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern, re.I), with_compiler, without)
@@ -140,7 +140,7 @@ def what_helps(one: WithoutFlops, *, compiles: bool) -> str:
     for pattern, with_compiler, without in _HELPS:
         if pattern.search(one.name):
             return with_compiler if compiles else without
-    ways = f"{_COMPILE}, or {_FUSE}" if compiles else _FUSE
+    ways = f"{_COMPILE}, or {_FUSE}" if compiles else f"{_FUSE}, so that it is fused with what surrounds it"
     return f"{ways[0].upper()}{ways[1:]}."
 
 

@@ -179,7 +179,7 @@ def _module_lines(profile: Profile) -> list[str]:
         )
     sides = ["fwd", "bwd"] if backward else ["fwd"]
     kernels = [f"{side} kernels" for side in sides] if on_device else []
-    head = ["module", *(f"own {side}" for side in sides), "share", *kernels, *sides]
+    head = ["module", *(f"own {side}" for side in sides), "of modules", *kernels, *sides]
     least = (
         ["FLOP/s of modules in which something could not be counted are lower bounds."] if profile.lower_bound else []
     )
@@ -197,7 +197,7 @@ def _operator_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.operators or ())[:_ROWS_SHOWN]
     ]
-    head = ["operator", "calls", "self", "share", "total"]
+    head = ["operator", "calls", "self", "of operators", "total"]
     return ["", *table(head, rows), *and_more(len(tables.operators or ()) - len(rows))] if rows else []
 
 
@@ -212,7 +212,7 @@ def _kernel_lines(tables: TraceReport) -> list[str]:
         ]
         for row in (tables.kernels or ())[:_ROWS_SHOWN]
     ]
-    head = ["kernel", "calls", "total", "share", "mean"]
+    head = ["kernel", "calls", "total", "of kernels", "mean"]
     return ["", *table(head, rows), *and_more(len(tables.kernels or ()) - len(rows))] if rows else []
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_flops import compare_profiles
+from lightning_flops import Profile, compare_profiles
 from lightning_flops.report.html_page import RunPages, ShownRun, packed, render_page
 from tests.page import samples
 from tests.page.browser import Watched, browser, needs_browser
@@ -57,6 +58,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         "wide": samples.of_modules(10_000).to_html(),
         "later": _later_page(),
+        "long_names": _with_long_names(samples.decoder()).to_html(),
         "compared": compare_profiles(compared.run(), compared.wider(data_wait_ms=3.5)).to_html(),
         "compared_hostile": compare_profiles(samples.decoder(), samples.hostile()).to_html(),
     }
@@ -64,6 +66,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in made}
+
+
+def _with_long_names(profile: Profile) -> Profile:
+    modules = [
+        replace(one, type_name=one.type_name * 6, name=one.name.replace("blocks", "b" * 60)) for one in profile.modules
+    ]
+    return replace(profile, modules=tuple(modules))
 
 
 def _later_page() -> str:
@@ -383,8 +392,9 @@ def test_ten_thousand_modules_stay_smooth(started: Any, pages: dict[str, Path]) 
 
 
 @pytest.mark.parametrize("width", [390, 820, 1440])
-def test_nothing_is_wider_than_the_screen(width: int, started: Any, pages: dict[str, Path]) -> None:
-    opened = Opened(started, pages["decoder"], viewport={"width": width, "height": 900})
+@pytest.mark.parametrize("name", ["decoder", "long_names"])
+def test_nothing_is_wider_than_the_screen(name: str, width: int, started: Any, pages: dict[str, Path]) -> None:
+    opened = Opened(started, pages[name], viewport={"width": width, "height": 900})
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
     opened.assert_quiet()
     opened.context.close()

@@ -111,6 +111,14 @@ export interface Profile {
     [k: string]: string;
   };
   /**
+   * What a step spends as a function of its sizes, as far as this window could tell; None if they did not vary, or if there is no such law.
+   */
+  law: StepLaw | null;
+  /**
+   * Why there is none though sizes varied, in a few words; otherwise None.
+   */
+  why_no_law: string | null;
+  /**
    * Whether FLOPs and their rates are lower bounds: work that may be matmul-like could not be counted.
    */
   lower_bound: boolean;
@@ -727,6 +735,121 @@ export interface Rates {
   data_wait_ratio: number | null;
 }
 /**
+ * The law of the FLOPs of a run's steps.
+ */
+export interface StepLaw {
+  /**
+   * B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch.
+   */
+  variables: LawVariable[];
+  /**
+   * FLOPs of a step of one batch; those of several batches add up.
+   */
+  sums: LawSum[];
+  /**
+   * Steps that it rests on.
+   */
+  counted: number;
+  /**
+   * How many of them the others foretold, to the last FLOP.
+   */
+  checks: number;
+  /**
+   * The steps by length, in groups of about as many steps each; without those that were counted or traced.
+   */
+  lengths: LengthRow[];
+}
+/**
+ * A size that the law is a function of.
+ */
+export interface LawVariable {
+  /**
+   * Such as ``batch`` or ``sequence``.
+   */
+  name: string;
+  /**
+   * The least that was counted.
+   */
+  least: number;
+  /**
+   * The greatest that was counted.
+   */
+  greatest: number;
+  /**
+   * What all differences between the counted sizes are multiples of.
+   */
+  apart: number;
+  /**
+   * Whether the law is used between the counted sizes, and not only for them.
+   */
+  between: boolean;
+}
+/**
+ * FLOPs of one bucket in one dtype.
+ */
+export interface LawSum {
+  /**
+   * ``forward``, ``backward``, ``recompute``, ``optimizer``, or ``causal_skipped``: what fused causal attention does not execute of the others.
+   */
+  bucket: string;
+  /**
+   * Of the arithmetic.
+   */
+  dtype: string;
+  /**
+   * Their sum is the bucket's FLOPs.
+   */
+  terms: LawTerm[];
+}
+/**
+ * One product of a sum: numerator / denominator x each variable to its power.
+ */
+export interface LawTerm {
+  /**
+   * Of the exact coefficient.
+   */
+  numerator: number;
+  /**
+   * Mostly 1.
+   */
+  denominator: number;
+  /**
+   * By variable; one that is not in the term is left out.
+   */
+  powers: {
+    [k: string]: number;
+  };
+}
+/**
+ * Steps of lengths that lie together.
+ */
+export interface LengthRow {
+  /**
+   * The least length in this row.
+   */
+  shortest: number;
+  /**
+   * The greatest.
+   */
+  longest: number;
+  /**
+   * How many there are.
+   */
+  steps: number;
+  /**
+   * Mean of a step, forward and backward.
+   */
+  model_flops: number;
+  /**
+   * Mean of a step.
+   */
+  step_sec: number;
+  /**
+   * Model FLOPs / peak / seconds of these steps; None if a peak is not known.
+   */
+  mfu: number | null;
+}
+/**
  * One module of the model; its FLOPs, bytes and calls are sums over all counted steps.
  */
 export interface ModuleProfile {
@@ -1079,6 +1202,10 @@ export interface TraceReport {
    * What is missing or degraded, in sentences.
    */
   notes: string[];
+  /**
+   * FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted.
+   */
+  flops: TraceFlops | null;
 }
 /**
  * Every step's breakdown, and their mean.
@@ -1740,6 +1867,209 @@ export interface LaunchRow {
    * Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue.
    */
   long_delays: number;
+}
+/**
+ * FLOPs of one trace, which is of one rank.
+ */
+export interface TraceFlops {
+  /**
+   * The device that ran the kernels; None without one, or where several kinds took part.
+   */
+  device: string | null;
+  /**
+   * How many of them took part.
+   */
+  devices: number;
+  /**
+   * Dense peak of one of them in FLOP/s, by the dtypes that ran; one that is not known is left out.
+   */
+  peaks: {
+    [k: string]: number;
+  };
+  /**
+   * Bandwidth of its memory; None where it is not known.
+   */
+  memory_bytes_per_sec: number | null;
+  /**
+   * In order of time.
+   */
+  steps: TracedStepFlops[];
+  /**
+   * FLOPs of what ran outside of every step.
+   */
+  outside_steps: number;
+  /**
+   * Over the whole trace, the one that took most time first.
+   */
+  operators: OperatorFlops[];
+  /**
+   * The same of kernels; None without a device.
+   */
+  kernels: KernelFlops[] | null;
+  /**
+   * What may have spent FLOPs: all that depends on it is a lower bound.
+   */
+  uncounted: UncountedRow[];
+  /**
+   * Whether there is any.
+   */
+  lower_bound: boolean;
+}
+/**
+ * FLOPs of one step on this rank, and how well it used the peak of its device.
+ */
+export interface TracedStepFlops {
+  /**
+   * The profiler's number; None where the whole trace is one step.
+   */
+  step: number | null;
+  /**
+   * Model FLOPs of what no autograd node ran; attention over the full score matrix.
+   */
+  forward: number;
+  /**
+   * Model FLOPs of what autograd's nodes ran.
+   */
+  backward: number;
+  /**
+   * What checkpointing ran again, and what a fused attention's backward repeats of its forward.
+   */
+  recompute: number;
+  /**
+   * What ran in an optimizer's step, or where a gradient was accumulated.
+   */
+  optimizer: number;
+  /**
+   * Of all these, what fused attention leaves out because its mask rules it out.
+   */
+  causal_skipped: number;
+  /**
+   * The step's wall time, as in the table of step times.
+   */
+  wall_us: number;
+  /**
+   * (forward + backward) ÷ (peak × wall time), each dtype with its own peak; None where a peak is not known.
+   */
+  mfu: number | null;
+  /**
+   * The same of what the kernels executed: all four, less what was skipped.
+   */
+  hfu: number | null;
+  /**
+   * Something in the step was not counted, so that all its figures are at least these.
+   */
+  lower_bound: boolean;
+}
+/**
+ * All counted calls of one operator in one dtype.
+ */
+export interface OperatorFlops {
+  /**
+   * Name as the counter has it: ``aten.mm``.
+   */
+  operator: string;
+  /**
+   * Of the arithmetic; ``tf32`` where a float32 operator launched a kernel whose name says tensor cores.
+   */
+  dtype: string;
+  /**
+   * How often it ran.
+   */
+  calls: number;
+  /**
+   * Model FLOPs of the forward.
+   */
+  forward: number;
+  /**
+   * Model FLOPs of the backward.
+   */
+  backward: number;
+  /**
+   * What was run again.
+   */
+  recompute: number;
+  /**
+   * What optimizers ran.
+   */
+  optimizer: number;
+  /**
+   * Of all these, what a mask let the kernel leave out.
+   */
+  causal_skipped: number;
+  /**
+   * Of all tensors that it read and wrote, by shapes and dtypes; None where a result's shape is not known.
+   */
+  bytes: number | null;
+  /**
+   * On the device: its kernels, copies and memsets, added up. On the host, in a trace without a device: its calls. None where nothing of it is in the trace.
+   */
+  time_us: number | null;
+  /**
+   * Executed FLOPs ÷ time, of the calls whose time is known.
+   */
+  flops_per_sec: number | null;
+  /**
+   * That ÷ the peak of the device in this dtype; None where the peak is not known.
+   */
+  peak_share: number | null;
+  /**
+   * Arithmetic intensity: executed FLOPs ÷ bytes.
+   */
+  flops_per_byte: number | null;
+  /**
+   * Its roof: the lower of the peak and intensity × the memory's bandwidth; None where one of them is not known.
+   */
+  attainable_flops_per_sec: number | null;
+}
+/**
+ * All runs of one kernel that computed counted FLOPs.
+ */
+export interface KernelFlops {
+  /**
+   * As compiled.
+   */
+  name: string;
+  /**
+   * How often it ran for a counted operator.
+   */
+  calls: number;
+  /**
+   * Executed FLOPs of the operators in which no other kernel multiplied.
+   */
+  flops: number;
+  /**
+   * Of operators in which several kernels multiplied: divided among these by their time, an estimate.
+   */
+  shared_flops: number;
+  /**
+   * Of these runs.
+   */
+  time_us: number;
+  /**
+   * Both ÷ time.
+   */
+  flops_per_sec: number | null;
+  /**
+   * That ÷ the peak; None where it is not known, or where the runs were in several dtypes.
+   */
+  peak_share: number | null;
+}
+/**
+ * What may have spent FLOPs and was not counted.
+ */
+export interface UncountedRow {
+  /**
+   * Of the operator, or of a kernel that no counted operator launched.
+   */
+  name: string;
+  /**
+   * How often it ran.
+   */
+  calls: number;
+  /**
+   * Why it was not counted, without a full stop.
+   */
+  reason: string;
 }
 /**
  * One part of a traced step, mean over the traced steps; the parts add up to the step.

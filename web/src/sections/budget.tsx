@@ -87,7 +87,7 @@ function Run({ budget }: { budget: Account }): JSX.Element | null {
   if (budget.run.length < 2 || whole <= 0) return null;
   return (
     <p class="note">
-      The run while these steps were timed ({duration(whole / 1e9)}):{" "}
+      The run while the profiler's window was open ({duration(whole / 1e9)}):{" "}
       {budget.run
         .map(
           (one, at) =>

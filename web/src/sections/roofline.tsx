@@ -111,6 +111,9 @@ export function Roofline({ profile, tree }: { profile: Profile; tree: ModuleTree
   );
 }
 
+/** Width of the memory's label, which stands above the line that rises below it. */
+const LABEL = 130;
+
 function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.Element {
   const [box, width] = useWidth<HTMLDivElement>();
   const peak = roof.peaks[0]?.flopsPerSec ?? null;
@@ -164,7 +167,7 @@ function Plot({ points, roof }: { points: readonly Point[]; roof: Roof }): JSX.E
           <text
             class="axis strong"
             x={x(from) + 8}
-            y={y(Math.max(y.domain()[0] as number, roof.bandwidth * from)) - 12}
+            y={y(clipped(Math.max(y.domain()[0] as number, roof.bandwidth * x.invert(x(from) + LABEL)))) - 8}
           >
             {`memory ${si(roof.bandwidth)}B/s`}
           </text>
