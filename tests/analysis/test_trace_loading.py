@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import gzip
 import io
 import json
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_flops.analysis.trace import events as events_module
 from lightning_flops.analysis.trace import load_trace, loading
-from lightning_flops.analysis.trace.columns import Trace, TraceFormatError
+from lightning_flops.analysis.trace.columns import LaunchShape, Trace, TraceFormatError
+from lightning_flops.analysis.trace.decoding import fast_decoder
+from lightning_flops.analysis.trace.events import TraceBuilder
 from lightning_flops.analysis.trace.json_stream import VALUE_LIMIT, StreamError, event_batches
 from lightning_flops.errors import LightningFlopsError
 from tests.analysis.trace_events import kernel, launch, memory, operator, scope, span, trace, trace_from_events
@@ -100,6 +105,101 @@ def test_json_decoders_give_equal_columns(monkeypatch: pytest.MonkeyPatch) -> No
     fast = load_trace(RANK_0)
     monkeypatch.setattr(loading, "fast_decoder", lambda: None)
     assert columns(load_trace(RANK_0)) == columns(fast)
+
+
+ANY = st.none() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6)
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(
+        "External id/external id/Sequence number/Fwd thread id/correlation/device/stream/bytes/blocks per SM/grid/"
+        "block/est. achieved occupancy %/Input Dims/Input type/Call stack/Collective name/dtype/In msg nelems/"
+        "Group size/Process Group Name/Src Rank/other".split("/")
+    ),
+    ANY | st.lists(ANY, max_size=3),
+    max_size=8,
+)
+PROFILED = st.fixed_dictionaries(
+    {
+        "ph": st.just("X"),
+        "cat": st.sampled_from(["cpu_op", "Kernel", "cuda_runtime", "user_annotation", "python_function", "blink"]),
+        "name": st.text(max_size=8),
+        "pid": st.integers(0, 3) | st.sampled_from(["0", "Spans"]),
+        "tid": st.integers(0, 3) | st.text(max_size=2),
+        "ts": st.integers(0, 2**50) | st.floats(0, 2**42),
+    },
+    optional={"dur": st.integers(-5, 1000) | st.floats(0, 1000), "args": ARGUMENTS, "id": JSON},
+)
+
+
+@settings(deadline=None)
+@given(events=st.lists(PROFILED, min_size=1, max_size=12))
+def test_msgspec_and_the_standard_library_make_equal_columns(events: list[dict[str, Any]]) -> None:
+    decode = fast_decoder()
+    assert decode is not None
+    events = [operator("aten::mm", 0, 1), *events]  # one of torch.profiler's, so that there is a trace
+    typed, plain = TraceBuilder("x"), TraceBuilder("x")
+    said: list[str | dict[str, Any]] = []
+    for columns_of, batch in ((typed, decode(json.dumps(events))), (plain, events)):
+        try:
+            columns_of.add(batch)
+            said.append(everything(columns_of.trace({})))
+        except TraceFormatError as error:
+            said.append(str(error).partition("): ")[0])
+    assert said[0] == said[1]
+
+
+def everything(loaded: Trace) -> dict[str, Any]:
+    """All columns, and what they point to."""
+    found: dict[str, Any] = {}
+    for one in dataclasses.fields(loaded):
+        value = getattr(loaded, one.name)
+        found[one.name] = repr(value.tolist()) if isinstance(value, np.ndarray) else value
+    found["recorded_inputs"] = [(one.dims, one.types, one.concrete) for one in loaded.recorded_inputs]
+    return found
+
+
+def test_shapes_stacks_and_launches_are_kept_once_each() -> None:
+    shapes: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
+    first: dict[str, Any] = {"Call stack": 'net.py(7): "f"'}
+    second: dict[str, Any] = {"Call stack": "train.py(1): <module>"}
+    grid: dict[str, Any] = {"grid": [8, 1, 1], "block": [128, 1, 1], "registers per thread": 32, "shared memory": 0}
+    loaded = trace(
+        operator("aten::mm", 0, 1, **shapes, **first),
+        launch(1, 0),
+        kernel(1, 1, 1, **grid),
+        operator("aten::add", 2, 1, **second),
+        operator("aten::mm", 3, 1, **shapes, **first),
+        kernel(2, 4, 1, **grid, stream=8),
+        kernel(3, 5, 1),
+    )
+    assert loaded.inputs.tolist() == [0, -1, -1, -1, 0, -1, -1]
+    (only,) = loaded.recorded_inputs
+    assert (only.dims, only.types, only.concrete, only.strides) == ([[2, 3], [3, 4]], ["float", "float"], None, None)
+    assert loaded.stack.tolist() == [0, -1, -1, 1, 0, -1, -1]
+    assert loaded.stacks == ('net.py(7): "f"', "train.py(1): <module>")
+    assert loaded.launch_shape.tolist() == [-1, -1, 0, -1, -1, 0, 1]
+    assert loaded.launch_shapes == (
+        LaunchShape(grid=(8, 1, 1), block=(128, 1, 1), registers=32, shared_memory=0),
+        LaunchShape(),
+    )
+
+
+def test_more_different_stacks_than_are_kept_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each counts 200 and ten times its JSON text, which has two quotes: 300 for eight characters.
+    monkeypatch.setattr(events_module, "DETAILS_LIMIT_BYTES", 700)
+    stacks: list[dict[str, Any]] = [{"Call stack": f"{file}.py(1):"} for file in "abca"]
+    loaded = trace(*(operator("aten::mm", at, 1, **one) for at, one in enumerate(stacks)))
+    assert loaded.stack.tolist() == [0, 1, -1, 0]
+    assert loaded.notes == (
+        "Left out: call stacks of operators, of which the file has more different ones than are kept (700 bytes), of "
+        "events: 1.",
+    )
+
+
+def test_times_near_the_limits_of_a_double_are_whole_nanoseconds() -> None:
+    # 1,623,142,623,460,111 µs, as torch 1.9 wrote the calendar's time: its nanoseconds do not fit a double.
+    loaded = trace(operator("aten::mm", 1623142623460111, 7), operator("aten::mm", 1623142623460111.25, 0.5))
+    assert loaded.start_ns.tolist() == [1623142623460111000, 1623142623460111250]
+    assert loaded.duration_ns.tolist() == [7000, 500]
 
 
 def test_gzipped_and_remote_files_hold_the_same_trace(tmp_path: Path) -> None:
@@ -479,6 +579,52 @@ def test_a_gzip_of_several_members_is_read_as_one(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"no gzip")
     with pytest.raises(TraceFormatError, match="the gzip data is damaged or cut off"):
         load_trace(path)
+
+
+def without_isal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("igzip", "isal_zlib"):
+        monkeypatch.setitem(sys.modules, f"isal.{name}", None)
+
+
+@pytest.mark.parametrize("unpacker", ["isal", "zlib"])
+def test_a_bomb_ends_at_a_stated_limit(unpacker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if unpacker == "zlib":
+        without_isal(monkeypatch)
+    monkeypatch.setattr(loading, "_FREE_INFLATION_BYTES", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    # Spaces of 4 MB take a thousandth of that.
+    path.write_bytes(gzip.compress(f'{{"traceEvents": [{OPERATOR}{" " * (4 << 20)}]}}'.encode(), 9))
+    with pytest.raises(TraceFormatError) as caught:
+        load_trace(path)
+    assert str(caught.value) == f"{path}: the gzip data holds more than 200 times its own bytes: it is no trace"
+    monkeypatch.setattr(loading, "_FREE_INFLATION_BYTES", 4 << 20)
+    assert len(load_trace(path)) == 1
+
+
+@pytest.mark.parametrize("unpacker", ["isal", "zlib"])
+def test_isal_and_zlib_say_the_same_of_damaged_files(
+    unpacker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if unpacker == "zlib":
+        without_isal(monkeypatch)
+    whole = gzip.compress(RANK_0.read_bytes())
+    assert (loading._gzip_module() is gzip) == (unpacker == "zlib")
+    for name, content in {
+        "whole": whole,
+        "cut": whole[:-5],
+        "flipped": whole[:2000] + bytes([whole[2000] ^ 64]) + whole[2001:],
+        "garbage behind": whole + b"x",
+        "head alone": whole[:10],
+        "two bytes": whole[:2],
+        "another method": whole[:2] + b"\x07" + whole[3:],
+    }.items():
+        path = tmp_path / "file.gz"
+        path.write_bytes(content)
+        if name == "whole":
+            assert len(load_trace(path)) == 48
+            continue
+        with pytest.raises(TraceFormatError, match=r"file.gz: (the gzip data is damaged or cut off|not valid JSON)"):
+            load_trace(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")

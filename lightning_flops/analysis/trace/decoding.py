@@ -128,7 +128,8 @@ def event_of(values: Mapping[str, Any]) -> Any:
 def _arguments_of(values: Mapping[str, Any]) -> Any:
     found = {}
     for name, (key, default) in _ARGUMENTS.items():
-        value = values.get(key)
-        if value is not None:
-            found[name] = json.dumps(value).encode() if default is _TEXT else value
+        if default is _TEXT and key in values:
+            found[name] = json.dumps(values[key]).encode()
+        elif (value := values.get(key)) is not None:
+            found[name] = value
     return _Arguments(**found)

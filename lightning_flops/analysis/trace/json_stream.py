@@ -5,7 +5,8 @@ standard library reads on value by value, and says what is wrong. What stands be
 skipped: a piece of at most a block is decoded and dropped; of a longer one only the end is searched, block by block, in
 one pass, however deeply it is nested.
 
-No library reads such a text both fast and in little memory: ijson, which does the second, takes ten times as long.
+No library reads such a text both fast and in little memory: ijson, which does the second, takes several times as long
+as msgspec (benchmarks/results/traces.md).
 """
 
 from __future__ import annotations

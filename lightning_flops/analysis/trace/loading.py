@@ -136,22 +136,30 @@ class _Unpacked:
     def __init__(self, packed: _Begun) -> None:
         self._packed = packed
         self._given = 0
-        self._damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
-        try:
-            igzip, isal_zlib = (importlib.import_module(f"isal.{name}") for name in ("igzip", "isal_zlib"))
-        except ImportError:
-            self._file = cast("IO[bytes]", gzip.open(cast("IO[bytes]", packed), "rb"))  # noqa: SIM115
-        else:
-            self._file = igzip.open(packed, "rb")
-            self._damage += (isal_zlib.error,)
+        self._file = cast("IO[bytes]", _gzip_module().open(packed, "rb"))
 
     def read(self, size: int) -> bytes:
         """The next bytes."""
         try:
             found = self._file.read(size)
-        except self._damage as error:
+        except _gzip_errors() as error:
             raise StreamError(f"the gzip data is damaged or cut off: {error}") from error
         self._given += len(found)
         if self._given > _FREE_INFLATION_BYTES + MOST_INFLATION * self._packed.given:
             raise StreamError(f"the gzip data holds more than {MOST_INFLATION} times its own bytes: it is no trace")
         return found
+
+
+def _gzip_module() -> Any:
+    try:
+        return importlib.import_module("isal.igzip")
+    except ImportError:
+        return gzip
+
+
+def _gzip_errors() -> tuple[type[Exception], ...]:
+    known = (EOFError, gzip.BadGzipFile, zlib.error)
+    try:
+        return (*known, importlib.import_module("isal.isal_zlib").error)
+    except ImportError:
+        return known
