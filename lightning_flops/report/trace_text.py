@@ -397,7 +397,11 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
     )
-    lines = ["", *_section("Ranks", explanation)[1:]]
+    known = any(row.rank is not None for row in comparison.ranks)
+    if not known:
+        explanation = "Of separate runs, as none of these files says its rank; nobody waited here for another."
+    lines = ["", *_section("Ranks" if known else "Traces side by side", explanation)[1:]]
+    what = "rank" if known else "trace"
     rows = [
         [
             name,
@@ -413,7 +417,7 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
         ]
         for name, row in zip(names, comparison.ranks, strict=True)
     ]
-    head = ["rank", "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
+    head = [what, "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
     lines += layout.table(head, rows, least_width=6)
     rows = [
         [name, row.name, plain(row.calls), plain(row.matched_calls), _bytes(row.bytes)]
@@ -422,21 +426,18 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
         for row in rank.collectives
     ]
     if rows:
-        head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
+        head = [what, "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
         lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
     if are_compared(comparison):
         longest, straggler = "several alike", "none"
         if comparison.computes_longest is not None:
             longest = f"rank {comparison.computes_longest}"
-        elif comparison.computes_longest_source is not None:
-            sources = [row.source for row in comparison.ranks]
-            longest = names[sources.index(comparison.computes_longest_source)]
         if straggles:
-            place = longest_own_time(comparison)
-            straggler = names[place] if comparison.ranks[place].rank is None else f"rank {names[place]}"
+            straggler = f"rank {names[longest_own_time(comparison)]}"
     else:
         longest = straggler = NOT_AVAILABLE
-    lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
+    if known:
+        lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
     return [*lines, *(line for note in comparison.notes for line in layout.paragraph(note))]
 
 

@@ -77,7 +77,8 @@ class ChildRow:
 class OperatorRow:
     """All calls of one operator.
 
-    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller.
+    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller. A
+    call inside a call of the same operator is a part of that call, and no call of its own.
     """
 
     name: str
@@ -85,7 +86,7 @@ class OperatorRow:
     calls: int
     """How often it ran."""
     host: Durations
-    """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
+    """Ratio: of the host self times of all operators."""
     host_self: Durations
     """Without the operators it called; the ratios of all operators add up to 1."""
     device: Durations | None

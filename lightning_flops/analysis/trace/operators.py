@@ -16,14 +16,19 @@ from lightning_flops.schema.trace_events import ChildRow, MemoryRow, OperatorRow
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
-    """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
-    rows = trace.links.operators
-    if not len(rows):
+    """Every operator by name, the longest self time first (the device's if there is one); None without operators.
+
+    A call inside a call of the same operator is a part of that one, as in torch's own tables.
+    """
+    if not len(trace.links.operators):
         return None
-    host_self = self_host_ns(trace)[rows]
-    own_device = device_ns_of_operators(trace)
-    all_device = with_callees(trace, own_device)
-    own_device = own_device[rows]
+    outermost = outermost_calls(trace)
+    rows = np.flatnonzero(outermost == np.arange(len(trace)))
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
+    host_self = _by_outermost(outermost, self_host_ns(trace))[rows]
+    launched = device_ns_of_operators(trace)
+    all_device = with_callees(trace, launched)
+    own_device = _by_outermost(outermost, launched)[rows]
     groups = group_by(trace.name[rows].astype(np.int64))
     host_whole, device_whole = int(host_self.sum()), int(own_device.sum())
     host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
@@ -50,6 +55,29 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
         for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
     ]
     return tuple(sorted(table, key=_by_self_time))
+
+
+def outermost_calls(trace: Trace) -> Ints:
+    """For each row of an operator the outermost call of the same operator around it, or itself; -1 for other rows."""
+    links = trace.links
+    rows = links.operators
+    found = np.full(len(trace), -1, dtype=np.int64)
+    found[rows] = rows
+    above = links.parent[rows]
+    while len(rows := rows[above >= 0]):
+        above = above[above >= 0]
+        same = trace.name[above] == trace.name[rows]
+        found[rows[same]] = above[same]
+        above = links.parent[above]
+    return found
+
+
+def _by_outermost(outermost: Ints, values: Ints) -> Ints:
+    """*values* of operators, added up at the outermost call of each."""
+    sums = np.zeros(len(values), dtype=np.int64)
+    inside = outermost >= 0
+    np.add.at(sums, outermost[inside], values[inside])
+    return sums
 
 
 def _by_self_time(row: OperatorRow) -> tuple[float, float, str]:
@@ -111,6 +139,7 @@ def _children(
     links, count = trace.links, len(trace.names)
     found: dict[int, list[ChildRow]] = {}
     called = links.operators[links.parent[links.operators] >= 0]
+    called = called[trace.name[called] != trace.name[links.parent[called]]]  # that is the same call
     groups = group_by(trace.name[links.parent[called]] * np.int64(count) + trace.name[called])
     parents, names = (groups.keys // count).tolist(), (groups.keys % count).tolist()
     host = groups.durations(trace.duration_ns[called], whole_ns=[host_totals[parent] for parent in parents])
@@ -143,7 +172,10 @@ def _memory_rows(
     np.add.at(own[1], owner[inside], np.maximum(size[inside], 0))
     np.add.at(own[2], owner[inside], 1)
     increase, allocation, events = (with_callees(trace, part) for part in own)
+    outermost = outermost_calls(trace)
+    own = np.stack([_by_outermost(outermost, part) for part in own])
     rows = trace.links.operators[events[trace.links.operators] > 0]
+    rows = rows[outermost[rows] == rows]
     groups = group_by(trace.name[rows].astype(np.int64))
     sums = [groups.sums(part[rows]).tolist() for part in (increase, own[0], allocation, own[1])]
     table = [
