@@ -40,6 +40,11 @@ def of_rank(rank: int, *events: Event) -> Trace:
     return trace(*events, distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2})
 
 
+def notes_of(found: RankComparison) -> tuple[str, ...]:
+    """Its notes but for the one on ranks without step marks, of which most traces here are."""
+    return tuple(note for note in found.notes if not note.startswith("Nobody is named a straggler: "))
+
+
 def test_bytes_of_a_collective_are_those_of_its_larger_side() -> None:
     loaded = trace(
         *collective(1, 10, 5, name="_allgather_base", **GATHERED),
@@ -82,7 +87,7 @@ def test_collectives_are_matched_within_steps_so_that_a_missing_one_spoils_no_ot
     assert (row.calls, row.matched_calls, row.latency_us, row.transfer_us, row.wait_us) == (3, 1, 15, 4, 0)
     (row,) = found.ranks[1].collectives
     assert (row.calls, row.matched_calls, row.transfer_us, row.wait_us) == (2, 1, 4, 3)
-    assert found.notes == (
+    assert notes_of(found) == (
         "Calls of allreduce without a counterpart in the other traces, so their waiting is not known: 3.",
     )
 
@@ -97,7 +102,7 @@ def test_collectives_of_different_groups_are_not_matched() -> None:
 def test_a_group_whose_ranks_are_not_all_at_hand_is_said() -> None:
     of_four: dict[str, Any] = {"Group size": 4}
     traces = [of_rank(rank, *collective(1, 10, 8 + rank, **of_four)) for rank in (0, 1)]
-    assert compare_ranks(traces).notes == (
+    assert notes_of(compare_ranks(traces)) == (
         "Calls of allreduce in groups that have ranks without a trace here, so waiting may be counted as transfer: 1.",
     )
 
@@ -186,7 +191,7 @@ def test_groups_of_one_name_with_other_members_are_not_mixed() -> None:
 
     found = compare_ranks([of_pair(rank, length) for rank, length in enumerate((8, 5, 20, 20))])
     assert [(row.transfer_us, row.wait_us) for row in found.ranks] == [(5, 3), (5, 0), (20, 0), (20, 0)]
-    assert found.notes == ()
+    assert notes_of(found) == ()
 
 
 def test_groups_of_the_same_members_are_told_apart_by_name() -> None:
@@ -235,13 +240,15 @@ def test_a_send_is_matched_with_its_receive_and_not_with_another_send() -> None:
         (3 + 5 + 2, 4 + 0 + 0),
         (2, 28),
     ]
-    assert found.notes == ()
+    assert notes_of(found) == ()
 
 
 def test_sends_that_do_not_say_to_whom_are_left_unmatched_and_named() -> None:
     found = compare_ranks([of_rank(rank, *collective(1, 10, 8, name="send")) for rank in (0, 1)])
     assert [row.wait_us for row in found.ranks] == [None, None]
-    assert found.notes == ("Calls of send that do not say which ranks take part, so their waiting is not known: 2.",)
+    assert notes_of(found) == (
+        "Calls of send that do not say which ranks take part, so their waiting is not known: 2.",
+    )
 
 
 def test_an_exchange_of_all_with_all_is_a_collective_though_its_kernel_sends_and_receives() -> None:
@@ -289,7 +296,7 @@ def test_a_host_collective_belongs_to_the_only_group_there_is() -> None:
 def test_host_collectives_in_several_groups_do_not_say_theirs_and_stay_unmatched() -> None:
     found = compare_ranks([host_collective(0, 9, [], [0, 1]), host_collective(1, 4, [], [0, 1])])
     assert [row.wait_us for row in found.ranks] == [None, None]
-    assert found.notes == (
+    assert notes_of(found) == (
         "Calls of all_reduce that do not say which ranks take part, so their waiting is not known: 2.",
     )
 
