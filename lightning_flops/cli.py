@@ -12,6 +12,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from lightning_flops.session.outcomes import Outcomes
 
 PROGRAM = "lightning-flops"
+
+_SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("--json", action="store_true", help="print every table whole, as JSON")
     trace.add_argument(
         "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
+    )
+    trace.add_argument(
+        "--sort",
+        choices=_SORT_KEYS,
+        metavar="KEY",
+        help=f"sort long tables by {', '.join(_SORT_KEYS)}, where they have it",
     )
     trace.add_argument(
         "--threshold",
@@ -537,7 +546,10 @@ def _trace(options: argparse.Namespace) -> str:
         progress.end()
     if options.json:
         return report.to_json()
-    return render_traces(report, top_rows=options.rows or None, children=options.children)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return render_traces(
+        report, top_rows=options.rows or None, children=options.children, sort=options.sort, width=width
+    )
 
 
 def recorded_work(call: RecordedCall) -> RecordedWork:

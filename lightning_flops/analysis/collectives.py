@@ -84,7 +84,6 @@ def compare(traced: Sequence[TracedRank]) -> RankComparison:
     return RankComparison(
         ranks=rows,
         computes_longest=None if slowest is None else slowest.rank,
-        computes_longest_source=None if slowest is None else slowest.source,
         notes=notes,
     )
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.report import layout
-from lightning_flops.schema.trace_flops import KernelFlops, OperatorFlops, TracedStepFlops, TraceFlops
+from lightning_flops.report.trace_view import View
+from lightning_flops.schema.trace_flops import (
+    KernelFlops,
+    OperatorFlops,
+    TracedModuleFlops,
+    TracedStepFlops,
+    TraceFlops,
+)
 from lightning_flops.units import duration, percent, plain, si
 
 _NAME_CHARS = 56
@@ -12,7 +19,7 @@ _OPERATOR_CHARS = 40
 _AT_LEAST = ">="
 
 
-def flops_lines(flops: TraceFlops | None, *, top_rows: int | None) -> list[str]:
+def flops_lines(flops: TraceFlops | None, view: View) -> list[str]:
     """A section of a trace's report; empty without FLOPs."""
     if flops is None:
         return []
@@ -26,10 +33,10 @@ def flops_lines(flops: TraceFlops | None, *, top_rows: int | None) -> list[str]:
         ),
         *_device(flops),
         "",
-        *_steps(flops, top_rows),
-        *_operators(flops, top_rows),
-        *_kernels(flops, top_rows),
-        *_uncounted(flops, top_rows),
+        *_steps(flops, view),
+        *_operators(flops, view),
+        *_kernels(flops, view),
+        *_uncounted(flops, view),
     ]
 
 
@@ -48,10 +55,10 @@ def _device(flops: TraceFlops) -> list[str]:
     return [*lines, layout.line("memory bandwidth", "n/a" if bandwidth is None else si(bandwidth, "B/s"))]
 
 
-def _steps(flops: TraceFlops, top_rows: int | None) -> list[str]:
+def _steps(flops: TraceFlops, view: View) -> list[str]:
     head = ["", "wall", "forward", "backward", "recompute", "optimizer", "FLOP/s", "MFU", "HFU"]
-    rows = [_step(step) for step in flops.steps[:top_rows]]
-    return [*layout.table(head, rows), *layout.and_more(len(flops.steps) - len(rows))]
+    rows = [_step(step) for step in flops.steps[: view.rows]]
+    return [*view.table(head, rows), *layout.and_more(len(flops.steps) - len(rows))]
 
 
 def _step(step: TracedStepFlops) -> list[str]:
@@ -67,12 +74,21 @@ def _step(step: TracedStepFlops) -> list[str]:
     ]
 
 
-def _operators(flops: TraceFlops, top_rows: int | None) -> list[str]:
+def _operators(flops: TraceFlops, view: View) -> list[str]:
     if not flops.operators:
         return []
-    rows = [_operator(row) for row in flops.operators[:top_rows]]
+    ordered = view.sorted(
+        flops.operators,
+        name=lambda row: row.operator,
+        calls=lambda row: row.calls,
+        total=lambda row: row.time_us,
+        flops=lambda row: row.forward + row.backward + row.recompute + row.optimizer,
+        rate=lambda row: row.flops_per_sec,
+        bytes=lambda row: row.bytes,
+    )
+    rows = [_operator(row) for row in ordered[: view.rows]]
     head = ["operator", "dtype", "calls", "FLOPs", "backward", "time", "FLOP/s", "of peak", "FLOP/byte", "attainable"]
-    table = layout.table(head, rows, least_width=6, left=(0, 1))
+    table = view.table(head, rows, least_width=6, left=(0, 1))
     return ["", *table, *layout.and_more(len(flops.operators) - len(rows))]
 
 
@@ -91,13 +107,20 @@ def _operator(row: OperatorFlops) -> list[str]:
     ]
 
 
-def _kernels(flops: TraceFlops, top_rows: int | None) -> list[str]:
+def _kernels(flops: TraceFlops, view: View) -> list[str]:
     if not flops.kernels:
         return []
-    shown = flops.kernels[:top_rows]
+    shown = view.sorted(
+        flops.kernels,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: row.time_us,
+        flops=lambda row: row.flops + row.shared_flops,
+        rate=lambda row: row.flops_per_sec,
+    )[: view.rows]
     names = layout.shortened_apart([row.name for row in shown], chars=_NAME_CHARS)
     rows = [_kernel(row, name) for row, name in zip(shown, names, strict=True)]
-    lines = ["", *layout.table(["kernel", "calls", "time", "FLOPs", "FLOP/s", "of peak"], rows)]
+    lines = ["", *view.table(["kernel", "calls", "time", "FLOPs", "FLOP/s", "of peak"], rows)]
     lines += layout.and_more(len(flops.kernels) - len(rows))
     if any(row.shared_flops for row in flops.kernels):
         lines += layout.paragraph(
@@ -123,13 +146,28 @@ def _kernel(row: KernelFlops, name: str) -> list[str]:
     ]
 
 
-def _uncounted(flops: TraceFlops, top_rows: int | None) -> list[str]:
+def _uncounted(flops: TraceFlops, view: View) -> list[str]:
     if not flops.uncounted:
         return []
     rows = [
         [layout.shortened_inside(row.name, chars=_OPERATOR_CHARS), plain(row.calls), row.reason]
-        for row in flops.uncounted[:top_rows]
+        for row in flops.uncounted[: view.rows]
     ]
     lines = ["", *layout.paragraph(f"Not counted, so that figures with {_AT_LEAST} are lower bounds:")]
-    lines += layout.table(["", "calls", "why"], rows, left=(0, 2))
+    lines += view.table(["", "calls", "why"], rows, left=(0, 2))
     return [*lines, *layout.and_more(len(flops.uncounted) - len(rows))]
+
+
+def module_flops_head(flops: TraceFlops | None) -> list[str]:
+    """Columns that a table of modules has where the modules' FLOPs are known."""
+    return [] if flops is None or flops.modules is None else ["FLOPs", "FLOP/s", "of peak"]
+
+
+def module_flops_cells(flops: TraceFlops | None, name: str) -> list[str]:
+    """What these columns have for the module *name*."""
+    if flops is None or flops.modules is None:
+        return []
+    row: TracedModuleFlops | None = next((one for one in flops.modules if one.name == name), None)
+    if row is None:
+        return ["0", "", ""]
+    return [si(row.forward + row.backward + row.recompute), si(row.flops_per_sec), percent(row.peak_share)]

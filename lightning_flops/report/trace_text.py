@@ -9,11 +9,19 @@ from lightning_flops.analysis.stragglers import are_compared, longest_own_time
 from lightning_flops.report import layout
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.memory_text import module_memory_table, operator_memory_table
-from lightning_flops.report.trace_flops_text import flops_lines
+from lightning_flops.report.trace_flops_text import flops_lines, module_flops_cells, module_flops_head
+from lightning_flops.report.trace_view import SortKey, View
 from lightning_flops.report.traced_text import STEP_PARTS
 from lightning_flops.schema.communication import RankComparison
 from lightning_flops.schema.trace import TraceReport, TracesReport
-from lightning_flops.schema.trace_events import KERNEL_GAP_LIMIT_US, SHORT_KERNEL_LIMIT_US, ChildRow
+from lightning_flops.schema.trace_events import (
+    KERNEL_GAP_LIMIT_US,
+    SHORT_KERNEL_LIMIT_US,
+    ChildRow,
+    KernelRow,
+    OperatorRow,
+    OperatorShapeRow,
+)
 from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
@@ -22,50 +30,63 @@ TOP_ROWS = 20
 """How many rows of a long table are shown unless more are asked for."""
 
 _NAME_CHARS = 56
+_OPERATOR_CHARS = 40
+_SIZES_CHARS = 44
+_PLACE_CHARS = 36
 _STATISTICS = ("total", "mean", "max", "min", "ratio")
 
 
-def render_traces(report: TracesReport, *, top_rows: int | None = TOP_ROWS, children: bool = False) -> str:
+def render_traces(
+    report: TracesReport,
+    *,
+    top_rows: int | None = TOP_ROWS,
+    children: bool = False,
+    sort: SortKey | None = None,
+    width: int | None = None,
+) -> str:
     """Every table of every trace, and the ranks side by side; ends with a line break.
 
     Args:
         report: what ``analyze_traces`` returned.
-        top_rows: rows shown of each table of kernels, operators, memory, scopes and copies; None for all.
+        top_rows: rows shown of each long table; None for all.
         children: show below each operator what it called and launched itself.
+        sort: what long tables are sorted by, where they have it; None for each table's own order.
+        width: columns of the terminal, into which names are cut to fit; None for no limit.
     """
+    view = View(rows=top_rows, sort=sort, width=width)
     files = name_files([trace.source for trace in report.traces])
     lines = [
         line
         for trace, file in zip(report.traces, files, strict=True)
-        for line in _trace(trace, top_rows, children, file=file)
+        for line in _trace(trace, view, children, file=file)
     ]
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
-        lines += _ranks(report.ranks, files, straggles=straggles)
+        lines += _ranks(report.ranks, files, view, straggles=straggles)
     lines += ["", *advice_lines(report.advice)]
     return page([*lines, layout.rule()])
 
 
-def _trace(report: TraceReport, top_rows: int | None, children: bool, *, file: str) -> list[str]:
+def _trace(report: TraceReport, view: View, children: bool, *, file: str) -> list[str]:
     of = _short(file) if report.rank is None else f"rank {report.rank}"
     lines = [layout.title(f"Trace of {of}")]
     lines += layout.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
     lines += [line for note in report.notes for line in layout.paragraph(note)]
-    lines += _step_times(report)
-    lines += _device(report)
-    lines += flops_lines(report.flops, top_rows=top_rows)
-    lines += _overview(report)
-    lines += _model_summary(report)
-    lines += _modules(report, top_rows)
-    lines += _communication(report)
-    lines += _kernels(report, top_rows)
-    lines += _operators(report, top_rows, children)
-    lines += _memory(report, top_rows)
-    lines += _module_memory(report, top_rows)
-    lines += _transfers(report, top_rows)
-    lines += _user_scopes(report, top_rows)
-    lines += _idle(report)
-    lines += _launches(report)
+    lines += _step_times(report, view)
+    lines += _device(report, view)
+    lines += flops_lines(report.flops, view)
+    lines += _overview(report, view)
+    lines += _model_summary(report, view)
+    lines += _modules(report, view)
+    lines += _communication(report, view)
+    lines += _kernels(report, view)
+    lines += _operators(report, view, children)
+    lines += _memory(report, view)
+    lines += _module_memory(report, view)
+    lines += _transfers(report, view)
+    lines += _user_scopes(report, view)
+    lines += _idle(report, view)
+    lines += _launches(report, view)
     return lines
 
 
@@ -80,10 +101,11 @@ def _section(title: str, explanation: str) -> list[str]:
     return ["", layout.title(title), *layout.paragraph(explanation)]
 
 
-def _step_times(report: TraceReport) -> list[str]:
+def _step_times(report: TraceReport, view: View) -> list[str]:
     times = report.step_times
     head = ["", "wall", *(label for label, _ in STEP_PARTS)]
-    rows = [_step_row(_step_name(step), step) for step in times.steps] if len(times.steps) > 1 else []
+    shown = times.steps[: view.rows] if len(times.steps) > 1 else ()
+    rows = [_step_row(_step_name(step), step) for step in shown]
     rows.append(_step_row("mean" if len(times.steps) > 1 else _step_name(times.steps[0]), times.mean))
     shares = [_share(times.mean, attribute) for _, attribute in STEP_PARTS]
     rows.append(["ratio", percent(1.0) if times.mean.wall_us else NOT_AVAILABLE, *shares])
@@ -91,7 +113,8 @@ def _step_times(report: TraceReport) -> list[str]:
         "Each moment of a step counts once: under the first name from the left that ran then. The parts add up to the "
         "wall time. A step lasts to the end of the last kernel that was launched in it."
     )
-    return [*_section("Step time", explanation), *layout.table(head, rows, least_width=8)]
+    more = _left_out(times.steps, view) if shown else []
+    return [*_section("Step time", explanation), *view.table(head, rows, least_width=8), *more]
 
 
 def _step_name(step: StepTime) -> str:
@@ -107,7 +130,7 @@ def _share(step: StepTime, attribute: str) -> str:
     return percent(value / step.wall_us) if value is not None and step.wall_us else NOT_AVAILABLE
 
 
-def _device(report: TraceReport) -> list[str]:
+def _device(report: TraceReport, view: View) -> list[str]:
     lines = _section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.')
     metrics = report.device_metrics
     for device in metrics or ():
@@ -130,14 +153,14 @@ def _device(report: TraceReport) -> list[str]:
     return lines
 
 
-def _overview(report: TraceReport) -> list[str]:
+def _overview(report: TraceReport, view: View) -> list[str]:
     rows = [[row.kind, row.side, plain(row.calls), _us(row.time_us), percent(row.ratio)] for row in report.overview]
     explanation = "Events of one kind are merged: a moment that they share counts once. Kinds overlap."
-    table = layout.table(["kind", "side", "calls", "time", "of steps"], rows, left=(0, 1))
+    table = view.table(["kind", "side", "calls", "time", "of steps"], rows, left=(0, 1))
     return [*_section("Overview", explanation), *table]
 
 
-def _model_summary(report: TraceReport) -> list[str]:
+def _model_summary(report: TraceReport, view: View) -> list[str]:
     summary = report.model_summary
     named: tuple[tuple[str, PhaseRow | None], ...] = (
         ("step", summary.step),
@@ -160,13 +183,13 @@ def _model_summary(report: TraceReport) -> list[str]:
         "and is found by its operators. A phase that is n/a cannot be found; its time is in others."
     )
     lines = _section("Model summary", explanation)
-    lines += layout.table(["host", "calls", *_STATISTICS], host)
+    lines += view.table(["host", "calls", *_STATISTICS], host)
     if summary.step.device is not None:
-        lines += ["", *layout.table(["device", "calls", *_STATISTICS], device)]
+        lines += ["", *view.table(["device", "calls", *_STATISTICS], device)]
     return lines
 
 
-def _modules(report: TraceReport, top_rows: int | None) -> list[str]:
+def _modules(report: TraceReport, view: View) -> list[str]:
     modules = report.modules
     if modules is None:
         return []
@@ -187,22 +210,36 @@ def _modules(report: TraceReport, top_rows: int | None) -> list[str]:
         ("optimizer", modules.optimizer_us),
     ):
         lines.append(layout.line(label, _us(time_us)))
-    longest = sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us))
+    flops = {} if report.flops is None else {row.name: row for row in report.flops.modules or ()}
+    longest = view.sorted(
+        sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us)),
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: row.forward_us + row.backward_us,
+        self=lambda row: row.own_forward_us + row.own_backward_us,
+        flops=lambda row: flops[row.name].forward + flops[row.name].backward if row.name in flops else 0,
+        rate=lambda row: flops[row.name].flops_per_sec if row.name in flops else 0,
+    )
+    with_source = any(row.source is not None for row in modules.rows)
     rows = [
         [
             _short(row.name or "(root)"),
             plain(row.calls),
             *map(_us, (row.own_forward_us, row.forward_us, row.own_backward_us, row.backward_us)),
             *([] if row.forward_kernels is None else [plain(row.forward_kernels), plain(row.backward_kernels)]),
+            *module_flops_cells(report.flops, row.name),
+            *([_place(row.source)] if with_source else []),
         ]
-        for row in longest[:top_rows]
+        for row in longest[: view.rows]
     ]
     head = ["module", "calls", "fwd self", "fwd total", "bwd self", "bwd total"]
     head += ["fwd kernels", "bwd kernels"] if modules.clock == "device" else []
-    return [*lines, "", *layout.table(head, rows), *_left_out(modules.rows, top_rows)]
+    head += module_flops_head(report.flops)
+    head += ["forward is in"] if with_source else []
+    return [*lines, "", *view.table(head, rows), *_left_out(modules.rows, view)]
 
 
-def _communication(report: TraceReport) -> list[str]:
+def _communication(report: TraceReport, view: View) -> list[str]:
     share = report.overlap
     if share is None:
         return []
@@ -218,12 +255,23 @@ def _communication(report: TraceReport) -> list[str]:
         lines.append(layout.line(label, f"{_us(time_us)} ({part} of the steps)"))
     lines.append(layout.line("overlap / communication", percent(share.overlap_ratio)))
     rows = [
-        [row.name, plain(row.calls), _bytes(row.bytes), *_statistics(row.latency)] for row in report.collectives or ()
+        [_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.latency)]
+        for row in view.sorted(
+            report.collectives or (),
+            name=lambda row: row.name,
+            calls=lambda row: row.calls,
+            bytes=lambda row: row.bytes,
+            total=lambda row: row.latency.total_us,
+            mean=lambda row: row.latency.mean_us,
+            max=lambda row: row.latency.max_us,
+            min=lambda row: row.latency.min_us,
+        )[: view.rows]
     ]
-    return [*lines, "", *layout.table(["collective", "calls", "bytes", *_STATISTICS], rows)]
+    table = view.table(["collective", "calls", "bytes", *_STATISTICS], rows)
+    return [*lines, "", *table, *_left_out(report.collectives or (), view)]
 
 
-def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
+def _kernels(report: TraceReport, view: View) -> list[str]:
     if report.kernels is None or report.kernel_summary is None:
         return []
     summary = report.kernel_summary
@@ -235,7 +283,16 @@ def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
     lines.append(layout.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)))
     short = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
     lines.append(layout.line(f"shorter than {SHORT_KERNEL_LIMIT_US} us", short))
-    shown = report.kernels[:top_rows]
+    shown = view.sorted(
+        report.kernels,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: row.device.total_us,
+        self=lambda row: row.device.total_us,
+        mean=lambda row: row.device.mean_us,
+        max=lambda row: row.device.max_us,
+        min=lambda row: row.device.min_us,
+    )[: view.rows]
     names = layout.shortened_apart([row.name for row in shown], chars=_NAME_CHARS)
     rows = [
         [
@@ -249,10 +306,37 @@ def _kernels(report: TraceReport, top_rows: int | None) -> list[str]:
         for name, row in zip(names, shown, strict=True)
     ]
     head = ["kernel", "calls", *_STATISTICS, "TC", "blocks/SM", "occupancy"]
-    return [*lines, "", *layout.table(head, rows, least_width=6), *_left_out(report.kernels, top_rows)]
+    lines += ["", *view.table(head, rows, least_width=6), *_left_out(report.kernels, view)]
+    return [*lines, *_launch_shapes(shown, names, view)]
 
 
-def _operators(report: TraceReport, top_rows: int | None, children: bool) -> list[str]:
+def _launch_shapes(shown: Sequence[KernelRow], names: Sequence[str], view: View) -> list[str]:
+    """How the kernels of the table above were launched; of each the shape that took most time."""
+    rows = [
+        [
+            name,
+            plain(len(row.launch_shapes)),
+            _axes(row.launch_shapes[0].grid),
+            _axes(row.launch_shapes[0].block),
+            plain(row.launch_shapes[0].registers),
+            plain(row.launch_shapes[0].shared_memory),
+            plain(row.launch_shapes[0].calls),
+            _us(row.launch_shapes[0].device_us),
+        ]
+        for name, row in zip(names, shown, strict=True)
+        if row.launch_shapes
+    ]
+    if not rows:
+        return []
+    head = ["launched most of the time with", "shapes", "grid", "block", "registers", "shared B", "calls", "time"]
+    return ["", *view.table(head, rows, least_width=6)]
+
+
+def _axes(axes: tuple[int, int, int] | None) -> str:
+    return NOT_AVAILABLE if axes is None else " x ".join(map(str, axes))
+
+
+def _operators(report: TraceReport, view: View, children: bool) -> list[str]:
     if report.operators is None:
         return []
     explanation = "Self: without the operators that it called. Ratios are of the self times of all operators."
@@ -261,7 +345,17 @@ def _operators(report: TraceReport, top_rows: int | None, children: bool) -> lis
     with_device = any(row.device is not None for row in report.operators)
     head = ["operator", "calls", "host self", "ratio", "host total", "mean", "max", "min"]
     rows = []
-    for row in report.operators[:top_rows]:
+    shown = view.sorted(
+        report.operators,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: _lead(row).total_us,
+        self=lambda row: (row.device_self or row.host_self).total_us,
+        mean=lambda row: _lead(row).mean_us,
+        max=lambda row: _lead(row).max_us,
+        min=lambda row: _lead(row).min_us,
+    )[: view.rows]
+    for row in shown:
         cells = [_short(row.name), plain(row.calls), _us(row.host_self.total_us), percent(row.host_self.ratio)]
         cells += [_us(row.host.total_us), _us(row.host.mean_us), _us(row.host.max_us), _us(row.host.min_us)]
         if with_device and row.device is not None and row.device_self is not None:
@@ -274,8 +368,75 @@ def _operators(report: TraceReport, top_rows: int | None, children: bool) -> lis
             ]
     if with_device:
         head += ["device self", "ratio", "device total"]
-    table = layout.table(head, rows, least_width=6)
-    return [*_section("Operators", explanation), *table, *_left_out(report.operators, top_rows)]
+    table = view.table(head, rows, least_width=6)
+    return [
+        *_section("Operators", explanation),
+        *table,
+        *_left_out(report.operators, view),
+        *_operators_on_device(shown, view),
+        *_operators_by_shape(report, view),
+    ]
+
+
+def _lead(row: OperatorRow | OperatorShapeRow) -> Durations:
+    """The times that rows are compared by: the device's, where there is one."""
+    return row.host if row.device is None else row.device
+
+
+def _operators_on_device(shown: Sequence[OperatorRow], view: View) -> list[str]:
+    """What the table above has no room for: the times of a call on the device, and the lines that call most of it."""
+    with_device = any(row.device is not None for row in shown)
+    with_places = any(row.called_from for row in shown)
+    if not with_device and not with_places:
+        return []
+    head = ["of a call", *(["device mean", "max", "min"] if with_device else [])]
+    head += ["called from", "and lines"] if with_places else []
+    rows = []
+    for row in shown:
+        cells = [_short(row.name)]
+        if with_device:
+            device = row.device
+            cells += [""] * 3 if device is None else [_us(device.mean_us), _us(device.max_us), _us(device.min_us)]
+        if with_places:
+            more = len(row.called_from) - 1
+            cells += [_place(row.called_from[0].place), plain(more)] if row.called_from else ["", ""]
+        rows.append(cells)
+    return ["", *view.table(head, rows, least_width=6)]
+
+
+def _operators_by_shape(report: TraceReport, view: View) -> list[str]:
+    if not report.operators_by_shape:
+        return []
+    shown = view.sorted(
+        report.operators_by_shape,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: _lead(row).total_us,
+        self=lambda row: (row.device_self or row.host_self).total_us,
+        mean=lambda row: _lead(row).mean_us,
+        max=lambda row: _lead(row).max_us,
+        min=lambda row: _lead(row).min_us,
+    )[: view.rows]
+    with_device = any(row.device is not None for row in shown)
+    head = ["by input shape", "sizes", "calls", "host self", "host total", "mean"]
+    head += ["device self", "device total", "mean"] if with_device else []
+    rows = []
+    for row in shown:
+        cells = [layout.shortened_inside(row.name, chars=_OPERATOR_CHARS)]
+        cells.append(layout.shortened(row.inputs, chars=_SIZES_CHARS))
+        cells += [plain(row.calls), _us(row.host_self.total_us), _us(row.host.total_us), _us(row.host.mean_us)]
+        if row.device is not None and row.device_self is not None:
+            cells += [_us(row.device_self.total_us), _us(row.device.total_us), _us(row.device.mean_us)]
+        rows.append(cells)
+    table = view.table(head, rows, least_width=6, left=(0, 1))
+    return ["", *table, *_left_out(report.operators_by_shape, view)]
+
+
+def _place(place: str | None) -> str:
+    """The end of a file's path and its line."""
+    if place is None:
+        return NOT_AVAILABLE
+    return place if len(place) <= _PLACE_CHARS else f"…{place[len(place) - _PLACE_CHARS + 1 :]}"
 
 
 def _child(child: ChildRow, name: str, *, with_device: bool) -> list[str]:
@@ -291,54 +452,75 @@ def _child(child: ChildRow, name: str, *, with_device: bool) -> list[str]:
     return cells
 
 
-def _memory(report: TraceReport, top_rows: int | None) -> list[str]:
+def _memory(report: TraceReport, view: View) -> list[str]:
     if report.memory is None:
         return []
     explanation = "Size increase: allocated less freed. Allocation: frees left out. Self: without operators it called."
-    table = operator_memory_table(report.memory[:top_rows])
-    return [*_section("Memory (bytes)", explanation), *table, *_left_out(report.memory, top_rows)]
+    ordered = view.sorted(
+        report.memory,
+        name=lambda row: row.name or "",
+        calls=lambda row: row.calls,
+        total=lambda row: row.allocation_bytes,
+        bytes=lambda row: row.allocation_bytes,
+        self=lambda row: row.self_allocation_bytes,
+    )
+    table = operator_memory_table(ordered[: view.rows])
+    return [*_section("Memory (bytes)", explanation), *table, *_left_out(report.memory, view)]
 
 
-def _module_memory(report: TraceReport, top_rows: int | None) -> list[str]:
+def _module_memory(report: TraceReport, view: View) -> list[str]:
     if not report.module_memory:
         return []
     explanation = "As above, by the module whose forward or backward was running. Self: without the modules inside."
-    table = module_memory_table(report.module_memory[:top_rows])
-    return [*_section("Memory by module (bytes)", explanation), *table, *_left_out(report.module_memory, top_rows)]
+    table = module_memory_table(report.module_memory[: view.rows])
+    return [*_section("Memory by module (bytes)", explanation), *table, *_left_out(report.module_memory, view)]
 
 
-def _transfers(report: TraceReport, top_rows: int | None) -> list[str]:
+def _transfers(report: TraceReport, view: View) -> list[str]:
     if not report.transfers:
         return []
-    host = [
-        [_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.host)]
-        for row in report.transfers[:top_rows]
-    ]
-    device = [
-        [_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.device)]
-        for row in report.transfers[:top_rows]
-    ]
+    shown = view.sorted(
+        report.transfers,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        bytes=lambda row: row.bytes,
+        total=lambda row: row.device.total_us,
+        mean=lambda row: row.device.mean_us,
+        max=lambda row: row.device.max_us,
+        min=lambda row: row.device.min_us,
+    )[: view.rows]
+    host = [[_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.host)] for row in shown]
+    device = [[_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.device)] for row in shown]
     lines = _section("Memory manipulation", "Copies and memsets: the calls that launched them, and they themselves.")
-    lines += layout.table(["host", "calls", "bytes", *_STATISTICS], host)
-    lines += ["", *layout.table(["device", "calls", "bytes", *_STATISTICS], device)]
-    return [*lines, *_left_out(report.transfers, top_rows)]
+    lines += view.table(["host", "calls", "bytes", *_STATISTICS], host)
+    lines += ["", *view.table(["device", "calls", "bytes", *_STATISTICS], device)]
+    return [*lines, *_left_out(report.transfers, view)]
 
 
-def _user_scopes(report: TraceReport, top_rows: int | None) -> list[str]:
+def _user_scopes(report: TraceReport, view: View) -> list[str]:
     if report.user_scopes is None:
         return []
     rows = []
-    for row in report.user_scopes[:top_rows]:
+    ordered = view.sorted(
+        report.user_scopes,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: row.host.total_us,
+        mean=lambda row: row.host.mean_us,
+        max=lambda row: row.host.max_us,
+        min=lambda row: row.host.min_us,
+    )
+    for row in ordered[: view.rows]:
         launched = [] if row.device is None else [_us(row.device.total_us), percent(row.device.ratio)]
         rows.append([_short(row.name), plain(row.calls), *_statistics(row.host), *launched])
     head = ["scope", "calls", *_STATISTICS]
     if report.user_scopes[0].device is not None:
         head += ["device", "ratio"]
     lines = _section("User-defined scopes", "record_function and the like; device: work launched in them.")
-    return [*lines, *layout.table(head, rows, least_width=6), *_left_out(report.user_scopes, top_rows)]
+    return [*lines, *view.table(head, rows, least_width=6), *_left_out(report.user_scopes, view)]
 
 
-def _idle(report: TraceReport) -> list[str]:
+def _idle(report: TraceReport, view: View) -> list[str]:
     if report.idle is None:
         return []
     explanation = (
@@ -353,12 +535,13 @@ def _idle(report: TraceReport) -> list[str]:
             _us(row.kernel_gap_us),
             _us(row.other_us),
         ]
-        for row in report.idle
+        for row in report.idle[: view.rows]
     ]
-    return [*_section("Idle", explanation), *layout.table(["", "busy", "host", "kernel gap", "other"], rows)]
+    table = view.table(["", "busy", "host", "kernel gap", "other"], rows)
+    return [*_section("Idle", explanation), *table, *_left_out(report.idle, view)]
 
 
-def _launches(report: TraceReport) -> list[str]:
+def _launches(report: TraceReport, view: View) -> list[str]:
     if not report.launches:
         return []
     explanation = "Delay: from the end of the call to the start on the device."
@@ -385,10 +568,10 @@ def _launches(report: TraceReport) -> list[str]:
         "max",
         "shorter than the call",
     ]
-    return [*_section("Launches", explanation), *layout.table(head, rows, least_width=6)]
+    return [*_section("Launches", explanation), *view.table(head, rows, least_width=6)]
 
 
-def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool) -> list[str]:
+def _ranks(comparison: RankComparison, files: Sequence[str], view: View, *, straggles: bool) -> list[str]:
     names = [
         _short(file) if row.rank is None else str(row.rank) for row, file in zip(comparison.ranks, files, strict=True)
     ]
@@ -397,7 +580,11 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
         "A straggler is a rank that the others wait for: without communication that no computation hides, its step is "
         "longer than theirs by more than the advice's thresholds."
     )
-    lines = ["", *_section("Ranks", explanation)[1:]]
+    known = any(row.rank is not None for row in comparison.ranks)
+    if not known:
+        explanation = "Of separate runs, as none of these files says its rank; nobody waited here for another."
+    lines = ["", *_section("Ranks" if known else "Traces side by side", explanation)[1:]]
+    what = "rank" if known else "trace"
     rows = [
         [
             name,
@@ -413,8 +600,8 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
         ]
         for name, row in zip(names, comparison.ranks, strict=True)
     ]
-    head = ["rank", "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
-    lines += layout.table(head, rows, least_width=6)
+    head = [what, "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
+    lines += view.table(head, rows, least_width=6)
     rows = [
         [name, row.name, plain(row.calls), plain(row.matched_calls), _bytes(row.bytes)]
         + [_us(value) for value in (row.latency_us, row.transfer_us, row.wait_us)]
@@ -422,21 +609,18 @@ def _ranks(comparison: RankComparison, files: Sequence[str], *, straggles: bool)
         for row in rank.collectives
     ]
     if rows:
-        head = ["rank", "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
-        lines += ["", *layout.table(head, rows, least_width=6, left=(0, 1))]
+        head = [what, "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
+        lines += ["", *view.table(head, rows, least_width=6, left=(0, 1))]
     if are_compared(comparison):
         longest, straggler = "several alike", "none"
         if comparison.computes_longest is not None:
             longest = f"rank {comparison.computes_longest}"
-        elif comparison.computes_longest_source is not None:
-            sources = [row.source for row in comparison.ranks]
-            longest = names[sources.index(comparison.computes_longest_source)]
         if straggles:
-            place = longest_own_time(comparison)
-            straggler = names[place] if comparison.ranks[place].rank is None else f"rank {names[place]}"
+            straggler = f"rank {names[longest_own_time(comparison)]}"
     else:
         longest = straggler = NOT_AVAILABLE
-    lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
+    if known:
+        lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
     return [*lines, *(line for note in comparison.notes for line in layout.paragraph(note))]
 
 
@@ -447,9 +631,8 @@ def _statistics(durations: Durations | None) -> list[str]:
     return [*map(_us, times), percent(durations.ratio)]
 
 
-def _left_out(rows: Sequence[object], top_rows: int | None) -> Iterable[str]:
-    hidden = 0 if top_rows is None else max(len(rows) - top_rows, 0)
-    return [f"(and {plain(hidden)} more)"] if hidden else []
+def _left_out(rows: Sequence[object], view: View) -> Iterable[str]:
+    return layout.and_more(0 if view.rows is None else len(rows) - view.rows)
 
 
 def _us(time_us: float | None) -> str:

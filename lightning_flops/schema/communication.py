@@ -122,8 +122,6 @@ class RankComparison:
 
     ranks: tuple[RankRow, ...]
     """By number."""
-    computes_longest_source: str | None
-    """Source of the trace of the rank that computes longest per step."""
     computes_longest: int | None
     """The rank that computes longest per step, overlap included. None for one rank, if several tie, or if its trace
     names no rank. Whom the others wait for is for the advice to say."""

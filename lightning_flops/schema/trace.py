@@ -17,6 +17,7 @@ from lightning_flops.schema.trace_events import (
     MemoryRow,
     ModuleMemoryRow,
     OperatorRow,
+    OperatorShapeRow,
     TransferRow,
     UserScopeRow,
 )
@@ -80,6 +81,8 @@ class TraceReport:
     """Launches by kind; None when none is known."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
+    operators_by_shape: tuple[OperatorShapeRow, ...] | None = None
+    """Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded."""
     flops: TraceFlops | None = None
     """FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted."""
 

@@ -18,6 +18,24 @@ LONG_DELAY_US = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLaunch:
+    """Runs of one kernel with the same numbers of blocks and threads."""
+
+    grid: tuple[int, int, int] | None
+    """Blocks along each axis; None where the trace does not say, as the next three."""
+    block: tuple[int, int, int] | None
+    """Threads of a block along each axis."""
+    registers: int | None
+    """Of each thread."""
+    shared_memory: int | None
+    """Bytes of each block."""
+    calls: int
+    """How often it ran so."""
+    device_us: float
+    """In all these runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
     """All runs of one kernel."""
 
@@ -37,6 +55,8 @@ class KernelRow:
     """Averaged over its runs with their durations as weights; None where the trace does not say."""
     occupancy_percent: float | None
     """Estimated achieved occupancy, averaged in the same way."""
+    launch_shapes: tuple[KernelLaunch, ...] = ()
+    """How it was launched, the shape that took most time first; empty where the trace does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +94,47 @@ class ChildRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalledFrom:
+    """A line of the user's code, and the calls of an operator that it made, those of their backward too."""
+
+    place: str
+    """File and line: ``net.py:7``. Where Python's calls were recorded, the line is its function's first."""
+    calls: int
+    """How many of the operator's calls."""
+    host_us: float
+    """Their time on the host."""
+    device_us: float | None
+    """That of what was launched in them; None without a device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorShapeRow:
+    """All calls of one operator with inputs of the same sizes and dtypes."""
+
+    name: str
+    """As in ``OperatorRow``."""
+    inputs: str
+    """Sizes of its tensors: ``[32, 3, 224, 224], [64, 3, 7, 7]``."""
+    dtypes: str
+    """Their dtypes, as C++ names them."""
+    calls: int
+    """How often it ran."""
+    host: Durations
+    """As in ``OperatorRow``, like the next three."""
+    host_self: Durations
+    """Without the operators it called."""
+    device: Durations | None
+    """What was launched in it and in what it called; None without a device."""
+    device_self: Durations | None
+    """What it launched itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRow:
     """All calls of one operator.
 
-    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller.
+    As in torch's own tables, *total* includes what the operator called, so a total counts again under its caller. A
+    call inside a call of the same operator is a part of that call, and no call of its own.
     """
 
     name: str
@@ -85,7 +142,7 @@ class OperatorRow:
     calls: int
     """How often it ran."""
     host: Durations
-    """Ratio: of the host self times of all operators. Above 1 is possible only for an operator that calls itself."""
+    """Ratio: of the host self times of all operators."""
     host_self: Durations
     """Without the operators it called; the ratios of all operators add up to 1."""
     device: Durations | None
@@ -96,6 +153,8 @@ class OperatorRow:
     """Whether it is a matrix product, convolution, attention or recurrent layer."""
     children: tuple[ChildRow, ...] = ()
     """What it called and launched itself, the longest first."""
+    called_from: tuple[CalledFrom, ...] = ()
+    """By lines of the user's code, the longest first; empty where the trace was taken without ``with_stack``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

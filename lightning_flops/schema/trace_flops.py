@@ -88,6 +88,26 @@ class KernelFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModuleFlops:
+    """FLOPs of one module over the whole trace, with the modules below it."""
+
+    name: str
+    """As in the table of modules; the root's is ``""``."""
+    forward: int
+    """Model FLOPs of its forward."""
+    backward: int
+    """Model FLOPs of its backward."""
+    recompute: int
+    """What its backward ran again."""
+    own: int
+    """Of all three, what the modules below it did not spend."""
+    flops_per_sec: float | None
+    """Executed FLOPs ÷ its forward and backward time in the table of modules."""
+    peak_share: float | None
+    """What part of that time its FLOPs take at the peak of their dtypes; None where a peak is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UncountedRow:
     """What may have spent FLOPs and was not counted."""
 
@@ -119,6 +139,10 @@ class TraceFlops:
     """Over the whole trace, the one that took most time first."""
     kernels: tuple[KernelFlops, ...] | None
     """The same of kernels; None without a device."""
+    modules: tuple[TracedModuleFlops, ...] | None
+    """Those that spent FLOPs, by name; None where the trace does not show modules."""
+    unattributed: int | None
+    """FLOPs of forward and backward that no module owns; None likewise."""
     uncounted: tuple[UncountedRow, ...]
     """What may have spent FLOPs: all that depends on it is a lower bound."""
     lower_bound: bool

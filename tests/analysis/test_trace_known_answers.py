@@ -289,3 +289,8 @@ def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> 
     executed = sum(one.flops + one.shared_flops for one in flops.kernels)
     # Divided among kernels and rounded once for each name.
     assert abs(executed - sum(one.forward + one.backward for one in flops.operators)) <= len(flops.kernels)
+
+
+def test_memory_of_div_is_what_the_plugin_of_tensorboard_prints() -> None:
+    (row,) = (row for row in resnet()[1].memory or () if (row.name, row.device_type) == ("aten::div", "device"))
+    assert row.allocation_bytes == 75_264 * 1024

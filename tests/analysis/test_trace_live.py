@@ -139,3 +139,22 @@ def test_two_live_ranks_show_that_one_waited_for_the_other_that_slept_a_second(t
     # Rank 1 came last. Of the second rank 0 waited most: it set out before the sleep began.
     assert second == 0
     assert first > 500_000
+
+
+def test_operators_that_call_themselves_have_the_times_that_torch_prints(tmp_path: Path) -> None:
+    values = torch.randn(64, 64)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            torch.div(values.sum(), 2)
+            values.mean(0)
+    target = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(target))
+    torchs = {row.key: row for row in profiler.key_averages()}
+    ours = {row.name: row for row in analyze_trace(load_trace(target)).operators or ()}
+    trace = load_trace(target)
+    names = [trace.names[index] for index in trace.name.tolist()]
+    assert names.count("aten::sum") > torchs["aten::sum"].count  # it does call itself
+    for name in ("aten::sum", "aten::mean", "aten::div"):
+        assert ours[name].calls == torchs[name].count
+        # Torch adds up microseconds in floats.
+        assert abs(ours[name].host.total_us - torchs[name].cpu_time_total) < 0.01

@@ -249,3 +249,39 @@ def test_copies_are_listed_with_their_launches_and_bytes() -> None:
 
 def test_a_cpu_trace_has_no_copies() -> None:
     assert transfer_table(trace(operator("aten::copy_", 0, 1))) is None
+
+
+def test_operator_that_calls_itself_is_counted_once() -> None:
+    # 10 us with 6 of itself inside, of which 4 are a product's; a second call of 5 by way of another operator.
+    table = operator_table(
+        trace(
+            operator("aten::sum", 0, 10),
+            operator("aten::sum", 2, 6),
+            operator("aten::mm", 3, 4),
+            operator("aten::mean", 20, 9),
+            operator("aten::sum", 22, 5),
+            operator("aten::mean", 23, 3),
+        )
+    )
+    assert table is not None
+    rows = {row.name: row for row in table}
+    one = rows["aten::sum"]
+    assert (one.calls, one.host.total_us, one.host.max_us, one.host.min_us) == (2, 15, 10, 5)
+    # 10 - 6 + (6 - 4), and 5 - 3.
+    assert (one.host_self.total_us, one.host_self.max_us, one.host_self.min_us) == (8, 6, 2)
+    assert [(child.name, child.calls) for child in one.children] == [("aten::mm", 1), ("aten::mean", 1)]
+    mean = rows["aten::mean"]
+    assert (mean.calls, mean.host.total_us, mean.host_self.total_us) == (1, 9, 4 + 3)
+    assert sum(row.host_self.total_us for row in table) == 10 + 9
+
+
+def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
+    table = memory_table(
+        trace(
+            operator("aten::div", 0, 10), operator("aten::div", 2, 6), memory(1, 100), memory(3, 1000), memory(9, -100)
+        )
+    )
+    assert table is not None
+    (row,) = table
+    assert (row.calls, row.allocation_bytes, row.self_allocation_bytes) == (1, 1100, 1100)
+    assert (row.size_increase_bytes, row.self_size_increase_bytes) == (1000, 1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, me
 from lightning_flops.analysis.trace.names import Kind
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RecordedInputs
+
+if TYPE_CHECKING:
+    from lightning_flops.analysis.trace import modules
 
 NONE = -1
 """What stands in an integer column where the trace has no value."""
@@ -197,6 +200,13 @@ class Trace:
     def links(self) -> structure.Links:
         """Who called and who launched whom."""
         return structure.link(self)
+
+    @cached_property
+    def frames(self) -> modules.Frames | None:
+        """The modules, phases and autograd nodes in which operators ran; None where the trace shows no modules."""
+        from lightning_flops.analysis.trace.modules import find_frames
+
+        return find_frames(self)
 
     @cached_property
     def steps(self) -> structure.Steps:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.analysis.trace.columns import LaunchShape, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
 from lightning_flops.analysis.trace.intervals import Floats, Ints, distinct, intersect, load_within
 from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
@@ -16,11 +16,14 @@ from lightning_flops.schema.trace_events import (
     LONG_DELAY_US,
     SHORT_KERNEL_LIMIT_US,
     IdleTime,
+    KernelLaunch,
     KernelRow,
     KernelSummary,
     LaunchRow,
 )
 from lightning_flops.schema.trace_steps import DeviceMetrics
+
+_UNKNOWN_SHAPE = LaunchShape()
 
 
 def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
@@ -64,6 +67,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
     blocks = _weighted_means(groups, trace.blocks_per_sm[rows], trace.duration_ns[rows])
     occupancy = _weighted_means(groups, trace.occupancy_percent[rows], trace.duration_ns[rows])
     collective = groups.sums(trace.is_collective[rows].astype(np.int64)).tolist()
+    launched = _launch_shapes(trace, rows)
     table = [
         KernelRow(
             name=trace.names[name],
@@ -74,10 +78,34 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
             collective=collective[index] > 0,
             blocks_per_sm=blocks[index],
             occupancy_percent=occupancy[index],
+            launch_shapes=launched[name],
         )
         for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
     ]
     return tuple(sorted(table, key=lambda row: (-row.device.total_us, row.name)))
+
+
+def _launch_shapes(trace: Trace, rows: Ints) -> dict[int, tuple[KernelLaunch, ...]]:
+    """How the kernels of each name, by its index, were launched."""
+    found: dict[int, list[KernelLaunch]] = {name: [] for name in np.unique(trace.name[rows]).tolist()}
+    count = np.int64(len(trace.launch_shapes) + 1)
+    groups = group_by(trace.name[rows].astype(np.int64) * count + trace.launch_shape[rows] + 1)
+    times = groups.sums(trace.duration_ns[rows]).tolist()
+    for key, calls, time_ns in zip(groups.keys.tolist(), groups.calls().tolist(), times, strict=True):
+        shape = trace.launch_shapes[key % count - 1] if key % count else None
+        if shape is None or shape == _UNKNOWN_SHAPE:
+            continue
+        found[key // count].append(
+            KernelLaunch(
+                grid=shape.grid,
+                block=shape.block,
+                registers=shape.registers,
+                shared_memory=shape.shared_memory,
+                calls=calls,
+                device_us=time_ns / NS_PER_US,
+            )
+        )
+    return {name: tuple(sorted(shapes, key=lambda one: (-one.device_us, -one.calls))) for name, shapes in found.items()}
 
 
 def kernel_summary(trace: Trace) -> KernelSummary | None:

@@ -20,11 +20,20 @@ from lightning_flops.analysis.peak_flops import peak_flops_per_sec
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, ratio
 from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.modules import modules_above, with_below
 from lightning_flops.analysis.trace.names import Kind, multiplies, uses_tensor_cores
 from lightning_flops.analysis.trace.operators import device_ns_of_operators, with_callees
 from lightning_flops.analysis.trace.phases import find_phases
 from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
-from lightning_flops.schema.trace_flops import KernelFlops, OperatorFlops, TracedStepFlops, TraceFlops, UncountedRow
+from lightning_flops.schema.trace_flops import (
+    KernelFlops,
+    OperatorFlops,
+    TracedModuleFlops,
+    TracedStepFlops,
+    TraceFlops,
+    UncountedRow,
+)
+from lightning_flops.schema.trace_steps import ModuleTable
 
 Formulas = Callable[[RecordedCall], RecordedWork]
 """What one recorded call spent. ``instrument.counting.recorded_calls`` has the one there is; it needs torch."""
@@ -46,6 +55,9 @@ class FlopPart(IntEnum):
     BACKWARD = 1
     RECOMPUTE = 2
     OPTIMIZER = 3
+
+
+_OF_MODULES = (FlopPart.FORWARD, FlopPart.BACKWARD, FlopPart.RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -267,8 +279,14 @@ def _keeps_graph(
     return keeps
 
 
-def trace_flops(trace: Trace, formulas: Formulas) -> TraceFlops | None:
-    """FLOPs of *trace* by step, operator and kernel; None where no shapes were recorded, or no operators."""
+def trace_flops(trace: Trace, formulas: Formulas, modules: ModuleTable | None = None) -> TraceFlops | None:
+    """FLOPs of *trace* by step, operator, kernel and module; None where no shapes were recorded, or no operators.
+
+    Args:
+        trace: what to count.
+        formulas: what a recorded call spent.
+        modules: the trace's own table of modules, whose times rates are over.
+    """
     if not (trace.inputs >= 0).any() or not len(trace.links.operators):
         return None
     counted = count_trace(trace, formulas)
@@ -284,6 +302,8 @@ def trace_flops(trace: Trace, formulas: Formulas) -> TraceFlops | None:
         outside_steps=int(calls.executed[calls.step < 0].sum()),
         operators=_operators(calls),
         kernels=_kernels(trace, calls) if trace.has_device else None,
+        modules=None if modules is None else _modules(trace, calls, modules),
+        unattributed=None if modules is None else int(calls.executed[_owners(trace, calls) < 0].sum()),
         uncounted=uncounted,
         lower_bound=bool(uncounted),
     )
@@ -481,6 +501,56 @@ def _kernels(trace: Trace, calls: _Calls) -> tuple[KernelFlops, ...]:
             )
         )
     return tuple(sorted(found, key=lambda row: (-row.time_us, row.name)))
+
+
+def _owners(trace: Trace, calls: _Calls) -> Ints:
+    """For each call the index of the module that owns it; below zero where none does, as in an optimizer."""
+    frames = trace.frames
+    if frames is None:
+        return np.full(len(calls.rows), -1, dtype=np.int64)
+    frame = frames.at(trace, lanes=trace.lane[calls.rows], moments_ns=trace.start_ns[calls.rows])
+    return np.where(frame >= 0, frames.owner[np.maximum(frame, 0)], -1).astype(np.int64)
+
+
+def _modules(trace: Trace, calls: _Calls, table: ModuleTable) -> tuple[TracedModuleFlops, ...]:
+    frames = trace.frames
+    if frames is None:
+        return ()
+    owner = _owners(trace, calls)
+    owned = np.flatnonzero(owner >= 0)
+    parents, count = modules_above(frames.modules), len(frames.modules)
+
+    def of_modules(flops: Ints) -> Ints:
+        own = np.zeros(count, dtype=np.int64)
+        np.add.at(own, owner[owned], flops[owned])
+        return own
+
+    parts = {one: with_below(of_modules(calls.parts[one]), parents).tolist() for one in FlopPart}
+    own = of_modules(sum((calls.parts[one] for one in _OF_MODULES), start=np.zeros(len(owner), dtype=np.int64)))
+    by_dtype = {
+        dtype: with_below(of_modules(np.where(calls.dtype == index, calls.executed, 0)), parents).tolist()
+        for index, dtype in enumerate(calls.dtypes)
+    }
+    times = {row.name: (row.forward_us + row.backward_us) / 1e6 for row in table.rows}
+    found = []
+    for index, name in enumerate(frames.modules):
+        forward, backward, recompute = (parts[one][index] for one in _OF_MODULES)
+        if not forward + backward + recompute:
+            continue
+        seconds = times.get(name, 0.0)
+        executed = {dtype: values[index] for dtype, values in by_dtype.items()}
+        found.append(
+            TracedModuleFlops(
+                name=name,
+                forward=forward,
+                backward=backward,
+                recompute=recompute,
+                own=int(own[index]),
+                flops_per_sec=ratio(sum(executed.values()), seconds),
+                peak_share=calls.of_peak(executed, seconds),
+            )
+        )
+    return tuple(sorted(found, key=lambda row: row.name.split(".")))
 
 
 def _kernels_alone(trace: Trace, counted: Counted) -> Ints:

@@ -13,7 +13,6 @@ from lightning_flops.analysis.trace.modules import (
     OPTIMIZER,
     Frames,
     Phase,
-    find_frames,
     modules_above,
     with_below,
 )
@@ -32,7 +31,7 @@ def module_memory_table(trace: Trace) -> tuple[ModuleMemoryRow, ...] | None:
         None when no module is marked, or the trace was taken without ``profile_memory``.
     """
     memory = trace.memory
-    frames = None if memory is None else find_frames(trace)
+    frames = None if memory is None else trace.frames
     if memory is None or frames is None:
         return None
     frame = frames.at(trace, lanes=memory.lane, moments_ns=memory.time_ns)

@@ -7,6 +7,7 @@ carry tells; a node inside another node, as a reentrant checkpoint runs them, is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -17,7 +18,8 @@ from lightning_flops.analysis.module_names import parent_name, with_those_above
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Ints, distinct, intersect, merge, subtract
-from lightning_flops.analysis.trace.names import Kind
+from lightning_flops.analysis.trace.names import Kind, is_optimizer
+from lightning_flops.analysis.trace.python_calls import called_modules, forwards_of_modules
 from lightning_flops.analysis.trace.structure import enclosing_operators, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
@@ -69,20 +71,26 @@ class Frames:
 
 
 def find_frames(trace: Trace) -> Frames | None:
-    """The frames of *trace*; None if no module is marked in it."""
+    """The frames of *trace*; None if no module is marked in it and no module's call was recorded.
+
+    Calls that torch recorded with ``with_modules`` or ``with_stack`` stand in for marks where there are none of ours.
+    """
     marks = [marked_module(name) for name in trace.names]
-    if all(name is None for name in marks):
+    called = {} if any(name is not None for name in marks) else called_modules(trace)
+    named = [*dict.fromkeys(called.values())] if called else [name for name in marks if name is not None]
+    if not named:
         return None
     # A container whose forward nobody calls, such as a list of blocks, has the time of what is in it.
-    modules = tuple(dict.fromkeys(one for name in ("", *marks) if name is not None for one in with_those_above(name)))
+    modules = tuple(dict.fromkeys(one for name in ("", *named) for one in with_those_above(name)))
     numbers = {name: index for index, name in enumerate(modules)}
-    parts = [marked_phase(name) for name in trace.names]
+    parts = [marked_phase(name) or _part_of_torchs(name, called) for name in trace.names]
     is_mark = np.array([mark is not None or part is not None for mark, part in zip(marks, parts, strict=True)])
     is_node = np.array([name.startswith(_NODE) for name in trace.names])
     kind = trace.kind
     rows = np.flatnonzero(
         ((kind == Kind.ANNOTATION) & is_mark[trace.name]) | ((kind == Kind.OPERATOR) & is_node[trace.name])
     )
+    rows = np.concatenate([rows, np.array(list(called), dtype=np.int64)])
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows], trace.lane[rows]))]
     parent = np.full(len(trace), -1, dtype=np.int64)
     nest(trace, rows, parent)
@@ -100,7 +108,7 @@ def find_frames(trace: Trace) -> Frames | None:
         maker[in_time].tolist(),
         strict=True,
     ):
-        module, part = marks[name], parts[name]
+        module, part = called.get(row, marks[name]), parts[name]
         if module is not None:
             owners[row], phases[row] = numbers[module], phases[around]
             if phases[around] == Phase.NONE and _is_inside_step(parts, trace, around):
@@ -117,16 +125,22 @@ def find_frames(trace: Trace) -> Frames | None:
     return Frames(modules, rows, parent, owner, phase)
 
 
+def _part_of_torchs(name: str, called: Mapping[int, str]) -> str | None:
+    """The part of a step that torch's own scope is, in a trace that is not of ours."""
+    return "optimizer" if called and is_optimizer(name) else None
+
+
 def module_table(trace: Trace) -> ModuleTable | None:
-    """Forward and backward time of each marked module, over all steps; None if no module is marked.
+    """Forward and backward time of each module, over all steps; None if the trace does not show modules.
 
     Where a device took part, time is that in which kernels, copies and memsets launched in the module ran on it, those
     that ran at once counted once; else it is the host's.
     """
-    frames = find_frames(trace)
+    frames = trace.frames
     if frames is None:
         return None
     parents = modules_above(frames.modules)
+    sources = forwards_of_modules(trace, called_modules(trace))
     count = len(frames.modules)
     spent = _device_times(trace, frames, parents) if trace.has_device else _host_times(trace, frames, parents)
     calls = np.bincount(frames.owner[_calls(frames)], minlength=count)
@@ -142,6 +156,7 @@ def module_table(trace: Trace) -> ModuleTable | None:
             own_backward_us=own_backward / NS_PER_US,
             forward_kernels=forward_kernels,
             backward_kernels=backward_kernels,
+            source=sources.get(name),
         )
         for name, called, forward, backward, own_forward, own_backward, forward_kernels, backward_kernels in zip(
             frames.modules, *columns, *kernels, strict=True

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.durations import group_by
+from lightning_flops.analysis.trace.durations import NS_PER_US, group_by
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import may_use_tensor_cores
+from lightning_flops.analysis.trace.python_calls import places, shapes_in_words
 from lightning_flops.analysis.trace.structure import enclosing_operators
-from lightning_flops.schema.trace_events import ChildRow, MemoryRow, OperatorRow
+from lightning_flops.schema.trace_events import CalledFrom, ChildRow, MemoryRow, OperatorRow, OperatorShapeRow
+
+_NO_TENSOR = ("Scalar", "TensorList", "GenericList", "Int", "Bool", "Double", "Float")
+"""What begins the types of arguments that are no tensor, or a list of them."""
 
 
 def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
-    """Every operator by name, the longest self time first (the device's if there is one); None without operators."""
-    rows = trace.links.operators
-    if not len(rows):
+    """Every operator by name, the longest self time first (the device's if there is one); None without operators.
+
+    A call inside a call of the same operator is a part of that one, as in torch's own tables.
+    """
+    if not len(trace.links.operators):
         return None
-    host_self = self_host_ns(trace)[rows]
-    own_device = device_ns_of_operators(trace)
-    all_device = with_callees(trace, own_device)
-    own_device = own_device[rows]
+    outermost = outermost_calls(trace)
+    rows = np.flatnonzero(outermost == np.arange(len(trace)))
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
+    host_self = _by_outermost(outermost, self_host_ns(trace))[rows]
+    launched = device_ns_of_operators(trace)
+    all_device = with_callees(trace, launched)
+    own_device = _by_outermost(outermost, launched)[rows]
     groups = group_by(trace.name[rows].astype(np.int64))
     host_whole, device_whole = int(host_self.sum()), int(own_device.sum())
     host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
@@ -36,10 +45,12 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
         host_totals=dict(zip(groups.keys.tolist(), groups.sums(trace.duration_ns[rows]).tolist(), strict=True)),
         device_totals=dict(zip(groups.keys.tolist(), groups.sums(all_device[rows]).tolist(), strict=True)),
     )
+    called_from = _called_from(trace, rows, all_device)
     table = [
         OperatorRow(
             name=trace.names[name],
             calls=calls,
+            called_from=called_from.get(name, ()),
             children=tuple(sorted(children.get(name, ()), key=_by_time)),
             host=host[index],
             host_self=own_host[index],
@@ -52,7 +63,95 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     return tuple(sorted(table, key=_by_self_time))
 
 
-def _by_self_time(row: OperatorRow) -> tuple[float, float, str]:
+def operators_by_shape(trace: Trace) -> tuple[OperatorShapeRow, ...] | None:
+    """Every operator by the sizes and dtypes of its inputs, as ``operator_table``; None where none were recorded."""
+    if not (trace.inputs[trace.links.operators] >= 0).any():
+        return None
+    outermost = outermost_calls(trace)
+    rows = np.flatnonzero((outermost == np.arange(len(trace))) & (trace.inputs >= 0))
+    host_self = _by_outermost(outermost, self_host_ns(trace))
+    launched = device_ns_of_operators(trace)
+    own_device, all_device = _by_outermost(outermost, launched), with_callees(trace, launched)
+    # Calls whose other arguments differ are one row.
+    words = [(shapes_in_words(one.dims), _dtypes_in_words(one.types)) for one in trace.recorded_inputs]
+    numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
+    number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
+    groups = group_by(trace.name[rows] * np.int64(len(numbers)) + number)
+    listed = tuple(numbers)
+    host_whole, device_whole = int(host_self[rows].sum()), int(own_device[rows].sum())
+    host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
+    own_host = groups.durations(host_self[rows], whole_ns=host_whole)
+    device = groups.durations(all_device[rows], whole_ns=device_whole)
+    device_self = groups.durations(own_device[rows], whole_ns=device_whole)
+    table = []
+    for index, (key, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True)):
+        inputs, dtypes = listed[key % len(listed)]
+        table.append(
+            OperatorShapeRow(
+                name=trace.names[key // len(listed)],
+                inputs=inputs,
+                dtypes=dtypes,
+                calls=calls,
+                host=host[index],
+                host_self=own_host[index],
+                device=device[index] if trace.has_device else None,
+                device_self=device_self[index] if trace.has_device else None,
+            )
+        )
+    return tuple(sorted(table, key=lambda row: (*_by_self_time(row), row.inputs, row.dtypes)))
+
+
+def _dtypes_in_words(types: Sequence[object]) -> str:
+    return ", ".join(str(one) for one in types if one and not str(one).startswith(_NO_TENSOR))
+
+
+def _called_from(trace: Trace, rows: Ints, all_device: Ints) -> dict[int, tuple[CalledFrom, ...]]:
+    """Lines of the user's code that called the operators of each name, by the index of that name."""
+    listed, of_row = places(trace)
+    if not listed:
+        return {}
+    rows = rows[of_row[rows] >= 0]
+    groups = group_by(trace.name[rows] * np.int64(len(listed)) + of_row[rows])
+    columns = (groups.keys, groups.calls(), groups.sums(trace.duration_ns[rows]), groups.sums(all_device[rows]))
+    found: dict[int, list[CalledFrom]] = {}
+    for key, calls, host_ns, device_ns in zip(*(column.tolist() for column in columns), strict=True):
+        one = CalledFrom(
+            place=listed[key % len(listed)],
+            calls=calls,
+            host_us=host_ns / NS_PER_US,
+            device_us=device_ns / NS_PER_US if trace.has_device else None,
+        )
+        found.setdefault(key // len(listed), []).append(one)
+    return {
+        name: tuple(sorted(lines, key=lambda one: (-(one.device_us or 0.0), -one.host_us, one.place)))
+        for name, lines in found.items()
+    }
+
+
+def outermost_calls(trace: Trace) -> Ints:
+    """For each row of an operator the outermost call of the same operator around it, or itself; -1 for other rows."""
+    links = trace.links
+    rows = links.operators
+    found = np.full(len(trace), -1, dtype=np.int64)
+    found[rows] = rows
+    above = links.parent[rows]
+    while len(rows := rows[above >= 0]):
+        above = above[above >= 0]
+        same = trace.name[above] == trace.name[rows]
+        found[rows[same]] = above[same]
+        above = links.parent[above]
+    return found
+
+
+def _by_outermost(outermost: Ints, values: Ints) -> Ints:
+    """*values* of operators, added up at the outermost call of each."""
+    sums = np.zeros(len(values), dtype=np.int64)
+    inside = outermost >= 0
+    np.add.at(sums, outermost[inside], values[inside])
+    return sums
+
+
+def _by_self_time(row: OperatorRow | OperatorShapeRow) -> tuple[float, float, str]:
     return (-row.device_self.total_us if row.device_self else 0.0, -row.host_self.total_us, row.name)
 
 
@@ -111,6 +210,7 @@ def _children(
     links, count = trace.links, len(trace.names)
     found: dict[int, list[ChildRow]] = {}
     called = links.operators[links.parent[links.operators] >= 0]
+    called = called[trace.name[called] != trace.name[links.parent[called]]]  # that is the same call
     groups = group_by(trace.name[links.parent[called]] * np.int64(count) + trace.name[called])
     parents, names = (groups.keys // count).tolist(), (groups.keys % count).tolist()
     host = groups.durations(trace.duration_ns[called], whole_ns=[host_totals[parent] for parent in parents])
@@ -143,7 +243,10 @@ def _memory_rows(
     np.add.at(own[1], owner[inside], np.maximum(size[inside], 0))
     np.add.at(own[2], owner[inside], 1)
     increase, allocation, events = (with_callees(trace, part) for part in own)
+    outermost = outermost_calls(trace)
+    own = np.stack([_by_outermost(outermost, part) for part in own])
     rows = trace.links.operators[events[trace.links.operators] > 0]
+    rows = rows[outermost[rows] == rows]
     groups = group_by(trace.name[rows].astype(np.int64))
     sums = [groups.sums(part[rows]).tolist() for part in (increase, own[0], allocation, own[1])]
     table = [

@@ -22,11 +22,11 @@ from lightning_flops.analysis.trace.names import is_point_to_point
 from lightning_flops.schema.communication import CollectiveCalls, RankComparison
 
 _LONGEST_GROUP_CHARS = 40
-_UNNAMED = (
-    "No trace says its rank. Ranks are named by their files. They are taken as ranks of one job, because they hold "
-    "the same number of steps and the same collectives at the same time."
+_APART = "The traces do not say their ranks: they are taken for separate runs, side by side."
+_UNMARKED = (
+    "Nobody is named a straggler: not every trace has the profiler's marks of steps, so what its rank did in a step is "
+    "not known."
 )
-_APART = "The traces do not say their ranks, and they {}: they are not compared."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,12 @@ class RankSummary:
     """What a comparison with other ranks needs of one trace: small, whatever the size of the trace."""
 
     traced: TracedRank
-    first_ns: int
-    last_ns: int
-    """When its events begin and end."""
-    by_calendar: bool
-    """Whether these moments are certainly by the calendar's clock."""
+    marked: bool
+    """Whether its steps are the profiler's."""
 
 
 def rank_summary(trace: Trace) -> RankSummary:
     """What a comparison with other ranks needs of *trace*."""
-    base = trace.metadata.get("baseTimeNanoseconds")
-    known = type(base) is int
-    begin = base if isinstance(base, int) and known else 0
     return RankSummary(
         traced=TracedRank(
             rank=trace.rank,
@@ -54,52 +48,33 @@ def rank_summary(trace: Trace) -> RankSummary:
             overlap=overlap(trace),
             collectives=collective_calls(trace),
         ),
-        first_ns=begin + int(trace.start_ns.min()),
-        last_ns=begin + int(trace.end_ns.max()),
-        by_calendar=known,
+        marked=trace.steps.marked,
     )
 
 
 def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
     """Computation, communication and waiting of several ranks of one run, a trace each.
 
-    Traces that do not say their ranks are compared only if they can be of one run.
+    Traces that do not say their ranks are separate runs, and none is held against another. Of ranks whose steps are not
+    marked nobody is said to compute longest.
 
     Raises:
         RanksError: two traces are of the same rank, some say their rank and some do not, or none is given.
     """
     traced = [one.traced for one in summaries]
     refuse_mixed_ranks(traced)
-    if len(traced) == 1 or any(one.rank is not None for one in traced):
-        return compare(traced)
-    why_apart = _why_not_of_one_run(summaries)
-    if why_apart is None:
-        comparison = compare(traced)
-        return replace(comparison, notes=(_UNNAMED, *comparison.notes))
-    return RankComparison(
-        ranks=tuple(compare([one]).ranks[0] for one in traced),
+    if len(traced) > 1 and all(one.rank is None for one in traced):
+        alone = tuple(compare([one]).ranks[0] for one in traced)
+        return RankComparison(ranks=alone, computes_longest=None, notes=(_APART,))
+    comparison = compare(traced)
+    if len(traced) == 1 or all(one.marked for one in summaries):
+        return comparison
+    return replace(
+        comparison,
+        ranks=tuple(replace(row, compute_over_median=None) for row in comparison.ranks),
         computes_longest=None,
-        computes_longest_source=None,
-        notes=(_APART.format(why_apart),),
+        notes=(_UNMARKED, *comparison.notes),
     )
-
-
-def _why_not_of_one_run(summaries: Sequence[RankSummary]) -> str | None:
-    """Why traces without ranks cannot be of one run, in words; None if they can."""
-    traced = [one.traced for one in summaries]
-    if len({one.steps for one in traced}) > 1:
-        return "hold different numbers of steps"
-    # By name and calls: a group's name may differ, and so may its members.
-    made = [sorted((one.name, one.calls) for one in each.collectives) for each in traced]
-    if not all(made):
-        return "show no collectives by which ranks wait for each other"
-    if any(one != made[0] for one in made):
-        return "show different collectives"
-    if len({one.by_calendar for one in summaries}) > 1:
-        return "are written by different clocks"
-    if max(one.first_ns for one in summaries) >= min(one.last_ns for one in summaries):
-        return "were not taken at the same time"
-    return None
 
 
 def refuse_mixed_ranks(traces: Sequence[Trace] | Sequence[TracedRank]) -> None:

@@ -19,7 +19,7 @@ from lightning_flops.analysis.trace.device import (
 from lightning_flops.analysis.trace.flops import Formulas, trace_flops
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
-from lightning_flops.analysis.trace.operators import memory_table, operator_table
+from lightning_flops.analysis.trace.operators import memory_table, operator_table, operators_by_shape
 from lightning_flops.analysis.trace.parts import step_parts
 from lightning_flops.analysis.trace.phases import model_summary
 from lightning_flops.analysis.trace.ranks import RankSummary, compare_ranks, rank_summary, refuse_mixed_ranks
@@ -42,12 +42,13 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceRep
         formulas: what a recorded call spent; without them the report has no FLOPs.
     """
     collectives = collective_table(trace)
+    modules = module_table(trace)
     return TraceReport(
         source=trace.source,
         rank=trace.rank,
         events=len(trace),
         step_times=step_times(trace),
-        modules=module_table(trace),
+        modules=modules,
         device_metrics=device_metrics(trace),
         device_summary=device_summary(trace),
         overview=overview(trace),
@@ -64,7 +65,8 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceRep
         idle=idle_times(trace),
         launches=launch_statistics(trace),
         notes=trace.notes,
-        flops=None if formulas is None else trace_flops(trace, formulas),
+        operators_by_shape=operators_by_shape(trace),
+        flops=None if formulas is None else trace_flops(trace, formulas, modules),
     )
 
 
