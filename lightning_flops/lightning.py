@@ -311,7 +311,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
     ) -> None:
         """A batch has been fetched and transferred."""
         if self._evaluation is not None:
-            self._evaluation.batch_starts(batch)
+            self._evaluation.batch_starts(batch, dataloader_idx)
 
     on_test_batch_start = on_validation_batch_start = on_predict_batch_start
 

@@ -181,11 +181,18 @@ class PipelineSteps:
         self._door.session.fetch_ends()
 
     def _loads_micro_batch(self, _: bool, batch: Any) -> None:
-        self._micro_batches.append((batch if self._keeps_batch and batch is not None else (), tensor_shapes(batch)))
+        self._has_micro_batch(batch if self._keeps_batch and batch is not None else (), tensor_shapes(batch))
 
     def _middle_receives(self, engine: Any, *, buffer_id: int, **kwargs: Any) -> None:
         if self._in_train_batch:
-            self._micro_batches.append(((), tensor_shapes(engine.pipe_buffers["inputs"][buffer_id])))
+            self._has_micro_batch((), tensor_shapes(engine.pipe_buffers["inputs"][buffer_id]))
+
+    def _has_micro_batch(self, batch: Any, shapes: Shapes) -> None:
+        """A micro-batch is there; with the first one of a step, this stage has computed nothing of the step yet."""
+        self._micro_batches.append((batch, shapes))
+        session = self._door.session
+        if len(self._micro_batches) == 1 and session.flops.wants_shapes:
+            session.step_begins((shapes,))
 
     def _train_batch_ends(self, _: bool) -> None:
         session = self._door.session

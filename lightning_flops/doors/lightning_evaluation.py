@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Patches
     from lightning_flops.instrument.timing.loader_queue import Feed
-    from lightning_flops.records import RunContext
+    from lightning_flops.records import BatchTokens, RunContext
     from lightning_flops.schema.profile import Profile
 
 logger = package_logger(__name__)
@@ -84,8 +84,10 @@ class LightningEvaluation:
         self._config = self._within_the_loop(config)
         self._waits_for_first_batch = True
         self._in_step = False
+        self._batches_done = 0
         self._batch: Any = None
         self._shapes: Shapes = ()
+        self._tokens: BatchTokens | None = None
         self._names = private_names(
             trainer, lambda sentence: self.session.notes.add_for_run(sentence), lost=LOST_WITHOUT_TRAINING
         )
@@ -148,12 +150,20 @@ class LightningEvaluation:
         """Wrap what shows waiting for data."""
         session, make, loop = self.session, self.session.taps, self._loop
         session.training_stops(_BEFORE)
+        strategy = self._trainer.strategy
+        if session.tokens.reads and strategy.root_device.type != "cpu":
+            taps.replace(strategy, "batch_to_device", make.around(self._batch_is_on_host, lambda _: None))
         if self._names.has(loop, "_on_before_fetch") and self._names.has(loop, "_on_after_fetch"):
             taps.replace(loop, "_on_before_fetch", make.before(self._fetch_begins))
             taps.replace(loop, "_on_after_fetch", make.after(self._fetch_ends, also_failed=True))
             reset_fetcher(loop, loop)
         else:
             self._first_batch_begins()
+
+    def _batch_is_on_host(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """A batch is going to be moved: what its tokens are can still be read without waiting for the device."""
+        if self.session.tokens.reads:
+            self._tokens = self.session.tokens.of(batch)
 
     def tap_parts(self, taps: Patches) -> None:
         """Wrap the parts of a batch's way through the loop."""
@@ -220,20 +230,32 @@ class LightningEvaluation:
 
     # ---- events of the callback; their caller catches errors
 
-    def batch_starts(self, batch: Any) -> None:
+    def batch_starts(self, batch: Any, dataloader_idx: int) -> None:
         """A batch has been fetched and transferred: if it matters, take its shapes before the step may change it."""
-        if self.session.window.is_open:
+        session = self.session
+        if session.window.is_open:
             self._enter_scope()
-            self._batch = batch
-            self._shapes = tensor_shapes(batch)
+        elif not session.flops.wants_shapes:
+            return
+        self._batch = batch
+        self._shapes = tensor_shapes(batch)
+        if session.flops.wants_shapes:
+            session.step_begins((self._of_loader(self._shapes, dataloader_idx),))
+
+    def _of_loader(self, shapes: Shapes, dataloader_idx: int) -> Shapes:
+        """*shapes*, so that batches of two loaders are never alike."""
+        return from_loader(shapes, dataloader_idx) if self._several_loaders else shapes
 
     def batch_ends(self, batch: Any, dataloader_idx: int) -> None:
         """A batch is done."""
         started, self._batch = self._batch, None
         shapes = self._shapes if started is not None and batch is started else tensor_shapes(batch)
-        if self._several_loaders:
-            shapes = from_loader(shapes, dataloader_idx)
-        self.session.batch(batch, shapes, updates=0, ends_step=True)
+        tokens, self._tokens = self._tokens, None
+        if tokens is None and self.session.tokens.reads:
+            tokens = self.session.tokens.of(batch)
+        self._batches_done += 1
+        shapes = self._of_loader(shapes, dataloader_idx)
+        self.session.batch(batch, shapes, updates=0, ends_step=True, tokens=tokens)
         if not self._in_step and self.session.window.in_scope:  # this Lightning's step could not be wrapped
             self._end_scope()
 
@@ -269,11 +291,12 @@ class LightningEvaluation:
 
     def x_axis(self) -> int:
         """Batches of this loop until now: Lightning has no step of its own in it."""
-        return self.session.steps.steps_done
+        return self._batches_done
 
     def reading_is_due(self) -> bool:
-        """Never: Lightning logs nothing while such a loop runs, and the throughput is summed up at its end."""
-        return False
+        """Every ``log_every_n_steps`` batches: Lightning itself logs nothing while such a loop runs."""
+        every = getattr(self._trainer, "log_every_n_steps", 0)
+        return bool(every) and self._batches_done % every == 0
 
     # ---- removal
 

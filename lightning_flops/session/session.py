@@ -350,7 +350,7 @@ class Session:
         key = self.steps.book(shapes, updates, ends_step)
         if key is not None and monitor is not None:
             self.flops.books.book(key, slowed=slowed)
-        if sampling:
+        if sampling and (ends_step or not self._whole_steps):
             window.end_sample()
             if ends_step:
                 self.flops.sample_ends()
@@ -486,7 +486,7 @@ class Session:
                 useful_flops_peak_sec=None if isinstance(useful, str) else useful,
                 step=self._door.x_axis(),
             )
-        if flops is None and self.profile is not None and not self._whole_steps:
+        if flops is None and self.profile is not None:
             self.flops.misses(reading.keys)
             self.spare = 0  # until the next batch, which says how many there are
 

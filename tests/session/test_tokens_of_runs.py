@@ -236,6 +236,66 @@ def test_padding_under_lightning(tmp_path: Path) -> None:
     assert callback.throughput.real_tokens == sum(sum(lengths) for lengths, _ in data)
 
 
+@pytest.mark.parametrize("function", ["predict", "test", "validate"])
+def test_a_loop_without_training_has_its_tokens_flops_and_scalars(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger
+    from torch.utils.data import DataLoader
+
+    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1.0)
+    monkeypatch.setattr("lightning_flops.session.samples._GUESS", 0)
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Masked()
+
+        def predict_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+            result: torch.Tensor = self.net(**batch)
+            return result
+
+        def test_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+            self.net(**batch)
+
+        validation_step = test_step
+
+    class Kept(Logger):
+        name = version = "kept"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.logged: list[tuple[int | None, dict[str, float]]] = []
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            self.logged.append((step, dict(metrics)))
+
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    data, kept = padded(150), Kept()
+    callback = FlopsProfilerCallback(**SETTINGS)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, logger=kept, enable_checkpointing=False, log_every_n_steps=10,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, callbacks=[callback],
+    )  # fmt: skip
+    getattr(trainer, function)(Module(), DataLoader([batch for _, batch in data], batch_size=None))  # type: ignore[arg-type]
+    summary = callback.throughput
+    assert summary is not None
+    assert summary.tokens == sum(len(lengths) * max(lengths) for lengths, _ in data)
+    assert summary.real_tokens == sum(sum(lengths) for lengths, _ in data)
+    # A batch outside of the window is counted from where its shapes are known; the law is checked by such batches.
+    assert (summary.steps_unknown, summary.law is not None) == (0, True)
+    assert summary.model_flops == sum(len(lengths) * one_sequence(max(lengths)) // 3 for lengths, _ in data)
+    assert summary.useful_mfu is not None
+    read = {step: scalars for step, scalars in kept.logged if f"flops_monitor/{function}/samples_per_sec" in scalars}
+    assert sorted(read) == [step for step in range(10, 151, 10) if step in read] and len(read) >= 10
+    assert f"flops_monitor/{function}/tokens_per_sec" in read[150]
+    assert f"flops_monitor/{function}/padding_ratio" in read[150]
+    assert f"flops_monitor/{function}/mfu" in read[150]
+
+
 def test_images_are_asked_for_tokens_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions = watch_sessions(monkeypatch)
     model = nn.Linear(3, 2)
