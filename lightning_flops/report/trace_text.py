@@ -390,7 +390,7 @@ def _operators_on_device(shown: Sequence[OperatorRow], view: View) -> list[str]:
     if not with_device and not with_places:
         return []
     head = ["of a call", *(["device mean", "max", "min"] if with_device else [])]
-    head += ["called from", "and lines"] if with_places else []
+    head += ["called from", "other lines"] if with_places else []
     rows = []
     for row in shown:
         cells = [_short(row.name)]

@@ -87,7 +87,9 @@ def test_backward_on_the_thread_that_called_it_has_the_forwards_line_too() -> No
 
 
 def test_stacks_that_operators_carry_do_as_well() -> None:
-    stack: Any = {"Call stack": "torch/nn/functional.py(9): linear;net.py(7): forward;train.py(30): <module>"}
+    stack: dict[str, Any] = {
+        "Call stack": "torch/nn/functional.py(9): linear;net.py(7): forward;train.py(30): <module>"
+    }
     table = operator_table(trace(operator("aten::mm", 0, 5, **stack), operator("aten::mm", 10, 7)))
     assert table is not None
     assert [(one.place, one.calls, one.host_us, one.device_us) for one in table[0].called_from] == [
@@ -96,8 +98,12 @@ def test_stacks_that_operators_carry_do_as_well() -> None:
 
 
 def test_operators_have_a_row_for_each_shape_of_their_inputs() -> None:
-    def product(start: float, length: float, rows: int, **more: object) -> Event:
-        shapes: Any = {"Input Dims": [[rows, 4], [4, 5], []], "Input type": ["float", "float", "Scalar"], **more}
+    def product(start: float, length: float, rows: int, **more: Any) -> Event:
+        shapes: dict[str, Any] = {
+            "Input Dims": [[rows, 4], [4, 5], []],
+            "Input type": ["float", "float", "Scalar"],
+            **more,
+        }
         return operator("aten::mm", start, length, **shapes)
 
     table = operators_by_shape(

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace import analyze_trace, load_trace
 from lightning_flops.analysis.trace.flops import trace_flops
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
@@ -378,3 +378,23 @@ def test_operator_of_somebody_elses_is_listed_where_it_may_multiply() -> None:
     assert ask("mylib::count", [[4, 5]], ["float"]).heavy  # it takes floating-point numbers
     assert not ask("mylib::count", [[4, 5]], ["long int"]).heavy
     assert ask("aten::relu", [[4, 5]], ["float"]).role == "free"
+
+
+def test_modules_of_a_trace_with_their_calls_have_the_flops_of_their_layers(tmp_path: Path) -> None:
+    module, step = linear()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True) as profiler:
+        step()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    flops = analyze_trace(load_trace(tmp_path / "trace.json"), formulas=recorded_work).flops
+    assert flops is not None
+    assert flops.modules is not None
+    found = {row.name: (row.forward, row.backward, row.own) for row in flops.modules}
+    # 24 rows through 7 x 11, whose input needs no gradient, and through 11 x 3.
+    first, last = 2 * 24 * 7 * 11, 2 * 24 * 11 * 3
+    assert found == {
+        "": (first + last, first + 2 * last, 0),
+        "Sequential_0": (first + last, first + 2 * last, 0),
+        "Sequential_0.Linear_0": (first, first, 2 * first),
+        "Sequential_0.Linear_1": (last, 2 * last, 3 * last),
+    }
+    assert flops.unattributed == 0
