@@ -400,10 +400,17 @@ class _Doors:
         if OUTCOMES.profiles:
             if not OUTCOMES.told:  # of a profiler that the program has itself
                 _say(f"FLOPs of {OUTCOMES.latest} The report went where the program's own profiler has it.")
-            if self._finder is not None and len(loops := self._finder.loops) > 1:
-                _say(f"loops of this program: {'; '.join(f'({n}) {loop}' for n, loop in enumerate(loops, 1))}.")
+            self._tell_of_several(OUTCOMES)
             return
         _say(f"nothing was profiled: {self._reason(OUTCOMES)}")
+
+    def _tell_of_several(self, outcomes: Outcomes) -> None:
+        """If the program had several trainings, say in one last line what became of each."""
+        found = () if self._finder is None else self._finder.loops
+        of_found = frozenset[str]() if self._finder is None else self._finder.said
+        frameworks = [one.line.rstrip(".") for one in outcomes.told if one.line not in of_found]
+        if len(runs := [*frameworks, *found]) > 1:
+            _say(f"trainings of this program: {'; '.join(f'({n}) {run}' for n, run in enumerate(runs, 1))}.")
 
     def _reason(self, outcomes: Outcomes) -> str:
         """Why nothing was profiled; without a full stop."""

@@ -77,6 +77,7 @@ class LoopFinder:
         self._given_up = ""
         self._over: list[str] = []
         """What became of loops that are over, in a sentence without a full stop."""
+        self._said: list[str] = []
         self._loops = 0
         self.profiles: list[Profile] = []
         """What was measured."""
@@ -100,6 +101,11 @@ class LoopFinder:
     def loops(self) -> tuple[str, ...]:
         """What became of each loop, once all are over; without full stops."""
         return tuple(self._over)
+
+    @property
+    def said(self) -> frozenset[str]:
+        """The lines that told of the reports of these loops."""
+        return frozenset(self._said)
 
     def end(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured."""
@@ -221,6 +227,7 @@ class LoopFinder:
 
     def _says(self, sentence: str, said: list[str]) -> None:
         said.append(sentence)
+        self._said.append(sentence)
         self._announce(sentence)
 
     def _loop_is_over(self, error: BaseException | None) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_flops.doors.optimizers import is_wrapper
 from lightning_flops.doors.several_models import together
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.modules import children_of
@@ -27,6 +26,9 @@ A loop that updates a critic five times for each update of a generator is one lo
 
 _ROUNDS_WATCHED = 3
 """If the loop has called none of a model's wrappers by then, the outermost is taken, and its forward has no time."""
+
+_LIBRARIES = ("accelerate.", "deepspeed.", "lightning.", "lightning_fabric.", "pytorch_lightning.")
+"""Where classes come from that put optimizers of their own around another one."""
 
 _MOST_MODELS = 16
 """Most models of one loop; what others compute is work outside of them."""
@@ -165,7 +167,11 @@ def parameters_of(optimizer: Any) -> Iterator[int]:
 def optimizers_that_exist() -> Iterator[Any]:
     """Every optimizer of this process that may make a step itself; not those that libraries put around another."""
     for one in gc.get_objects():
-        if issubclass(type(one), Optimizer) and not is_wrapper(one) and next(parameters_of(one), None) is not None:
+        if not issubclass(type(one), Optimizer) or any(
+            kind.__module__.startswith(_LIBRARIES) for kind in type(one).__mro__
+        ):
+            continue
+        if next(parameters_of(one), None) is not None:
             yield one
 
 

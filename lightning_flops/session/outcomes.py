@@ -15,6 +15,14 @@ class Running(Protocol):
         """Whether it has nothing more to do in its run."""
 
 
+@dataclass(slots=True)
+class Told:
+    """What was said of one run's reports."""
+
+    line: str = ""
+    """The latest such line."""
+
+
 @dataclass
 class Outcomes:
     """Counts sessions and their reports."""
@@ -25,8 +33,8 @@ class Outcomes:
     """The sessions of those that were training, in their order."""
     profiles: int = 0
     """Reports that were made."""
-    told: bool = False
-    """A line has told the user where a report is."""
+    told: list[Told] = field(default_factory=list)
+    """The runs of which a line has told the user where a report is, in their order."""
     latest: str = ""
     """The latest report, in a line."""
     reasons: list[str] = field(default_factory=list)

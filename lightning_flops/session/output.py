@@ -16,7 +16,7 @@ from lightning_flops.report.markdown import fenced
 from lightning_flops.report.scalars import MONITOR_PREFIX, monitor_scalars, profile_scalars, scalar_charts
 from lightning_flops.report.text import render_text
 from lightning_flops.report.throughput_text import render_throughput
-from lightning_flops.session.outcomes import OUTCOMES
+from lightning_flops.session.outcomes import OUTCOMES, Told
 from lightning_flops.sinks.console import ConsoleSink
 from lightning_flops.sinks.file import FreePaths, write_text_file
 from lightning_flops.sinks.tensorboard_pages import OwnPages
@@ -168,6 +168,7 @@ class LoggedOutput:
         self._text_file = text_file
         self._x_axis = x_axis
         self._announce = announce
+        self._told = Told()
         self._nowhere = nowhere
         self.part = part
         """A word that tags have below their prefix; mostly empty in a training run."""
@@ -197,12 +198,15 @@ class LoggedOutput:
         if not said and self._nowhere:
             said, self._nowhere = [self._nowhere], ""
         if said and self._announce is not None:
-            OUTCOMES.told = True
             context = profile.context
             whose = "" if context.trains else f" of the {context.run_word}"
             what = f"FLOPs of {context.step_word} {profile.profile_step}{whose}"
             where = ", ".join(said)
-            self._announce(f"{what}: {headline(profile)} {where[0].upper()}{where[1:]}")
+            sentence = f"{what}: {headline(profile)} {where[0].upper()}{where[1:]}"
+            if not self._told.line:
+                OUTCOMES.told.append(self._told)
+            self._told.line = sentence
+            self._announce(sentence)
 
     def _tags(self, prefix: str) -> str:
         """What the tags of this run begin with, so that those of a training run and of another loop never meet."""

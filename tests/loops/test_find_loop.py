@@ -458,6 +458,32 @@ def test_an_unchanged_program_is_profiled_and_one_line_says_so(kind: str, in_a_f
 TWO = PLAIN + PLAIN.replace("range(14)", "range(24)") + "torch.manual_seed(0)\n"
 
 
+WITH_TRAINER = (
+    """
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+Trainer(max_epochs=1, limit_train_batches=20, limit_val_batches=0, enable_progress_bar=False, logger=False,
+        enable_checkpointing=False, enable_model_summary=False, accelerator="cpu").fit(BoringModel())
+"""
+    + PLAIN
+)
+
+
+def test_a_loop_after_a_trainers_fit_is_profiled_and_the_last_line_tells_of_both(in_a_folder: Path) -> None:
+    Path("train.py").write_text(WITH_TRAINER)
+    arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
+    ended = run_fork(arguments, folder=in_a_folder, imports=BEFORE_LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 0, ended.stderr
+    frameworks = [
+        Profile.from_json((Path("lightning_flops_logs") / name).read_text()).context.framework
+        for name in ("profile.json", "profile-2.json")
+    ]
+    assert frameworks == ["lightning.pytorch", "torch"]
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("lightning-flops: trainings of this program: (1) FLOPs of step 1: ")
+    assert "; (2) Sequential: FLOPs of step 4: " in last
+
+
 def test_the_last_line_tells_of_each_loop_of_a_program(in_a_folder: Path) -> None:
     Path("train.py").write_text(TWO)
     arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
@@ -467,6 +493,6 @@ def test_the_last_line_tells_of_each_loop_of_a_program(in_a_folder: Path) -> Non
         profile = Profile.from_json((Path("lightning_flops_logs") / name).read_text())
         assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("lightning-flops: loops of this program: (1) Sequential: FLOPs of step ")
+    assert last.startswith("lightning-flops: trainings of this program: (1) Sequential: FLOPs of step ")
     assert "lightning_flops_logs/profile.json; (2) Sequential: FLOPs of step " in last
     assert last.endswith("lightning_flops_logs/profile.loop2.json.")
