@@ -184,8 +184,8 @@ class RandomlyMarked(Recorder):
 
 
 @contextmanager
-def recorders(planned: Sequence[bool], now: Callable[[], float]) -> Iterator[list[WindowRecord]]:
-    """Inside, windows are marked by plan and by this clock; they are kept."""
+def recorders(planned: Sequence[bool], now: Callable[[], float] | None) -> Iterator[list[WindowRecord]]:
+    """Inside, windows are marked by plan and by this clock, None being the device's own; they are kept."""
     windows: list[WindowRecord] = []
     replaced: Any = session_module
     closing: Any = session_results
@@ -197,7 +197,8 @@ def recorders(planned: Sequence[bool], now: Callable[[], float]) -> Iterator[lis
 
     before = (replaced.Recorder, replaced.clock_for)
     replaced.Recorder = type("Planned", (RandomlyMarked,), {"planned": planned})
-    replaced.clock_for = lambda device: WallClock(now)
+    if now is not None:
+        replaced.clock_for = lambda device: WallClock(now)
     closing.build_profile = keep
     try:
         yield windows

@@ -1,0 +1,221 @@
+"""Part 1: counts on a GPU are those by hand, and the work of autograd's device threads is its module's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lightning_flops import Profile
+from lightning_flops.pytorch import count_flops
+from lightning_flops.records import PhaseFlops
+from tests.corpus import on_a_gpu
+
+from .gpt import GPT, batches_of, next_token_loss, size_for
+from .here import Check, Here
+from .judge import exactly, holds, not_here, told
+from .results import Row
+from .runs import FIRST_STEP, SETTLES, Net, fit, forget, profiler
+
+_SMALL_FAMILIES = ("mlp", "autograd_forms")
+_SHOWN = 5
+
+
+# ---- the corpus
+
+
+def _corpus(here: Here) -> Iterator[Row]:
+    """Every network that is counted by hand and costs the same on a GPU."""
+    chosen = [one for one in on_a_gpu.networks() if not here.small or one.family in _SMALL_FAMILIES]
+    wrong: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for network in chosen:
+            name = f"{network.family}.{network.name}"
+            try:
+                if found := on_a_gpu.differences(network, here.device):
+                    module, (seen, truth) = next(iter(found.items()))
+                    wrong.append(f"{name}: {module or 'the root'}: {seen}, not {truth}")
+            except Exception as error:  # one that does not run here is one that was not seen
+                wrong.append(f"{name}: {type(error).__name__}: {error}")
+            forget(here)
+    yield exactly(f"networks of the corpus that are exact, of {len(chosen)}", len(chosen) - len(wrong), len(chosen))
+    for line in wrong[:_SHOWN]:
+        yield told("not exact", line)
+
+
+# ---- attention
+
+
+class _Attention(nn.Module):
+    """Nothing but attention."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Of every query to every key."""
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+class _Two(nn.Module):
+    """Two attentions of different lengths, so that work under the wrong name shows."""
+
+    def __init__(self) -> None:
+        """Makes both."""
+        super().__init__()
+        self.first, self.second = _Attention(), _Attention()
+
+    def forward(self, short: list[Tensor], long: list[Tensor]) -> Tensor:
+        """Both, as one number."""
+        return self.first(*short).float().sum() + self.second(*long).float().sum()
+
+
+_BATCH, _HEADS, _WIDTH = 2, 4, 64
+_BACKENDS = {
+    "math": (SDPBackend.MATH, False),
+    "flash": (SDPBackend.FLASH_ATTENTION, True),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, True),
+    "cuDNN": (SDPBackend.CUDNN_ATTENTION, True),
+}
+"""Each with whether its backward repeats the product of queries and keys."""
+_ON_A_CPU = ("math", "flash")
+
+
+def _attention(here: Here) -> Iterator[Row]:
+    """Each backend's forward and backward, in the module that called it."""
+    for name, (backend, repeats) in _BACKENDS.items():
+        claim = f"{name} attention, forward, backward and what it repeats, by module"
+        if not here.on_gpu and name not in _ON_A_CPU:
+            yield not_here(claim, "on a CPU: there is no such kernel")
+            continue
+        try:
+            yield exactly(claim, _attention_counted(here, backend), _attention_by_hand(here, repeats=repeats))
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            yield not_here(claim, f"torch has no such kernel for this device: {error}")
+
+
+def _lengths(here: Here) -> dict[str, int]:
+    return {"first": here.pick(256, 32), "second": here.pick(512, 64)}
+
+
+def _attention_by_hand(here: Here, *, repeats: bool) -> dict[str, tuple[int, int, int]]:
+    """One product of an L × d with a d × L matrix is 2 L² d; a forward has two, a backward four."""
+    product = {name: 2 * _BATCH * _HEADS * length**2 * _WIDTH for name, length in _lengths(here).items()}
+    return {name: (2 * one, 4 * one, one if repeats else 0) for name, one in product.items()}
+
+
+def _attention_counted(here: Here, backend: SDPBackend) -> dict[str, tuple[int, int, int]]:
+    model = _Two()
+
+    def qkv(length: int) -> list[Tensor]:
+        shape = (_BATCH, _HEADS, length, _WIDTH)
+        return [torch.randn(shape, device=here.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+    inputs = [qkv(length) for length in _lengths(here).values()]
+    with sdpa_kernel(backend), count_flops(model) as counts:
+        model(*inputs).backward()
+    here.settle()
+    by_module = counts.by_module()
+    found = {name: by_module.get(name, PhaseFlops()) for name in _lengths(here)}
+    return {name: (one.forward, one.backward, one.recompute) for name, one in found.items()}
+
+
+# ---- a GPT through Lightning
+
+
+def _gpt(here: Here) -> Iterator[Row]:
+    """Eager: exact, with nothing uncounted."""
+    profile = _gpt_fit(here, compiled=False)
+    size = size_for(here)
+    yield told("the GPT: parameters of its matrices", size.parameters)
+    yield exactly(
+        "eager GPT through Lightning, bf16: forward FLOPs of a step", profile.flops.forward, size.forward_flops
+    )
+    yield exactly("eager GPT: forward and backward FLOPs of a step", profile.flops.model, size.model_flops)
+    heavy = sorted(name for name, one in profile.uncounted.items() if one.heavy)
+    yield exactly("eager GPT: operators that may spend FLOPs and are not counted", heavy, [])
+    blocks = {module.name: module.total.total for module in profile.modules if module.name.startswith("model.blocks.")}
+    alike = {total for name, total in blocks.items() if name.count(".") == 2}
+    yield exactly("eager GPT: all blocks cost the same, forward, backward and recomputed", len(alike), 1)
+
+
+def _compiled_gpt(here: Here) -> Iterator[Row]:
+    """Compiled: what is inside of what the compiler made is counted, or listed as not counted."""
+    profile = _gpt_fit(here, compiled=True)
+    size = size_for(here)
+    how = "inductor" if here.on_gpu else "aot_eager, as inductor's compiler would take too long here"
+    same = profile.flops.model == size.model_flops
+    listed = sorted(name for name, one in profile.uncounted.items() if one.heavy)
+    yield holds(
+        "compiled GPT: its model FLOPs are the formula's, or a lower bound that names what it lacks",
+        same or (profile.lower_bound and bool(listed) and profile.flops.model < size.model_flops),
+        f"{profile.flops.model:,} of {size.model_flops:,} ({how}), listed as heavy: {', '.join(listed) or 'nothing'}",
+    )
+
+
+def _gpt_fit(here: Here, *, compiled: bool) -> Profile:
+    size = size_for(here)
+    torch.manual_seed(0)
+    model = GPT(size)
+    if compiled:
+        for block in model.blocks:  # blocks are alike: one is compiled, and serves them all
+            block.compile(backend="inductor" if here.on_gpu else "aot_eager")
+    net = Net(model, next_token_loss)
+    batches = batches_of(size, here, FIRST_STEP + 1 + SETTLES + 2)
+    done = fit(here, net, batches, profiler(here, timing_steps=2), precision="bf16-mixed")
+    forget(here)
+    return done.profile
+
+
+# ---- dtypes
+
+
+def _tf32(here: Here) -> Iterator[Row]:
+    """The same product counts as TF32 or as float32, as torch's switch says."""
+    model = nn.Linear(256, 512, bias=False, device=here.device)
+    batch = torch.randn(128, 256, device=here.device)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, dtype in (("highest", "float32"), ("high", "tf32")):
+            torch.set_float32_matmul_precision(precision)
+            with count_flops(model) as counts:
+                model(batch).sum().backward()
+            by_dtype = {cell.dtype: 0 for cell in counts.record.cells if cell.flops}
+            for cell in counts.record.cells:
+                if cell.flops:
+                    by_dtype[cell.dtype] += cell.flops
+            # The batch needs no gradient: one product forward, one backward.
+            yield exactly(f'set_float32_matmul_precision("{precision}")', by_dtype, {dtype: 2 * 2 * 128 * 256 * 512})
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _float8(here: Here) -> Iterator[Row]:
+    """torch._scaled_mm, where the device has it: compute capability 8.9 and above."""
+    claim = "torch._scaled_mm of float8 matrices"
+    if torch.cuda.get_device_capability(here.device) < (8, 9):
+        yield not_here(claim, "this device has no float8")
+        return
+    rows, inner, columns = 64, 128, 256
+    a = torch.randn(rows, inner, device=here.device).to(torch.float8_e4m3fn)
+    b = torch.randn(columns, inner, device=here.device).to(torch.float8_e4m3fn).t()  # the second by columns
+    scale = torch.ones((), device=here.device)
+    with count_flops(nn.Module()) as counts:
+        torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+    here.settle()
+    seen = {cell.dtype: cell.flops for cell in counts.record.cells if cell.flops}
+    yield exactly(claim, seen, {"float8": 2 * rows * inner * columns})
+
+
+CHECKS = (
+    Check(claim="attention", look=_attention),
+    Check(claim="eager GPT", look=_gpt),
+    Check(claim="TF32", look=_tf32, needs_gpu="a CPU has no TF32"),
+    Check(claim="float8", look=_float8, needs_gpu="no float8 there"),
+    Check(claim="compiled GPT", look=_compiled_gpt),
+    Check(claim="corpus", look=_corpus),  # last: it has most to do
+)
