@@ -122,7 +122,9 @@ class Switch:
             setattr(fetcher, name, tapped if arm == MONITOR else plain)
 
 
-def measure(profiler: FlopsProfilerCallback, *, rounds: int, folder: Path, new_lengths: bool) -> dict[str, list[float]]:
+def measure(
+    profiler: FlopsProfilerCallback, *, rounds: int, folder: Path, new_lengths: bool, accelerator: str = "cpu"
+) -> dict[str, list[float]]:
     """CPU microseconds of a step under each arm, one figure for each round.
 
     With *new_lengths* a second tensor of each batch, which costs nothing, has another length in nearly every step.
@@ -134,7 +136,7 @@ def measure(profiler: FlopsProfilerCallback, *, rounds: int, folder: Path, new_l
         [rows[index % 64], torch.empty(numbers.randrange(1, 50_000) if new_lengths else 1)] for index in range(steps)
     ]
     switch.trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, barebones=False,
+        accelerator=accelerator, devices=1, max_epochs=1, logger=False, enable_checkpointing=False, barebones=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, callbacks=[profiler],
     )  # fmt: skip
     gc.collect()

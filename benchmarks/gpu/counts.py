@@ -56,7 +56,8 @@ class _Attention(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Of every query to every key."""
-        return functional.scaled_dot_product_attention(q, k, v)
+        mixed: Tensor = functional.scaled_dot_product_attention(q, k, v)
+        return mixed
 
 
 class _Two(nn.Module):

@@ -27,7 +27,7 @@ def _gpu(here: Here) -> Iterator[Row]:
     yield told("compute capability", f"{properties.major}.{properties.minor}")
     yield told("multiprocessors", properties.multi_processor_count)
     yield told("devices", torch.cuda.device_count())
-    yield told("CUDA, cuDNN", f"{torch.version.cuda}, {torch.backends.cudnn.version()}")
+    yield told("CUDA, cuDNN", f"{torch.version.cuda}, {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
     peak = peak_flops_per_sec(properties.name, "bfloat16")
     yield told("dense bfloat16 peak in the table", "n/a" if peak is None else f"{peak / 1e12:g} TFLOP/s")
 

@@ -85,6 +85,7 @@ def fit(
     callback: FlopsProfilerCallback | None = None,
     *callbacks: Callback,
     loader: DataLoader[Any] | None = None,
+    hear: Callable[[str], None] | None = None,
     **settings: Any,
 ) -> Fit:
     """One epoch over *batches*, or over *loader*.
@@ -96,6 +97,7 @@ def fit(
         callback: the profiler, or none.
         callbacks: others.
         loader: in place of *batches*.
+        hear: is told every warning; without it there are none.
         settings: of the Trainer.
     """
     done = Fit(net=net, callback=callback)
@@ -114,7 +116,10 @@ def fit(
         }
     )
     with heard(done.log), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore" if hear is None else "always")
+        if hear is not None:
+            listener = hear
+            warnings.showwarning = lambda message, *_: listener(str(message))
         trainer.fit(net, loader or DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     here.settle()
     return done

@@ -46,7 +46,7 @@ class Stopwatch:
         """Now, in the order in which the device sees it."""
         if not self._here.on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -244,10 +244,15 @@ def _data_wait(here: Here) -> Iterator[Row]:
         exposed = timing.data_wait_sec
         if name == "slow":
             # What of the wait the device does not work through: all but the step that still runs when it begins.
-            yield holds(
-                "slow loader: the wait that is exposed lies between the loader's time less a step, and its time",
-                exposed is not None and reader_sec - 1.1 * device_sec <= exposed <= 1.05 * reader_sec + 1e-3,
-                f"{_ms(exposed)} of {_ms(reader_sec)} ms, beside a step of {_ms(device_sec)} ms",
+            yield from unjudged(
+                [
+                    holds(
+                        "slow loader: the wait that is exposed lies between the loader's time less a step, and its time",
+                        exposed is not None and reader_sec - 1.1 * device_sec <= exposed <= 1.05 * reader_sec + 1e-3,
+                        f"{_ms(exposed)} of {_ms(reader_sec)} ms, beside a step of {_ms(device_sec)} ms",
+                    )
+                ],
+                where=here.small,
             )
         elif here.on_gpu:
             yield at_most(

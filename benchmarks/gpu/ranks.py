@@ -1,0 +1,91 @@
+"""Part 7: NCCL with one rank, and with two where there are two devices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..machine import ROOT
+from .here import Check, Here
+from .judge import exactly, holds, not_here, told
+from .results import Row
+from .runs import FIRST_STEP, SETTLES, Net, fit, layers, profiler
+
+_STEPS = FIRST_STEP + 1 + SETTLES + 2 + 2 + 2
+WIDTH, LAYERS, BATCH = 256, 2, 32
+_LIMIT_SEC = 100
+
+
+def train(here: Here, *, devices: int) -> dict[str, Any]:
+    """A fit with DDP on this rank, and what its profile says, as JSON has it."""
+    torch.manual_seed(0)
+    batch = torch.randn(BATCH, WIDTH, device=here.device)
+    callback = profiler(here, timing_steps=2, trace=True)
+    done = fit(here, Net(layers(WIDTH, LAYERS)), [batch] * _STEPS, callback, strategy="ddp", devices=devices)
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
+    if callback.profile is None:  # rank 0 has that of all
+        return {"backend": backend, "log": done.log, "profile": None}
+    return {"backend": backend, "log": done.log, "profile": json.loads(callback.profile.to_json())}
+
+
+def by_hand() -> int:
+    """Forward: a product a layer; backward: two, but the first layer's, whose input needs no gradient, has one."""
+    return 2 * BATCH * WIDTH**2 * (LAYERS + 2 * LAYERS - 1)
+
+
+def _one_rank(here: Here) -> Iterator[Row]:
+    found = train(here, devices=1)
+    yield exactly("one rank: the process group's backend", found["backend"], "nccl" if here.on_gpu else "gloo")
+    yield from _seen(found, ranks=1)
+
+
+def _two_ranks(here: Here) -> Iterator[Row]:
+    claim = "two ranks"
+    if torch.cuda.device_count() < 2:
+        yield not_here(claim, "there is one device")
+        return
+    output = here.folder / "two_ranks.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", f"{__package__}.ranks_worker", here.device_type, str(here.folder), str(output)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_SEC, check=False)
+    if run.returncode:
+        raise RuntimeError(f"the ranks ended with {run.returncode}:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
+    found = json.loads(output.read_text())
+    yield exactly("two ranks: the process group's backend", found["backend"], "nccl")
+    yield from _seen(found, ranks=2)
+    ranks = found["profile"]["ranks"]
+    yield exactly("two ranks: ranks that did not answer", None if ranks is None else ranks["absences"], [])
+    tables = found["profile"]["traced"]["tables"]
+    yield holds(
+        "two ranks: collectives in the trace, and how far computation hides them",
+        bool(tables["collectives"]) and tables["overlap"] is not None,
+        f"{[row['name'] for row in tables['collectives'] or ()]}, overlap {tables['overlap']}",
+    )
+
+
+def _seen(found: dict[str, Any], *, ranks: int) -> Iterator[Row]:
+    words = "one rank" if ranks == 1 else f"{ranks} ranks"
+    if found["profile"] is None:
+        raise RuntimeError(f"no profile; the profiler warned: {found['log']}")
+    profile = found["profile"]
+    yield exactly(f"{words}: what the profiler warned of", found["log"], [])
+    yield exactly(f"{words}: world size", profile["context"]["world_size"], ranks)
+    yield exactly(f"{words}: model FLOPs of a step of a rank", profile["flops"]["model"], by_hand())
+    traced = profile["traced"]
+    yield holds(
+        f"{words}: a step is traced", traced is not None and traced["tables"] is not None, str(profile["notes"])
+    )
+    if traced is not None and traced["tables"] is not None:
+        rows = traced["tables"]["collectives"] or ()
+        yield told(f"{words}: collectives in the trace", [f"{row['name']} × {row['calls']}" for row in rows])
+
+
+CHECKS = (
+    Check(claim="one rank", look=_one_rank),
+    Check(claim="two ranks", look=_two_ranks, needs_gpu="NCCL is for GPUs"),
+)

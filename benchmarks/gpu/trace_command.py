@@ -1,0 +1,72 @@
+"""Part 8: ``lightning-flops trace`` on the trace that a run has written says what the live report said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ..machine import ROOT
+from .here import Check, Here
+from .judge import exactly, holds, told
+from .results import Row
+from .trace import gpt_traced
+
+_OF_THE_FILE = ("source", "rank", "overlap", "events", "notes", "device_summary")
+"""What is the file's own, or what a live run of one rank leaves out."""
+_SHARE = 1e-3
+"""On a CPU the live report has nanoseconds, a file microseconds with three digits."""
+_SHOWN = 5
+
+
+def _command(here: Here) -> Iterator[Row]:
+    folder = here.folder / "traces"
+    live = json.loads(gpt_traced(here, trace_dir=str(folder)).profile.to_json())["traced"]
+    (path,) = live["files"]
+    run = subprocess.run(
+        [sys.executable, "-m", "lightning_flops", "trace", path, "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    yield exactly("status of the command", run.returncode, 0)
+    if run.returncode:
+        yield told("what it wrote", run.stderr[-500:])
+        return
+    (read,) = json.loads(run.stdout)["traces"]
+    tables = {name: value for name, value in live["tables"].items() if name not in _OF_THE_FILE}
+    apart = list(_apart(tables, read, ""))
+    figures = sum(1 for _ in _leaves(tables))
+    yield holds(
+        f"figures of the live report that the command has, too, of {figures}",
+        not apart and figures > 50,
+        f"{figures - len(apart)}"
+        + "".join(f"; {path}: {one} live, {other} read" for path, one, other in apart[:_SHOWN]),
+    )
+
+
+def _apart(live: Any, read: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Where two trees of JSON differ by more than a rounding."""
+    if isinstance(live, dict) and isinstance(read, dict):
+        for name in live:
+            yield from _apart(live[name], read.get(name), f"{path}.{name}")
+    elif isinstance(live, list) and isinstance(read, list) and len(live) == len(read):
+        for index, (one, other) in enumerate(zip(live, read, strict=True)):
+            yield from _apart(one, other, f"{path}[{index}]")
+    elif isinstance(live, float) and isinstance(read, (int, float)):
+        if abs(live - read) > _SHARE * max(abs(live), abs(read), 1.0):
+            yield path, live, read
+    elif live != read:
+        yield path, live, read
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else None
+    if children is None:
+        yield tree
+    else:
+        for child in children:
+            yield from _leaves(child)
+
+
+CHECKS = (Check(claim="the command beside the live report", look=_command),)
