@@ -29,6 +29,9 @@ PARTS = (
     (8, "The trace command", "trace_command", 20),
 )
 
+_CPU_IS_SLOWER = 8
+"""Than a GPU, at what is left of the work there; others may use the machine."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the parts, prints the table; on a GPU writes it. Returns 0 if every claim holds."""
@@ -51,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _import_once([module for _, _, module, _ in chosen])
         parts = []
         for number, name, module, limit_sec in chosen:
-            plan = Plan(number=number, name=name, module=f"{__package__}.{module}", limit_sec=limit_sec)
+            limit = limit_sec * (1 if here.on_gpu else _CPU_IS_SLOWER)
+            plan = Plan(number=number, name=name, module=f"{__package__}.{module}", limit_sec=limit)
             parts.append(run_part(plan, here, tell=_say))
         machine = {row.claim: row.seen for part in parts if part.number == 0 for row in part.rows}
         report = Report(device=options.device, small=options.small, machine=machine, parts=tuple(parts))

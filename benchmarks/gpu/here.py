@@ -32,7 +32,7 @@ class Here:
     @property
     def device(self) -> torch.device:
         """The device."""
-        return torch.device(self.device_type, 0) if self.on_gpu else torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
 
     def pick(self, whole: int, small: int) -> int:
         """A size: of the whole program, or of a test."""

@@ -77,10 +77,9 @@ def _seen(found: dict[str, Any], *, ranks: int) -> Iterator[Row]:
     yield exactly(f"{words}: world size", profile["context"]["world_size"], ranks)
     yield exactly(f"{words}: model FLOPs of a step of a rank", profile["flops"]["model"], by_hand())
     traced = profile["traced"]
-    yield holds(
-        f"{words}: a step is traced", traced is not None and traced["tables"] is not None, str(profile["notes"])
-    )
-    if traced is not None and traced["tables"] is not None:
+    is_traced = traced is not None and traced["tables"] is not None
+    yield holds(f"{words}: a step is traced", is_traced, "; ".join(profile["notes"]) or "yes")
+    if is_traced:
         rows = traced["tables"]["collectives"] or ()
         yield told(f"{words}: collectives in the trace", [f"{row['name']} × {row['calls']}" for row in rows])
 

@@ -146,9 +146,24 @@ class _Kept(logging.Handler):
         self._log.append(record.getMessage())
 
 
+class Layers(nn.Module):
+    """Layers one after the other; torch's compiler passes over a Sequential of its own."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        """Keeps them."""
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the last one returns."""
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
 def layers(width: int, number: int) -> nn.Module:
     """Linear layers of one width, with GELU between them."""
-    return nn.Sequential(*(part for _ in range(number) for part in (nn.Linear(width, width), nn.GELU())))
+    return Layers(*(part for _ in range(number) for part in (nn.Linear(width, width), nn.GELU())))
 
 
 def forget(here: Here) -> None:

@@ -247,7 +247,7 @@ def _data_wait(here: Here) -> Iterator[Row]:
             yield from unjudged(
                 [
                     holds(
-                        "slow loader: the wait that is exposed lies between the loader's time less a step, and its time",
+                        "slow loader: the exposed wait lies between its time less a step, and its time",
                         exposed is not None and reader_sec - 1.1 * device_sec <= exposed <= 1.05 * reader_sec + 1e-3,
                         f"{_ms(exposed)} of {_ms(reader_sec)} ms, beside a step of {_ms(device_sec)} ms",
                     )

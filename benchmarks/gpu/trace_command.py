@@ -19,6 +19,7 @@ _OF_THE_FILE = ("source", "rank", "overlap", "events", "notes", "device_summary"
 _SHARE = 1e-3
 """On a CPU the live report has nanoseconds, a file microseconds with three digits."""
 _SHOWN = 5
+_LEAST_FIGURES = 50
 
 
 def _command(here: Here) -> Iterator[Row]:
@@ -39,7 +40,7 @@ def _command(here: Here) -> Iterator[Row]:
     figures = sum(1 for _ in _leaves(tables))
     yield holds(
         f"figures of the live report that the command has, too, of {figures}",
-        not apart and figures > 50,
+        not apart and figures > _LEAST_FIGURES,
         f"{figures - len(apart)}"
         + "".join(f"; {path}: {one} live, {other} read" for path, one, other in apart[:_SHOWN]),
     )
