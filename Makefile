@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-deepspeed bench-ranks bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-time  whether reported times are those of an unprofiled run, and what timing and tracing cost"
 	@echo "make bench-deepspeed  what DeepSpeed's own profiler prints and what this one does, side by side"
 	@echo "make bench-ranks  what merging the records of 4,096 ranks takes, and how long their report is"
+	@echo "make gpu       on a machine with an NVIDIA GPU: all that is claimed of CUDA, seen in nine minutes"
 	@echo "make bench-faults  failures at random lines of ours, random settings, mutated files, hostile names: what came out"
 
 demo: $(VENV)/.installed-examples
@@ -178,6 +179,11 @@ bench-time: $(BENCH_VENV)/.installed-bench
 # Writes docs/deepspeed.md anew; takes several minutes.
 bench-deepspeed: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.deepspeed_side_by_side
+
+# On a machine with an NVIDIA GPU, with whatever torch and Lightning are there: nothing is installed. Under nine minutes;
+# writes benchmarks/results/gpu.md. PARTS="2 5" runs some of the parts, and writes nothing.
+gpu:
+	PYTHONPATH=. $(if $(wildcard $(RUN)),$(RUN),$(PYTHON)) -m benchmarks.gpu $(if $(PARTS),--parts $(PARTS))
 
 bench-ranks: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.many_ranks

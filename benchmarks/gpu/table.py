@@ -19,7 +19,7 @@ def console(report: Report) -> str:
         if part.broken:
             lines.append(f"   broken   {part.broken.strip().splitlines()[-1]}")
     notes = [note for part in report.parts for note in _notes(part)]
-    lines += ["", *notes, summary(report)]
+    lines += ["", *notes, *([""] if notes else []), summary(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -37,16 +37,16 @@ def markdown(report: Report, *, date: str) -> str:
     lines = [
         "# What is claimed of CUDA, seen on a GPU",
         "",
-        "Written by `make gpu` (`python -m benchmarks.gpu`), which also says what each row is.",
+        "Written by `make gpu` (`python -m benchmarks.gpu`).",
         "",
         f"{date}. " + " · ".join(f"{what}: {value}" for what, value in report.machine.items()),
         "",
         f"**{summary(report)}.**",
     ]
     for part in report.parts:
-        lines += ["", f"## {part.number}. {part.name}", "", f"{part.seconds:.0f} s, {_state(part)}.", ""]
+        lines += ["", f"## {part.number}. {part.name}", "", f"{part.seconds:.0f} s, {_state(part)}."]
         if part.rows:
-            lines += ["| claim | seen | held to | |", "|---|---|---|---|"]
+            lines += ["", "| claim | seen | held to | |", "|---|---|---|---|"]
             lines += [
                 f"| {_cell(row.claim)} | {_cell(_seen(row))} | {_cell(row.limit)} | {_mark(row)} |" for row in part.rows
             ]

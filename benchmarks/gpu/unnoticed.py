@@ -221,11 +221,11 @@ class _Recorded(Callback):
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == self.FIRST:
-            self.profiler.__enter__()  # a profiler that is only started stays set up
+            self.profiler.__enter__()  # type: ignore[no-untyped-call]  # a profiler that is only started stays set up
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == self.LAST:
-            self.profiler.__exit__(None, None, None)
+            self.profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             for event in self.profiler.events() or ():  # type: ignore[no-untyped-call]
                 # What runs on the device or for it; how often the driver is asked whether an event is over varies.
                 if event.name.startswith("aten::") or "cuda" in str(event.device_type).lower():

@@ -1,0 +1,215 @@
+"""The program for a GPU: what it calls met or missed, its table, its processes, and a whole small run on the CPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from benchmarks.gpu.gpt import TINY, Size
+from benchmarks.gpu.here import Check, Here, rows_of
+from benchmarks.gpu.judge import at_least, at_most, exactly, failed, not_here, told, unjudged, within
+from benchmarks.gpu.processes import Plan, run_part
+from benchmarks.gpu.results import Part, Report, Row
+from benchmarks.gpu.table import console, markdown, summary
+from tests.golden_files import golden
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+# ---- judgement
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [(1.25, "met"), (0.75, "met"), (1.2501, "missed"), (0.7499, "missed"), (None, "missed"), (math.nan, "missed")],
+)
+def test_a_time_is_met_within_its_share_of_the_truth(seen: float | None, verdict: str) -> None:
+    assert within("", seen, 1.0, share=0.25, least=0.125).verdict == verdict
+
+
+@pytest.mark.parametrize(("seen", "verdict"), [(0.001059, "met"), (0.001061, "missed")])  # 2% would be 20 µs
+def test_of_a_short_time_the_least_is_the_limit(seen: float, verdict: str) -> None:
+    assert within("", seen, 0.001, share=0.02, least=60e-6).verdict == verdict
+
+
+def test_figures_are_shown_in_their_unit_with_what_they_are_beside() -> None:
+    row = within("a step", 0.0205, 0.02, share=0.02, unit="ms", scale=1e3)
+    assert (row.seen, row.limit, row.verdict) == ("20.5 beside 20 ms (+2.50%)", "± 0.4 ms", "missed")
+
+
+@pytest.mark.parametrize(
+    ("seen", "most", "least"), [(2.0, "met", "met"), (2.1, "missed", "met"), (1.9, "met", "missed")]
+)
+def test_a_bound_holds_its_border(seen: float, most: str, least: str) -> None:
+    assert at_most("", seen, 2.0).verdict == most
+    assert at_least("", seen, 2.0).verdict == least
+
+
+def test_a_figure_that_is_not_there_misses_every_bound() -> None:
+    assert at_most("", None, 2.0).verdict == at_least("", None, 2.0).verdict == "missed"
+
+
+def test_a_count_is_exact_or_missed_and_then_names_the_truth() -> None:
+    assert exactly("", 1_000_000, 1_000_000).seen == "1,000,000"
+    row = exactly("", 1_000_001, 1_000_000)
+    assert (row.verdict, row.seen) == ("missed", "1,000,001, where 1,000,000 is right")
+
+
+def test_on_a_machine_that_is_not_still_times_are_told_and_nothing_is_hidden() -> None:
+    rows = [at_most("", 3.0, 2.0), told("", 1), failed("", "boom"), not_here("", "why")]
+    assert [row.verdict for row in unjudged(rows, where=True)] == ["told", "told", "failed", "n/a"]
+    assert [row.verdict for row in unjudged(rows, where=False)] == ["missed", "told", "failed", "n/a"]
+    assert next(iter(unjudged(rows, where=True))).seen == "3"
+
+
+def test_a_gpts_formula_is_the_sum_over_its_products() -> None:
+    # One layer of width 2, one head, 3 tokens of a vocabulary of 5: queries, keys and values 2·3·2·6 = 72, projection
+    # 2·3·2·2 = 24, up and down 2·3·2·8 = 96 each, head 2·3·2·5 = 60; scores and mixture 2·3·3·2 = 36 each.
+    size = Size(layers=1, width=2, heads=1, vocabulary=5, batch=1, length=3)
+    assert size.forward_flops == 72 + 24 + 2 * 96 + 60 + 2 * 36
+    assert size.model_flops == 3 * size.forward_flops
+    assert size.parameters == 3 * 4 + 4 + 2 * 16 + 10
+
+
+# ---- the report
+
+
+def a_report() -> Report:
+    """A part that holds, one that does not, and one that broke off."""
+    rows = (
+        exactly("counts", 12, 12),
+        within("forward", 0.021, 0.020, share=0.02, least=60e-6, unit="ms", scale=1e3),
+        failed("graphs", "Traceback (most recent call last):\nRuntimeError: no | graphs\n"),
+        told("a figure", 1234),
+        not_here("two ranks", "there is one device"),
+    )
+    return Report(
+        device="cuda",
+        small=False,
+        machine={"device": "a GPU", "driver": "1.2"},
+        parts=(
+            Part(number=1, name="Counts", rows=rows[:1], seconds=1.5),
+            Part(number=2, name="Times", rows=rows[1:], seconds=2.5),
+            Part(number=3, name="Trace", rows=(), seconds=9.0, broken="it took longer than its 9 s and was ended\n"),
+        ),
+    )
+
+
+def test_the_table_is_the_file_people_read() -> None:
+    golden("text/gpu_console.txt", console(a_report()))
+
+
+def test_the_page_is_the_file_people_read() -> None:
+    golden("text/gpu_page.md", markdown(a_report(), date="2026-01-01"))
+
+
+def test_a_report_survives_its_json() -> None:
+    assert Report.from_json(a_report().to_json()) == a_report()
+
+
+def test_a_report_holds_only_if_every_part_does() -> None:
+    report = a_report()
+    assert [part.holds for part in report.parts] == [True, False, False]
+    assert not report.holds and not Report(device="cuda", small=False).holds
+    assert Report(device="cuda", small=False, parts=report.parts[:1]).holds
+    assert summary(report) == "1 met, 1 missed, 1 failed, 1 told, 1 n/a in 13 s; broken off: part 3"
+
+
+# ---- parts in processes of their own
+
+
+def ones(here: Here) -> Iterator[Row]:
+    yield exactly("one", 1, 1)
+
+
+def raises(here: Here) -> Iterator[Row]:
+    yield exactly("before", 1, 1)
+    raise RuntimeError("broken on purpose")
+
+
+def hangs(here: Here) -> Iterator[Row]:
+    yield exactly("before", 1, 1)
+    time.sleep(600)
+
+
+def crashes(here: Here) -> Iterable[Row]:
+    yield exactly("before", 1, 1)
+    os.write(1, b"the last words")
+    os._exit(7)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Part]:
+    """Runs a part made of such functions."""
+
+    def run(*looks: Callable[[Here], Iterable[Row]], limit_sec: float = 60.0) -> Part:
+        module = ModuleType("a_part")
+        module.CHECKS = tuple(Check(claim=look.__name__, look=look) for look in looks)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "a_part", module)
+        plan = Plan(number=1, name="A part", module="a_part", limit_sec=limit_sec)
+        return run_part(plan, Here(device_type="cpu", small=True, folder=tmp_path))
+
+    return run
+
+
+def test_a_check_that_raises_keeps_its_rows_and_the_next_one_runs(run: Callable[..., Part]) -> None:
+    part = run(raises, ones)
+    assert [(row.claim, row.verdict) for row in part.rows] == [("before", "met"), ("raises", "failed"), ("one", "met")]
+    assert "RuntimeError: broken on purpose" in part.rows[1].note
+    assert not part.broken and not part.holds
+
+
+def test_a_part_that_hangs_is_ended_and_keeps_its_rows(run: Callable[..., Part]) -> None:
+    part = run(hangs, ones, limit_sec=3.0)
+    assert [row.claim for row in part.rows] == ["before"]
+    assert part.broken.startswith("it took longer than its 3 s and was ended")
+
+
+def test_a_part_that_crashes_keeps_its_rows_and_its_last_words(run: Callable[..., Part]) -> None:
+    part = run(crashes, ones)
+    assert [row.claim for row in part.rows] == ["before"]
+    assert "exit code 7" in part.broken and "the last words" in part.broken
+
+
+def test_a_part_that_cannot_be_imported_says_so(tmp_path: Path) -> None:
+    plan = Plan(number=1, name="A part", module="no_such_part", limit_sec=60.0)
+    part = run_part(plan, Here(device_type="cpu", small=True, folder=tmp_path))
+    assert part.rows == () and "ModuleNotFoundError" in part.broken
+
+
+def test_what_only_a_gpu_can_show_says_why_on_a_cpu(tmp_path: Path) -> None:
+    check = Check(claim="graphs", look=ones, needs_gpu="it has no graphs")
+    (row,) = rows_of(check, Here(device_type="cpu", small=True, folder=tmp_path))
+    assert (row.verdict, row.note) == ("n/a", "on a CPU: it has no graphs")
+
+
+# ---- all of it
+
+
+@pytest.mark.timeout(900)
+def test_the_whole_program_runs_small_on_a_cpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--small", "--output", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=880,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    report = Report.from_json((tmp_path / "gpu.json").read_text())
+    assert [part.number for part in report.parts] == list(range(9))
+    assert report.holds and report.count("met") >= 30
+    assert all(row.note.startswith("on a CPU: ") for part in report.parts for row in part.rows if row.verdict == "n/a")
+    # Every part but those about the machine and its rates holds something to a truth even here.
+    judged = {part.number for part in report.parts if any(row.verdict == "met" for row in part.rows)}
+    assert judged == {1, 3, 4, 6, 7, 8}
+    assert f"{TINY.model_flops:,}" in (tmp_path / "gpu.md").read_text()
