@@ -6,13 +6,17 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
 
 from ..machine import ROOT
+from .here import Here
+from .processes import Plan, run_part
 from .results import Report, Row
+from .table import console, markdown
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -29,45 +33,71 @@ PARTS = (
     (8, "The trace command", "trace_command", 20),
 )
 
+_NO_GPU = """
+There is no CUDA device that torch can use: nothing was looked at. On a CPU: --device cpu --small
+"""
+
 _CPU_IS_SLOWER = 8
 """Than a GPU, at what is left of the work there; others may use the machine."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the parts, prints the table; on a GPU writes it. Returns 0 if every claim holds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=import_module(__package__).__doc__)
+    """Runs the parts, prints the table; on a GPU keeps it. Returns 0 if every claim holds, 2 without a device."""
+    options = _options(arguments)
+    _quiet_environment()
+    with tempfile.TemporaryDirectory(prefix="lightning_flops-gpu-", ignore_cleanup_errors=True) as folder:
+        here = Here(device_type=options.device, small=options.small, folder=Path(folder))
+        chosen = [part for part in PARTS if options.parts is None or part[0] in options.parts]
+        whole = here.on_gpu and not here.small and options.parts is None
+        output = options.output or (RESULTS if whole else None)
+        report = Report(device=options.device, small=options.small)
+        for report in _reports(here, chosen):  # after each part, so that what was seen is kept whatever happens next
+            if _has_no_gpu(report):
+                print(console(report) + _NO_GPU)
+                return 2
+            if output is not None:
+                _keep(report, output)
+    print(console(report))
+    if output is not None:
+        print(f"wrote {output / 'gpu.md'} and gpu.json")
+    return 0 if report.holds else 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    about = import_module(str(__package__)).__doc__
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=about)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes of a test")
     parser.add_argument("--parts", type=int, nargs="*", help="some of them alone; then nothing is kept")
-    parser.add_argument("--output", type=Path, help="folder of gpu.md and gpu.json, on any device")
-    options = parser.parse_args(arguments)
-    _quiet_environment()
-    from .here import Here
-    from .processes import Plan, run_part
-    from .table import console, markdown
+    parser.add_argument("--output", type=Path, help="folder of gpu.md and gpu.json; then they are kept on any device")
+    return parser.parse_args(arguments)
 
-    chosen = [part for part in PARTS if options.parts is None or part[0] in options.parts]
-    report = Report(device=options.device, small=options.small)
-    with tempfile.TemporaryDirectory(prefix="lightning_flops-gpu-", ignore_cleanup_errors=True) as folder:
-        here = Here(device_type=options.device, small=options.small, folder=Path(folder))
-        if not here.on_gpu:
-            _import_once([module for _, _, module, _ in chosen])
-        parts = []
-        for number, name, module, limit_sec in chosen:
-            limit = limit_sec * (1 if here.on_gpu else _CPU_IS_SLOWER)
-            plan = Plan(number=number, name=name, module=f"{__package__}.{module}", limit_sec=limit)
-            parts.append(run_part(plan, here, tell=_say))
-        machine = {row.claim: row.seen for part in parts if part.number == 0 for row in part.rows}
-        report = Report(device=options.device, small=options.small, machine=machine, parts=tuple(parts))
-    print(console(report))
-    whole = here.on_gpu and not options.small and options.parts is None and report.count("met")
-    output = options.output or (RESULTS if whole else None)
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "gpu.md").write_text(markdown(report, date=str(date.today())))
-        (output / "gpu.json").write_text(report.to_json())
-        print(f"wrote {output / 'gpu.md'} and gpu.json")
-    return 0 if report.holds else 1
+
+def _reports(here: Here, chosen: Sequence[tuple[int, str, str, int]]) -> Iterator[Report]:
+    """The report so far, after each part."""
+    if not here.on_gpu:
+        _import_once([module for _, _, module, _ in chosen])
+    report = Report(device=here.device_type, small=here.small)
+    for number, name, module, limit_sec in chosen:
+        limit = limit_sec * (1 if here.on_gpu else _CPU_IS_SLOWER)
+        plan = Plan(number=number, name=name, module=f"{__package__}.{module}", limit_sec=limit)
+        part = run_part(plan, here, tell=_say)
+        machine = {row.claim: row.seen for row in part.rows} if number == 0 else report.machine
+        report = replace(report, machine=machine, parts=(*report.parts, part))
+        yield report
+
+
+def _has_no_gpu(report: Report) -> bool:
+    """Whether the first part looked for a GPU and found none."""
+    first = report.parts[0]
+    found = any(row.claim == "device" and row.verdict == "told" for row in first.rows)
+    return report.device == "cuda" and first.number == 0 and not found
+
+
+def _keep(report: Report, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gpu.md").write_text(markdown(report, date=str(date.today())))
+    (folder / "gpu.json").write_text(report.to_json())
 
 
 def _say(row: Row) -> None:
