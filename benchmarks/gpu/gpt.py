@@ -100,6 +100,12 @@ class GPT(nn.Module):
         return functional.linear(self.norm(x), self.embed.weight)
 
 
+def gpt_on(here: Here, size: Size) -> GPT:
+    """A GPT of *size*, made on the device: there it takes no time."""
+    with here.device:
+        return GPT(size)
+
+
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     """Cross-entropy of every token but the first of each sequence, given those before it."""
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())

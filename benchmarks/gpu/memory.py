@@ -24,7 +24,7 @@ class _Read(Net):
 
     def __init__(self, here: Here) -> None:
         """Makes layers whose activations outweigh a rounding."""
-        super().__init__(layers(here.pick(2048, 64), here.pick(8, 2)))
+        super().__init__(layers(here, here.pick(2048, 64), here.pick(8, 2)))
         self.seen: dict[str, list[int]] = {"forward": [], "backward": [], "optimizer": []}
 
     def _look(self, phase: str) -> None:
@@ -93,7 +93,7 @@ def _resident(here: Here) -> Iterator[Row]:
     """On a CPU: the process's resident memory, with every phase."""
     torch.manual_seed(0)
     batch = torch.randn(32, 64, device=here.device)
-    done = fit(here, Net(layers(64, 2)), [batch] * _STEPS, profiler(here, timing_steps=2))
+    done = fit(here, Net(layers(here, 64, 2)), [batch] * _STEPS, profiler(here, timing_steps=2))
     record = done.profile.memory
     kind, phases = ("none", ()) if record is None else (record.kind, record.phases)
     yield told("kind of memory", kind)

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from lightning_flops.analysis.peak_flops import peak_flops_per_sec
 
-from .gpt import GPT, Size, batches_of, next_token_loss, size_for
+from .gpt import batches_of, gpt_on, next_token_loss, size_for
 from .here import Check, Here
 from .judge import at_least, at_most, holds, not_here, told, unjudged, within
 from .results import Row
@@ -24,9 +25,9 @@ _EDGE = 8192
 class _Ends(Net):
     """Stamps where its steps end."""
 
-    def __init__(self, size: Size, watch: Stopwatch) -> None:
-        """Makes the GPT."""
-        super().__init__(GPT(size), next_token_loss)
+    def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
+        """Keeps *watch*."""
+        super().__init__(model, next_token_loss)
         self.watch = watch
         self.ends: list[Any] = []
 
@@ -44,7 +45,7 @@ def _mfu(here: Here) -> Iterator[Row]:
         yield not_here("MFU by hand", "the table has no peak for this device")
         return
     torch.manual_seed(0)
-    net = _Ends(size, watch)
+    net = _Ends(gpt_on(here, size), watch)
     first_plain = FIRST_STEP + 1 + SETTLES + timed + 1
     callback = profiler(here, timing_steps=timed, peak_flops_per_sec=None if here.on_gpu else peak)
     done = fit(here, net, batches_of(size, here, first_plain + timed), callback, precision="bf16-mixed")

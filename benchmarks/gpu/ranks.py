@@ -26,7 +26,7 @@ def train(here: Here, *, devices: int) -> dict[str, Any]:
     torch.manual_seed(0)
     batch = torch.randn(BATCH, WIDTH, device=here.device)
     callback = profiler(here, timing_steps=2, trace=True)
-    done = fit(here, Net(layers(WIDTH, LAYERS)), [batch] * _STEPS, callback, strategy="ddp", devices=devices)
+    done = fit(here, Net(layers(here, WIDTH, LAYERS)), [batch] * _STEPS, callback, strategy="ddp", devices=devices)
     backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
     if callback.profile is None:  # rank 0 has that of all
         return {"backend": backend, "log": done.log, "profile": None}

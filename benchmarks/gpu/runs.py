@@ -161,9 +161,10 @@ class Layers(nn.Module):
         return x
 
 
-def layers(width: int, number: int) -> nn.Module:
-    """Linear layers of one width, with GELU between them."""
-    return Layers(*(part for _ in range(number) for part in (nn.Linear(width, width), nn.GELU())))
+def layers(here: Here, width: int, number: int) -> nn.Module:
+    """Linear layers of one width, with GELU between them, made on the device."""
+    with here.device:
+        return Layers(*(part for _ in range(number) for part in (nn.Linear(width, width), nn.GELU())))
 
 
 def forget(here: Here) -> None:

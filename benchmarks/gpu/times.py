@@ -150,54 +150,66 @@ _SMALL_SIZES = (_Size(name="small", width=64, layers=2, batch=32, pairs=6),)
 def _latencies(here: Here) -> Iterator[Row]:
     """Forward, backward, optimizer, and the whole step."""
     for size in _SMALL_SIZES if here.small else _SIZES:
-        phases, walls = _measured(here, size)
-        yield from unjudged(_compared(size, phases, walls), where=here.small)
+        phases, steps = _measured(here, size)
+        yield from unjudged([*_compared(size, phases), *_whole_steps(size, steps)], where=here.small)
         forget(here)
 
 
-def _measured(here: Here, size: _Size) -> tuple[Pairs, Pairs]:
-    """Pairs of the parts of a step, and of whole steps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """Seconds of whole steps."""
+
+    reported: list[float]
+    """The sum of the parts of each marked one."""
+    plain: list[float]
+    """From end to end, of those behind another plain one: before them nothing was taken off the training loop."""
+
+
+def _measured(here: Here, size: _Size) -> tuple[Pairs, _Steps]:
+    """Pairs of the parts of a step, and whole steps."""
     torch.manual_seed(0)
     planned = plan(size.pairs)
-    net = StampedNet(layers(size.width, size.layers), Stopwatch(here))
+    net = StampedNet(layers(here, size.width, size.layers), Stopwatch(here))
     dtype = torch.bfloat16 if here.on_gpu else torch.float32
     batch = torch.randn(size.batch, size.width, device=here.device, dtype=dtype)
     batches = [batch] * (_WARM_UP_STEPS + 1 + SETTLES + len(planned) + 1)
-    callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=len(planned))
+    callback = profiler(here, profile_step=_WARM_UP_STEPS, timing_steps=size.pairs)
     with recorders(planned, None) as windows:
         fit(here, net, batches, callback, precision="bf16-true" if here.on_gpu else "32-true")
     (window,) = windows
     first = window.counted_steps[0].index + 1 + window.settle_steps
     timed = {step.index - first: step.seconds for step in window.timed_steps if step.seconds is not None}
     truth, walls = net.truth()
-    whole = {index: (seconds.total,) * 3 for index, seconds in timed.items()}
-    return (
-        paired(
-            planned,
-            reported={index: (one.forward, one.backward, one.optimizer) for index, one in timed.items()},
-            truth=truth[first:],
-        ),
-        paired(planned, reported=whole, truth=[(wall,) * 3 for wall in walls[first:]]),
+    phases = paired(
+        planned,
+        reported={index: (one.forward, one.backward, one.optimizer) for index, one in timed.items()},
+        truth=truth[first:],
     )
+    behind_plain = [index for index in range(1, len(planned)) if not planned[index] and not planned[index - 1]]
+    walls = [walls[first + index] for index in behind_plain if first + index < len(walls)]
+    return phases, _Steps(reported=[seconds.total for seconds in timed.values()], plain=walls)
 
 
-def _compared(size: _Size, phases: Pairs, walls: Pairs) -> Iterator[Row]:
-    rows = [(name, phases, index) for index, name in enumerate(PHASES)]
-    for name, pairs, index in (*rows, ("the whole step, the sum of its parts", walls, 0)):
+def _whole_steps(size: _Size, steps: _Steps) -> Iterator[Row]:
+    claim = f"{size.name}: the whole step, the sum of its parts beside plain steps from end to end"
+    yield _as_close(claim, median(steps.reported), median(steps.plain))
+    halves = median(steps.plain[::2]) - median(steps.plain[1::2])
+    yield told(f"{size.name}: the whole step, every other plain one beside the rest", f"{1e6 * halves:+.0f} µs")
+
+
+def _compared(size: _Size, pairs: Pairs) -> Iterator[Row]:
+    for index, name in enumerate(PHASES):
         plain = median(one[index] for one in pairs.plain)
         excess = differences(pairs.reported, pairs.plain, index).value
         noise = differences(pairs.plain_again, pairs.plain, index).value
-        row = within(
-            f"{size.name}: {name}, as reported beside steps without marks, {len(pairs.plain)} pairs",
-            plain + excess,
-            plain,
-            share=RELATIVE_LIMIT,
-            least=ABSOLUTE_LIMIT_SEC,
-            unit="ms",
-            scale=1e3,
-        )
-        yield row
+        claim = f"{size.name}: {name}, as reported beside steps without marks, {len(pairs.plain)} pairs"
+        yield _as_close(claim, plain + excess, plain)
         yield told(f"{size.name}: {name}, plain steps beside plain ones", f"{1e6 * noise:+.0f} µs")
+
+
+def _as_close(claim: str, seen: float, truth: float) -> Row:
+    least = ABSOLUTE_LIMIT_SEC
+    return within(claim, seen, truth, share=RELATIVE_LIMIT, least=least, unit="ms", scale=1e3)
 
 
 # ---- waiting for data
@@ -272,7 +284,7 @@ def _slow_fit(here: Here, size: _Size, reader_sec: float) -> Fit:
     loader: Any = DataLoader(_Slow(row, number=steps, seconds=reader_sec), batch_size=None)
     callback = profiler(here, timing_steps=here.pick(20, 4))
     precision = "bf16-true" if here.on_gpu else "32-true"
-    done = fit(here, Net(layers(size.width, size.layers)), (), callback, loader=loader, precision=precision)
+    done = fit(here, Net(layers(here, size.width, size.layers)), (), callback, loader=loader, precision=precision)
     forget(here)
     return done
 

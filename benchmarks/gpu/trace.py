@@ -11,9 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops.schema.trace import TraceReport
 
-from .gpt import GPT, batches_of, next_token_loss, size_for
+from .gpt import Size, batches_of, gpt_on, next_token_loss, size_for
 from .here import Check, Here
-from .judge import at_least, at_most, holds, told, unjudged, within
+from .judge import at_least, at_most, exactly, holds, told, unjudged, within
 from .results import Row
 from .runs import FIRST_STEP, SETTLES, Fit, Net, fit, forget, layers, profiler
 
@@ -22,13 +22,12 @@ LOST_FORWARD, LOST_BACKWARD = 0.02, 0.03
 _BUSY_SHARE = 0.02
 
 
-def gpt_traced(here: Here, **settings: Any) -> Fit:
-    """A fit of the GPT of which one step is traced."""
-    size = size_for(here)
+def gpt_traced(here: Here, size: Size, **settings: Any) -> Fit:
+    """A fit of a GPT of which one step is traced."""
     torch.manual_seed(0)
     done = fit(
         here,
-        Net(GPT(size), next_token_loss),
+        Net(gpt_on(here, size), next_token_loss),
         batches_of(size, here, _STEPS),
         profiler(here, timing_steps=2, trace=True, **settings),
         precision="bf16-mixed",
@@ -51,7 +50,8 @@ def tables_of(done: Fit) -> TraceReport:
 
 def _by_module(here: Here) -> Iterator[Row]:
     """Nothing of forward and backward is lost between modules, and they add up."""
-    tables = tables_of(gpt_traced(here))
+    done = gpt_traced(here, size_for(here))
+    tables = tables_of(done)
     modules = tables.modules
     if modules is None:
         raise RuntimeError(f"the trace has no times of modules: {tables.notes}")
@@ -80,8 +80,20 @@ def _by_module(here: Here) -> Iterator[Row]:
     backward = sum(row.own_backward_us for row in modules.rows) + modules.unattributed_backward_us
     backward += modules.gradient_accumulation_us + modules.backward_communication_us + modules.backward_outside_nodes_us
     yield within("the same of the backward", backward, modules.backward_us, share=1e-3, unit="µs")
+    yield from _budget(done)
     if here.on_gpu:
         yield from _on_device(tables, modules.forward_us + modules.backward_us + modules.optimizer_us)
+
+
+def _budget(done: Fit) -> Iterator[Row]:
+    """Its rows, to be looked at: they add up to the step's wall time to the nanosecond."""
+    budget = done.profile.budget
+    if budget is None:
+        raise RuntimeError("there is no budget")
+    summed = sum(row.time_ns for row in budget.rows)
+    yield exactly("rows of the budget, added up, in ns", summed, budget.wall_ns)
+    for row in budget.rows:
+        yield told(f"budget: {row.label}", f"{row.time_ns / 1e6:.3f} ms, {row.time_ns / budget.wall_ns:.1%}")
 
 
 def here_clock(here: Here) -> str:
@@ -144,7 +156,7 @@ def _second_stream(here: Here) -> Iterator[Row]:
     width, number = here.pick(4096, 64), here.pick(8, 2)
     batch = torch.randn(here.pick(8192, 32), width, device=here.device, dtype=torch.bfloat16)
     host = torch.empty(here.pick(64, 1) * 2**20, dtype=torch.uint8).pin_memory()
-    net = _Copies(layers(width, number), host, here.device)
+    net = _Copies(layers(here, width, number), host, here.device)
     callback = profiler(here, timing_steps=2, trace=True)
     tables = tables_of(fit(here, net, [batch] * _STEPS, callback, precision="bf16-true"))
     forget(here)
@@ -172,7 +184,7 @@ def _other_profiler(here: Here) -> Iterator[Row]:
     """While another profiler is on, modules are timed at their borders, and the report says why."""
     torch.manual_seed(0)
     batch = torch.randn(here.pick(1024, 32), here.pick(1024, 64), device=here.device)
-    net = Net(layers(batch.shape[1], 2))
+    net = Net(layers(here, batch.shape[1], 2))
     with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * here.on_gpu):
         done = fit(here, net, [batch] * _STEPS, profiler(here, timing_steps=2, trace=True))
     traced = done.profile.traced

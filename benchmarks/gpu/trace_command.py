@@ -9,22 +9,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..machine import ROOT
+from .gpt import Size, size_for
 from .here import Check, Here
 from .judge import exactly, holds, told
 from .results import Row
 from .trace import gpt_traced
 
-_OF_THE_FILE = ("source", "rank", "overlap", "events", "notes", "device_summary")
+_OF_THE_FILE = ("flops", "source", "rank", "overlap", "events", "notes", "device_summary")
 """What is the file's own, or what a live run of one rank leaves out."""
 _SHARE = 1e-3
 """On a CPU the live report has nanoseconds, a file microseconds with three digits."""
 _SHOWN = 5
 _LEAST_FIGURES = 50
+_SIZE = Size(layers=4, width=512, heads=8, vocabulary=4096, batch=4, length=512)
 
 
 def _command(here: Here) -> Iterator[Row]:
     folder = here.folder / "traces"
-    live = json.loads(gpt_traced(here, trace_dir=str(folder)).profile.to_json())["traced"]
+    size = size_for(here) if here.small else _SIZE
+    profile = json.loads(gpt_traced(here, size, trace_dir=str(folder), record_shapes=True).profile.to_json())
+    live = profile["traced"]
     (path,) = live["files"]
     run = subprocess.run(
         [sys.executable, "-m", "lightning_flops", "trace", path, "--json"],
@@ -44,6 +48,19 @@ def _command(here: Here) -> Iterator[Row]:
         f"{figures - len(apart)}"
         + "".join(f"; {path}: {one} live, {other} read" for path, one, other in apart[:_SHOWN]),
     )
+    yield from _flops(profile, read["flops"])
+
+
+def _flops(profile: Any, read: Any) -> Iterator[Row]:
+    """Counted from the shapes in the trace, beside what the counter saw in its own step."""
+    (step,) = read["steps"]
+    for phase in ("forward", "backward", "recompute"):
+        claim = f"{phase} FLOPs from the trace's shapes, beside the counted step's"
+        seen, truth = step[phase], profile["flops"][phase]
+        if step["lower_bound"]:
+            yield holds(f"{claim}: a lower bound", seen <= truth, f"{seen:,} of {truth:,}")
+        else:
+            yield exactly(claim, seen, truth)
 
 
 def _apart(live: Any, read: Any, path: str) -> Iterator[tuple[str, Any, Any]]:

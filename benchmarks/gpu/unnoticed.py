@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_flops import FlopsProfilerCallback
 
 from .. import monitor_cost
-from .gpt import GPT, Size, batches_of, next_token_loss, size_for
+from .gpt import Size, batches_of, gpt_on, next_token_loss, size_for
 from .here import Check, Here
 from .judge import exactly, holds, told, unjudged
 from .results import Row
@@ -43,7 +43,9 @@ def _watched(here: Here) -> FlopsProfilerCallback:
 def _same_training(here: Here) -> Iterator[Row]:
     """With deterministic algorithms, every loss and every weight is the same to the last bit."""
     size = _medium(here)
-    yield from _compared(here, "GPT", lambda: Net(_Dropped(GPT(size)), next_token_loss), batches_of(size, here, _STEPS))
+    yield from _compared(
+        here, "GPT", lambda: Net(_Dropped(gpt_on(here, size)), next_token_loss), batches_of(size, here, _STEPS)
+    )
 
 
 class _Dropped(nn.Module):
@@ -162,7 +164,7 @@ def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
             undo.enter_context(patch.object(owner, "synchronize", counted(owner.synchronize)))
         undo.enter_context(patch.object(torch.cuda, "synchronize", counted(torch.cuda.synchronize)))
         undo.callback(torch.cuda.set_sync_debug_mode, "default")
-        net = Net(GPT(size).to(here.device), next_token_loss)
+        net = Net(gpt_on(here, size), next_token_loss)
         batches = batches_of(size, here, _STEPS)
         fit(here, net, batches, callback, mode, hear=heard, precision="bf16-mixed")
     return Counter({index: number for index, number in found.items() if 0 <= index < _STEPS - 1})
@@ -171,7 +173,7 @@ def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
 def _error_mode(here: Here) -> Iterator[Row]:
     """Where torch raises at a synchronization, the training and the profiler both come to their end."""
     size = _medium(here)
-    net, batches = Net(GPT(size).to(here.device), next_token_loss), batches_of(size, here, _STEPS)
+    net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, _STEPS)
     try:
         done = fit(here, net, batches, _watched(here), _SyncMode("error"), precision="bf16-mixed")
     finally:
@@ -236,7 +238,7 @@ def _work(here: Here, callback: FlopsProfilerCallback | None) -> Counter[str]:
     torch.manual_seed(0)
     batch = torch.randn(16, 64, device=here.device)
     seen = _Recorded(here)
-    fit(here, Net(layers(64, 2)), [batch] * 16, callback, seen)
+    fit(here, Net(layers(here, 64, 2)), [batch] * 16, callback, seen)
     return seen.names
 
 
@@ -255,7 +257,7 @@ def _cost_inside(here: Here) -> Iterator[Row]:
     walls = Walls()
     done = fit(
         here,
-        Net(GPT(size), next_token_loss),
+        Net(gpt_on(here, size), next_token_loss),
         batches_of(size, here, _STEPS),
         profiler(here, timing_steps=3, trace=True),
         walls,
@@ -279,7 +281,7 @@ def _memory(here: Here) -> Iterator[Row]:
     left = []
     for callback in (None, None, _watched(here)):  # the first one leaves what libraries keep for themselves
         before = torch.cuda.memory_allocated(here.device)
-        net, batches = Net(GPT(size), next_token_loss), batches_of(size, here, _STEPS)
+        net, batches = Net(gpt_on(here, size), next_token_loss), batches_of(size, here, _STEPS)
         done = fit(here, net, batches, callback, precision="bf16-mixed")
         if callback is not None:
             _ = done.profile  # it is kept, and holds no tensor
@@ -298,7 +300,7 @@ def _captured_graph(here: Here) -> Iterator[Row]:
     sample = torch.randn(64, 256, device=here.device)
 
     def make() -> Net:
-        model = layers(256, 3).to(here.device)
+        model = layers(here, 256, 3)
         graphed: Any = torch.cuda.make_graphed_callables(model, (sample,))
         return Net(graphed)
 
@@ -316,7 +318,7 @@ def _compiled(here: Here) -> Iterator[Row]:
     def make() -> Net:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        model = layers(batch.shape[1], 2)
+        model = layers(here, batch.shape[1], 2)
         model.compile(**how)
         return _Counted(model, graphs)
 
