@@ -58,8 +58,12 @@ class OwnPages:
 
 
 def _pattern(tag: str) -> str:
-    """A regular expression for *tag*, also below a prefix that a logger puts before it, such as ``train/``."""
-    return f"(.*[/-])?{re.escape(tag)}$"
+    """A regular expression for *tag* of every loop of a run, also below what a logger puts before it (``train/``).
+
+    The tags of other loops than the first have the loop's word before their last part: ``flops_profiler/predict/mfu``.
+    """
+    group, _, name = tag.rpartition("/")
+    return f"(.*[/-])?{re.escape(group)}/([^/]+/)?{re.escape(name)}$"
 
 
 def _has_no_charts(folder: object) -> bool:
