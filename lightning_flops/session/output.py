@@ -183,7 +183,7 @@ class LoggedOutput:
         if self._config.output_file is None:
             self._console.write_text(f"{prefix}/profile", text, step=step)
         written = self.files.write_profile(profile, text, keep_text=self._text_file and not shown)
-        self._loggers.write_record(own_pages(profile, prefix=prefix, monitor=self._tags(MONITOR_PREFIX)), step=at)
+        self._loggers.write_record(own_pages(profile, prefix=prefix, charts_of=self._config.tag_prefix), step=at)
         if self._config.html:
             self._loggers.write_record(tab_window(profile, prefix=prefix), step=at)
         if written.html_path is not None:
@@ -304,11 +304,11 @@ def tab_window(profile: Profile, *, prefix: str) -> TabWindow:
     return TabWindow(tag=f"{prefix}/window/{profile.profile_step}", figures=figures, packed=packed(profile))
 
 
-def own_pages(profile: Profile, *, prefix: str, monitor: str) -> OwnPages:
-    """*profile* as TensorBoard's own pages show it, whose tags begin with *prefix*, the monitor's with *monitor*."""
+def own_pages(profile: Profile, *, prefix: str, charts_of: str) -> OwnPages:
+    """*profile* on TensorBoard's own pages; its tags begin with *prefix*, and those of all loops with *charts_of*."""
     return OwnPages(
         pictures=functools.cache(lambda: _pictures(profile, prefix=prefix)),
-        charts=scalar_charts(prefix=prefix, monitor=monitor),
+        charts=scalar_charts(prefix=charts_of),
     )
 
 

@@ -58,19 +58,26 @@ class OwnPages:
 
 
 def _pattern(tag: str) -> str:
-    """A regular expression for *tag*, also below a prefix that a logger puts before it, such as ``train/``."""
-    return f"(.*[/-])?{re.escape(tag)}$"
+    """A regular expression for *tag* of every loop of a run, also below what a logger puts before it (``train/``).
+
+    The tags of other loops than the first have the loop's word before their last part: ``flops_profiler/predict/mfu``.
+    """
+    group, _, name = tag.rpartition("/")
+    return f"(.*[/-])?{re.escape(group)}/([^/]+/)?{re.escape(name)}$"
 
 
 def _has_no_charts(folder: object) -> bool:
     """Whether the event files in *folder* can be read here, and have no charts."""
     if not isinstance(folder, str) or not os.path.isdir(folder):
         return False
-    files = [one.path for one in os.scandir(folder) if one.is_file() and "tfevents" in one.name]
-    sizes = {path: os.path.getsize(path) for path in files}
-    if sum(sizes.values()) > _MOST_BYTES:
+    try:
+        files = [one.path for one in os.scandir(folder) if one.is_file() and "tfevents" in one.name]
+        sizes = {path: os.path.getsize(path) for path in files}
+        if sum(sizes.values()) > _MOST_BYTES:
+            return False
+        return not any(size and _contains(path, _LAYOUT) for path, size in sizes.items())
+    except (OSError, ValueError):  # not to be read, or gone or emptied meanwhile
         return False
-    return not any(size and _contains(path, _LAYOUT) for path, size in sizes.items())
 
 
 def _contains(path: str, word: bytes) -> bool:

@@ -350,5 +350,7 @@ def test_the_prefix_is_a_setting(root: str, trainer: MakeTrainer, tmp_path: Path
         "cost/model/advice",
         "cost/model/profile",
         "cost/model/window/1",
+        "custom_scalars__config__",
         "flops_monitor/summary",
     ]
+    assert sorted(tags["images"]) == ["cost/model/modules", "cost/model/step"]

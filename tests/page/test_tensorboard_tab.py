@@ -50,7 +50,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (110, 10, 60):
         loggers.write_record(tab_window(samples.decoder(step), prefix="flops_profiler"), step=step)
     for step in (10, 60):
-        loggers.write_record(own_pages(samples.decoder(step), prefix=PROFILES, monitor="flops_monitor"), step=step)
+        loggers.write_record(own_pages(samples.decoder(step), prefix=PROFILES, charts_of="flops_profiler"), step=step)
         for tag, value in profile_scalars(samples.decoder(step), prefix=PROFILES).items():
             first.add_scalar(tag, value, step)
     loggers.write_record(tab_window(samples.many_ranks(), prefix="flops_profiler/predict"), step=1)

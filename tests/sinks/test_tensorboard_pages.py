@@ -25,7 +25,7 @@ from lightning_flops.sinks.writers import TensorBoardFiles, WritersSink
 from tests.page import samples
 
 LAYOUT = "custom_scalars__config__"
-PAGES = own_pages(samples.decoder(), prefix="flops_profiler", monitor="flops_monitor")
+PAGES = own_pages(samples.decoder(), prefix="flops_profiler", charts_of="flops_profiler")
 
 SINKS: dict[str, Callable[[Any], Sink]] = {
     "lightning": lambda writer: LoggersSink([SimpleNamespace(experiment=writer)]),
@@ -120,8 +120,10 @@ def test_the_charts_show_tags_that_are_written() -> None:
     assert {"flops_profiler/mfu", "flops_monitor/mfu", "flops_profiler/global_step_sec"} <= shown
 
 
-@pytest.mark.parametrize("tag", ["flops_profiler/mfu", "train/flops_profiler/mfu", "mine-flops_profiler/mfu"])
-def test_a_chart_finds_its_tags_below_a_loggers_prefix(tag: str, writer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tag", ["flops_profiler/mfu", "train/flops_profiler/mfu", "mine-flops_profiler/mfu", "flops_profiler/predict/mfu"]
+)
+def test_a_chart_finds_its_tags_of_every_loop_below_a_loggers_prefix(tag: str, writer: Any, tmp_path: Path) -> None:
     SINKS["plain loop"](writer).write_record(PAGES, step=1)
     patterns = {
         pattern
@@ -151,7 +153,7 @@ def test_without_pillow_one_line_says_so_and_the_charts_are_there(
     output._say_there_are_no_pictures.cache_clear()
     with caplog.at_level(logging.WARNING, logger="lightning_flops"):
         for step in (1, 2):
-            pages = own_pages(samples.decoder(step), prefix="flops_profiler", monitor="flops_monitor")
+            pages = own_pages(samples.decoder(step), prefix="flops_profiler", charts_of="flops_profiler")
             SINKS["lightning"](writer).write_record(pages, step=step)
     (said,) = caplog.messages
     assert said.startswith("TensorBoard's page Images shows no FLOPs") and "pip install pillow" in said

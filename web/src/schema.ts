@@ -1203,6 +1203,10 @@ export interface TraceReport {
    */
   notes: string[];
   /**
+   * Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded.
+   */
+  operators_by_shape: OperatorShapeRow[] | null;
+  /**
    * FLOPs from the shapes in the trace; None where it has none, and for a step that the run itself counted.
    */
   flops: TraceFlops | null;
@@ -1351,6 +1355,10 @@ export interface ModuleRow {
    * With the modules below it; None without a device.
    */
   backward_kernels: number | null;
+  /**
+   * File and line of its class's ``forward``, ``net.py:7``; None where Python's calls were not recorded.
+   */
+  source: string | null;
 }
 /**
  * One device over all steps; ratios are of the steps' wall time.
@@ -1640,6 +1648,39 @@ export interface KernelRow {
    * Estimated achieved occupancy, averaged in the same way.
    */
   occupancy_percent: number | null;
+  /**
+   * How it was launched, the shape that took most time first; empty where the trace does not say.
+   */
+  launch_shapes: KernelLaunch[];
+}
+/**
+ * Runs of one kernel with the same numbers of blocks and threads.
+ */
+export interface KernelLaunch {
+  /**
+   * Blocks along each axis; None where the trace does not say, as the next three.
+   */
+  grid: [unknown, unknown, unknown] | null;
+  /**
+   * Threads of a block along each axis.
+   */
+  block: [unknown, unknown, unknown] | null;
+  /**
+   * Of each thread.
+   */
+  registers: number | null;
+  /**
+   * Bytes of each block.
+   */
+  shared_memory: number | null;
+  /**
+   * How often it ran so.
+   */
+  calls: number;
+  /**
+   * In all these runs.
+   */
+  device_us: number;
 }
 /**
  * All calls of one operator.
@@ -1671,6 +1712,10 @@ export interface OperatorRow {
    * What it called and launched itself, the longest first.
    */
   children: ChildRow[];
+  /**
+   * By lines of the user's code, the longest first; empty where the trace was taken without ``with_stack``.
+   */
+  called_from: CalledFrom[];
 }
 /**
  * What one operator called, or launched, itself: all such children of one name.
@@ -1696,6 +1741,27 @@ export interface ChildRow {
    * Ratio: of the parent's total; None without a device.
    */
   device: Durations | null;
+}
+/**
+ * A line of the user's code, and the calls of an operator that it made, those of their backward too.
+ */
+export interface CalledFrom {
+  /**
+   * File and line: ``net.py:7``. Where Python's calls were recorded, the line is its function's first.
+   */
+  place: string;
+  /**
+   * How many of the operator's calls.
+   */
+  calls: number;
+  /**
+   * Their time on the host.
+   */
+  host_us: number;
+  /**
+   * That of what was launched in them; None without a device.
+   */
+  device_us: number | null;
 }
 /**
  * What one operator allocated and freed on one device.
@@ -1869,6 +1935,37 @@ export interface LaunchRow {
   long_delays: number;
 }
 /**
+ * All calls of one operator with inputs of the same sizes and dtypes.
+ */
+export interface OperatorShapeRow {
+  /**
+   * As in ``OperatorRow``.
+   */
+  name: string;
+  /**
+   * Sizes of its tensors: ``[32, 3, 224, 224], [64, 3, 7, 7]``.
+   */
+  inputs: string;
+  /**
+   * Their dtypes, as C++ names them.
+   */
+  dtypes: string;
+  /**
+   * How often it ran.
+   */
+  calls: number;
+  host: Durations;
+  host_self: Durations;
+  /**
+   * What was launched in it and in what it called; None without a device.
+   */
+  device: Durations | null;
+  /**
+   * What it launched itself.
+   */
+  device_self: Durations | null;
+}
+/**
  * FLOPs of one trace, which is of one rank.
  */
 export interface TraceFlops {
@@ -1906,6 +2003,14 @@ export interface TraceFlops {
    * The same of kernels; None without a device.
    */
   kernels: KernelFlops[] | null;
+  /**
+   * Those that spent FLOPs, by name; None where the trace does not show modules.
+   */
+  modules: TracedModuleFlops[] | null;
+  /**
+   * FLOPs of forward and backward that no module owns; None likewise.
+   */
+  unattributed: number | null;
   /**
    * What may have spent FLOPs: all that depends on it is a lower bound.
    */
@@ -2051,6 +2156,39 @@ export interface KernelFlops {
   flops_per_sec: number | null;
   /**
    * That ÷ the peak; None where it is not known, or where the runs were in several dtypes.
+   */
+  peak_share: number | null;
+}
+/**
+ * FLOPs of one module over the whole trace, with the modules below it.
+ */
+export interface TracedModuleFlops {
+  /**
+   * As in the table of modules; the root's is ``""``.
+   */
+  name: string;
+  /**
+   * Model FLOPs of its forward.
+   */
+  forward: number;
+  /**
+   * Model FLOPs of its backward.
+   */
+  backward: number;
+  /**
+   * What its backward ran again.
+   */
+  recompute: number;
+  /**
+   * Of all three, what the modules below it did not spend.
+   */
+  own: number;
+  /**
+   * Executed FLOPs ÷ its forward and backward time in the table of modules.
+   */
+  flops_per_sec: number | null;
+  /**
+   * What part of that time its FLOPs take at the peak of their dtypes; None where a peak is not known.
    */
   peak_share: number | null;
 }
