@@ -46,10 +46,10 @@ _LONGEST_US = 2**62 / 1000
 _BYTES_OF_A_LANE = 400
 _CATEGORIES_NAMED = 5
 _FOREIGN = 255
-_Value = TypeVar("_Value", np.int32, np.int64, np.float64)
+_Value = TypeVar("_Value", np.int8, np.int32, np.int64, np.float64)
 _Key = TypeVar("_Key", bound=Hashable)
-_Column = list["array[Any]"]
-"""The values of a column, a batch at a time."""
+_Column = bytearray
+"""The values of a column; it grows in place, and leaves no holes behind as many small arrays would."""
 _Found = list[tuple[_Column, "array[Any]"]]
 """What a batch adds: a column and its new values."""
 
@@ -150,34 +150,34 @@ class TraceBuilder:
         self._lanes = _Lanes(self._keep)
         self._groups: dict[str, str] = {}
         self._rows = 0
-        self._name: _Column = []
-        self._lane: _Column = []
-        self._kind: list[bytes] = []
-        self._start_us: _Column = []
-        self._duration_us: _Column = []
+        self._name: _Column = bytearray()
+        self._lane: _Column = bytearray()
+        self._kind: _Column = bytearray()
+        self._start_us: _Column = bytearray()
+        self._duration_us: _Column = bytearray()
         # Of operators and scopes:
-        self._external_id: _Column = []
-        self._sequence: _Column = []
-        self._forward_thread: _Column = []
-        self._inputs: _Column = []
-        self._stack: _Column = []
+        self._external_id: _Column = bytearray()
+        self._sequence: _Column = bytearray()
+        self._forward_thread: _Column = bytearray()
+        self._inputs: _Column = bytearray()
+        self._stack: _Column = bytearray()
         self._input_texts: _Details[tuple[bytes, ...]] = _Details(self._has_room)
         self._stack_texts: _Details[bytes] = _Details(self._has_room)
         # Of runtime calls:
-        self._launch_correlation: _Column = []
+        self._launch_correlation: _Column = bytearray()
         # Of device events:
-        self._correlation: _Column = []
-        self._device_external_id: _Column = []
-        self._device: _Column = []
-        self._stream: _Column = []
-        self._bytes: _Column = []
-        self._blocks: _Column = []
-        self._occupancy: _Column = []
-        self._launch_shape: _Column = []
+        self._correlation: _Column = bytearray()
+        self._device_external_id: _Column = bytearray()
+        self._device: _Column = bytearray()
+        self._stream: _Column = bytearray()
+        self._bytes: _Column = bytearray()
+        self._blocks: _Column = bytearray()
+        self._occupancy: _Column = bytearray()
+        self._launch_shape: _Column = bytearray()
         self._launch_texts: _Details[tuple[Any, ...]] = _Details(self._has_room)
         self._collectives: dict[int, CollectiveArguments] = {}
         # Of allocations: lane, time, bytes, kind of device, device, address, bytes allocated and reserved.
-        self._memory: tuple[_Column, ...] = tuple([] for _ in range(8))
+        self._memory: tuple[_Column, ...] = tuple(bytearray() for _ in range(8))
 
     def add(self, events: Sequence[Any]) -> None:
         """Append what *events* say; an event of another tool is counted and left out.
@@ -246,9 +246,8 @@ class TraceBuilder:
             kinds = kinds.translate(None, bytes([_FOREIGN]))
         found += self._span_columns(spans, kinds)
         for column, values in found:
-            if values:
-                column.append(values)
-        self._kind.append(kinds)
+            column += values
+        self._kind += kinds
         self._rows += len(kinds)
 
     def _span_columns(self, spans: list[Any], kinds: bytes) -> _Found:
@@ -360,7 +359,7 @@ class TraceBuilder:
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace; the builder is used up."""
         names = tuple(self._names)
-        name, kind = _joined(self._name, np.int32), np.frombuffer(b"".join(self._kind), dtype=np.int8)
+        name, kind = _whole(self._name, np.int32), _whole(self._kind, np.int8)
         host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
         runtime, device = kind == Kind.RUNTIME, kind >= Kind.KERNEL
         scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
@@ -377,7 +376,7 @@ class TraceBuilder:
             lanes=tuple(self._lanes.lanes),
             name=name,
             kind=kind,
-            lane=_joined(self._lane, np.int32),
+            lane=_whole(self._lane, np.int32),
             start_ns=_nanoseconds(self._start_us),
             duration_ns=np.maximum(duration_ns, 0, out=duration_ns),
             correlation=_spread(runtime, self._launch_correlation, np.int64, device, self._correlation),
@@ -429,9 +428,9 @@ class TraceBuilder:
         if not self._memory[0]:
             return None
         lane, moments, *others = self._memory
-        size, device_type, device, address, allocated, reserved = (_joined(column, np.int64) for column in others)
+        size, device_type, device, address, allocated, reserved = (_whole(column, np.int64) for column in others)
         return MemoryEvents(
-            lane=_joined(lane, np.int32),
+            lane=_whole(lane, np.int32),
             time_ns=_nanoseconds(moments),
             bytes=size,
             device_type=device_type.astype(np.int32),
@@ -472,11 +471,9 @@ class TraceBuilder:
         return tuple(notes)
 
 
-def _joined(column: _Column, dtype: type[_Value]) -> npt.NDArray[_Value]:
-    """All of *column*, which is emptied."""
-    joined = np.frombuffer(b"".join(column), dtype=dtype)
-    column.clear()
-    return joined
+def _whole(column: _Column, dtype: type[_Value]) -> npt.NDArray[_Value]:
+    """All of *column*, without a copy."""
+    return np.frombuffer(column, dtype=dtype)
 
 
 def _spread(
@@ -488,12 +485,12 @@ def _spread(
     *,
     elsewhere: float = ABSENT,
 ) -> npt.NDArray[_Value]:
-    """A column of the whole trace: the values in *rows*, and *elsewhere* in the others; *column* is emptied."""
+    """A column of the whole trace: the values in *rows*, and *elsewhere* in the others; the columns are emptied."""
     spread = np.full(len(rows), elsewhere, dtype=dtype)
-    if column:
-        spread[rows] = _joined(column, dtype)
-    if other_rows is not None and other_column:
-        spread[other_rows] = _joined(other_column, dtype)
+    for where, values in ((rows, column), (other_rows, other_column)):
+        if where is not None and values:
+            spread[where] = _whole(values, dtype)
+            values.clear()
     return spread
 
 
@@ -515,12 +512,16 @@ def _times(times_us: list[Any]) -> array[float]:
 
 def _nanoseconds(times_us: _Column) -> Ints:
     """Whole nanoseconds: files give microseconds with three decimals, so that sums are exact."""
-    times = _joined(times_us, np.float64)
+    times = _whole(times_us, np.float64)
     whole_us = np.floor(times)
-    rest_ns = np.rint((times - whole_us) * 1000).astype(np.int64)
+    rest_ns = times - whole_us
+    rest_ns *= 1000
+    np.rint(rest_ns, out=rest_ns)
     found: Ints = whole_us.astype(np.int64)
     found *= 1000
-    found += rest_ns
+    found += rest_ns.astype(np.int64)
+    del times
+    times_us.clear()
     return found
 
 
