@@ -479,13 +479,13 @@ class HfTraining:
 
     def take_out(self) -> None:
         """Let go of the batches, and switch DeepSpeed's own profiler on again."""
-        self._waits_since = None
-        self._passing.clear()
-        self._batches.forget()
         self._taps_of_steps.undo()
         builtin, self._builtin = self._builtin, None
         if builtin is not None:
             builtin.enabled = True
+        self._waits_since = None
+        self._passing.clear()
+        self._batches.forget()
 
 
 def _begun(*args: Any, **kwargs: Any) -> bool:
