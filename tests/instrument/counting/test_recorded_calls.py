@@ -381,7 +381,7 @@ def test_operator_of_somebody_elses_is_listed_where_it_may_multiply() -> None:
 
 
 def test_modules_of_a_trace_with_their_calls_have_the_flops_of_their_layers(tmp_path: Path) -> None:
-    module, step = linear()
+    _module, step = linear()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_stack=True) as profiler:
         step()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
