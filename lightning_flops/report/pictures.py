@@ -154,7 +154,7 @@ class _Sheet:
         kept = words
         while kept and _font().getlength(f"…{kept}") > room:
             kept = kept[1:]
-        return f"…{kept[max(0, kept.find('.')) :]}"
+        return f"…{kept[kept.find('.') + 1 :]}"
 
     def picture(self) -> Picture:
         """The sheet as a file."""
