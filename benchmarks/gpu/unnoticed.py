@@ -139,10 +139,10 @@ def _synchronizations(here: Here) -> Iterator[Row]:
     """None but at the window's end: by torch's own watch, and by its functions that wait."""
     plain, watched = _waits(here, None), _waits(here, _watched(here))
     closes = _STEPS - 1 - 4  # the traced step, at whose end the report comes out
-    outside = {batch: number for batch, number in (watched - plain).items() if batch not in (closes, closes + 1)}
+    outside = {batch: number for batch, number in (watched - plain).items() if batch != closes}
     yield told("synchronizations of a bare Trainer, by batch", dict(plain))
     yield exactly("synchronizations by the profiler outside of the window's end, by batch", outside, {})
-    yield told("synchronizations where the window closes", {b: n for b, n in watched.items() if b >= closes})
+    yield told("synchronizations in the batch at whose end the window closes", watched[closes])
 
 
 def _waits(here: Here, callback: FlopsProfilerCallback | None) -> Counter[int]:
