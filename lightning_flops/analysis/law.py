@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter, mul
@@ -144,11 +144,14 @@ class Law:
                     return False
         return True
 
-    def flops(self, batches: Sequence[Sequence[int]]) -> dict[tuple[str, str], int] | None:
+    def flops(
+        self, batches: Sequence[Sequence[int]], *, buckets: Collection[str] | None = None
+    ) -> dict[tuple[str, str], int] | None:
         """What a step spends; None where its terms are no sum of those of the counted steps.
 
         Args:
             batches: for each batch of the step, the values of the variables.
+            buckets: only these are asked for; None: all.
         """
         monomials = self.monomials
         features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
@@ -157,6 +160,8 @@ class Law:
                 return None
         flops: dict[tuple[str, str], int] = {}
         for key, scale, whole in self._whole:
+            if buckets is not None and key[0] not in buckets:
+                continue
             value = sum(map(mul, whole, features))
             if scale != 1:
                 value, rest = divmod(value, scale)
@@ -241,13 +246,15 @@ class LawFinder:
         self._choose()
         return True
 
-    def flops(self, batches: tuple[Sizes, ...]) -> dict[tuple[str, str], int] | None:
-        """What a step with *batches* spends by the law; None where it does not say."""
+    def flops(
+        self, batches: tuple[Sizes, ...], *, buckets: Collection[str] | None = None
+    ) -> dict[tuple[str, str], int] | None:
+        """What a step with *batches* spends by the law, in these *buckets* or in all; None where it does not say."""
         law = self.law
         if law is None:
             return None
         values = self._values(batches)
-        return None if values is None or not law.in_range(values) else law.flops(values)
+        return None if values is None or not law.in_range(values) else law.flops(values, buckets=buckets)
 
     def values_of(self, batches: tuple[Sizes, ...]) -> list[tuple[int, ...]] | None:
         """The variables' values in each batch; None if the batches are none of this law's."""

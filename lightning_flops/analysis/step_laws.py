@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,6 +24,9 @@ StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
 """The shapes of the tensors of each batch of a step, and the step's optimizer attempts."""
 
 _Kind = tuple[tuple[tuple[int, ...], ...], int]
+
+_MODEL = ("forward", "backward")
+"""The buckets of model FLOPs."""
 
 _REMEMBERED = 10_000
 """Most steps whose FLOPs are kept ready."""
@@ -131,15 +135,20 @@ class StepLaws:
         """
         if tokens.processed is None or tokens.real is None or tokens.sequences is None:
             return "not every batch tells which of its tokens are padding"
-        kinds = {_kind_of(key) for key in keys}
-        if len(kinds) != 1:
-            return "the run had steps of several forms" if kinds else "the steps are not known one by one"
-        finder = self._finder_of(kinds.pop())
+        steps_of: Counter[_Kind] = Counter()
+        for key, steps in keys.items():
+            steps_of[_kind_of(key)] += steps
+        if not steps_of:
+            return "the steps are not known one by one"
+        main = max(steps_of, key=lambda kind: steps_of[kind])
+        finder = self._finder_of(main)
         one = finder if isinstance(finder, str) else finder.per_sequence()
         if isinstance(finder, str) or isinstance(one, str):
             return str(one)
         processed = 0
         for key, steps in keys.items():
+            if _kind_of(key) != main and not self._batches_agree(finder, main, key):
+                return "the run had steps of several forms, and one law does not hold for all"
             by_shape = finder.tokens_by_shape(_sizes_of(key), one)
             if by_shape is None:
                 return "a step had sizes that the law of the FLOPs does not cover"
@@ -147,6 +156,19 @@ class StepLaws:
         if processed != tokens.processed:
             return "the size that FLOPs depend on is not the length of the token ids"
         return one.flops(tokens) or "the law gives no whole number of FLOPs for these lengths"
+
+    def _batches_agree(self, finder: LawFinder, kind: _Kind, key: StepKey) -> bool:
+        """Whether the law of steps of *kind* gives what a step of another kind is known to spend, batch by batch.
+
+        So it is with an epoch's last step, which has fewer batches.
+        """
+        if {*kind[0], *_kind_of(key)[0]} != {kind[0][0]}:
+            return False
+        # What an optimizer spends once in a step is no batch's, so it is not asked for.
+        known, by_law = self.foretell(key), finder.flops(_sizes_of(key), buckets=_MODEL)
+        return known is not None and by_law == {
+            one: value for one, value in known.items() if value and one[0] in _MODEL
+        }
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step of a window was counted, from its first moment to its last."""

@@ -30,6 +30,9 @@ logger = package_logger(__name__)
 
 _FABRICS = ("lightning.fabric.fabric.Fabric", "lightning_fabric.fabric.Fabric")
 
+_BACK = 2
+"""Steps in a row after which a loop that had been over is taken to have its turn again."""
+
 _MOST_LOOPS = 8
 """Loops of a program that are profiled: each has a report of its own, and makes its program wait for that."""
 
@@ -62,13 +65,17 @@ class LoopFinder:
         self._in_update = False
         self._left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of loops that are over, and of frameworks that have a door of their own."""
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that have made a step: nobody waits for their first one."""
+        self._had_turn: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers of loops that are over."""
         self._frameworks_trainings = 0
         """Trainings with a door of their own that had begun when an optimizer last made a step."""
         self._own_trainings = 0
         """Trainings that began with a door from here."""
         self._refused = ""
         """Why the latest loop that was not profiled could not be."""
-        self._search = LoopSearch(self._left_alone.__contains__)
+        self._search = LoopSearch(self._seen.__contains__)
         self._loop: FoundLoop | None = None
         self._of_loop: frozenset[int] = frozenset()
         """The optimizers of the loop that is profiled, which holds them: their ids."""
@@ -139,6 +146,7 @@ class LoopFinder:
         if again or id(optimizer) in self._of_loop or self._given_up:
             return
         try:
+            self._seen.add(optimizer)
             if optimizer not in self._left_alone:
                 self._looks_at(optimizer)
         except Exception as error:
@@ -168,7 +176,7 @@ class LoopFinder:
         if self._loop is not None:
             self._loop.door.another_updates()
             self._strangers += 1
-            if self._strangers < PATIENCE:
+            if self._strangers < (_BACK if optimizer in self._had_turn else PATIENCE):
                 return
             self._loop_is_over(None)
         if self._loops == _MOST_LOOPS:
@@ -184,7 +192,7 @@ class LoopFinder:
 
     def _take_search(self) -> LoopSearch:
         """The search, which has come to its end; another one takes its place."""
-        search, self._search = self._search, LoopSearch(self._left_alone.__contains__)
+        search, self._search = self._search, LoopSearch(self._seen.__contains__)
         return search
 
     def _open_door(self, search: LoopSearch) -> None:
@@ -235,9 +243,11 @@ class LoopFinder:
         loop, self._loop, self._of_loop = self._loop, None, frozenset()
         if loop is None:
             return
-        self._left_alone.update(loop.optimizers)
+        self._had_turn.update(loop.optimizers)
         unsaid = len(OUTCOMES.reasons)
         loop.door.end(error)
+        if loop.said:  # otherwise it may have its turn again, and be long enough then
+            self._left_alone.update(loop.optimizers)
         said = loop.said or ["nothing was profiled: " + reason for reason in OUTCOMES.reasons[unsaid:]]
         self._over.append(f"{loop.name}: {said[-1] if said else 'nothing was profiled'}".rstrip("."))
 

@@ -47,7 +47,7 @@ class LoopSearch:
     """Hears of the updates of a program until it knows one loop.
 
     Args:
-        knows: tells whether an optimizer is known to belong to no loop, or to another one.
+        knows: tells whether an optimizer has made a step before.
     """
 
     def __init__(self, knows: Callable[[Any], bool]) -> None:

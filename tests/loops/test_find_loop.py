@@ -288,6 +288,22 @@ def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, s
     assert len(finder.loops) == 2
 
 
+def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow, said: list[str]) -> None:
+    nets = [Net(now), Other(now)]
+    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
+
+    def train() -> None:
+        for _ in range(5):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                steps_of(net, optimizer, 8, now)
+
+    finder = found(said, train)
+    profiles = {one.modules[0].type_name: one for one in finder.profiles}
+    assert sorted(profiles) == ["Net", "Other"] and len(finder.profiles) == 2
+    assert [one.flops.forward for one in profiles.values()] == [FORWARD, FORWARD]
+    assert any(line.startswith("Net: nothing was profiled: profile_step is") for line in finder.loops)
+
+
 @pytest.mark.parametrize("first", [1, 3])
 def test_a_loop_that_is_too_short_does_not_hide_the_next(now: FakeNow, said: list[str], first: int) -> None:
     nets = [Net(now), Other(now)]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
+from lightning_flops.analysis.step_laws import StepKey, StepLaws
 from lightning_flops.records import BatchTokens
 from lightning_flops.report.throughput_text import render_throughput
 from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
@@ -182,6 +183,42 @@ def test_batches_of_one_sample_have_a_useful_mfu() -> None:
     assert "useful_mfu" not in summary.unavailable
     spent = sum(one_sequence(batch["input_ids"].shape[1]) for batch in data)
     assert summary.useful_mfu / summary.mfu == pytest.approx(60 * one_sequence(8) / spent, rel=0.02)
+
+
+def known_steps(*steps: list[tuple[int, int]], wrong: int = 0) -> tuple[StepLaws, list[StepKey]]:
+    """Laws after steps of batches of so many samples and tokens were counted; the last one spent *wrong* more."""
+    laws, keys = StepLaws(lambda note: None), list[StepKey]()
+    for number, batches in enumerate(steps):
+        keys.append((tuple((batch,) for batch in batches), 1))
+        spent = sum(rows * one_sequence(length) for rows, length in batches)
+        spent += wrong if number == len(steps) - 1 else 0
+        laws.counted(keys[-1], {("forward", "float32"): spent, ("optimizer", "float32"): 7})
+    return laws, keys
+
+
+ACCUMULATED = [[(rows, length), (rows, length + 3)] for rows in (2, 3, 4) for length in (10, 13, 17, 22, 30)]
+
+
+@pytest.mark.parametrize(
+    ("last", "wrong", "known"), [([(3, 20)], 0, True), ([(3, 20)], 2, False), ([(9, 20)], 0, False)]
+)
+def test_an_epochs_shorter_last_step_is_in_useful_flops_if_the_law_gives_what_it_spent(
+    last: list[tuple[int, int]], wrong: int, known: bool
+) -> None:
+    """Nine samples are more than any step of two batches had."""
+    laws, keys = known_steps(*ACCUMULATED, last, wrong=wrong)
+    tokens = BatchTokens(0, 0, None, 0, 0)
+    useful = 0
+    for batches in (*ACCUMULATED, last):
+        for rows, length in batches:
+            useful += rows * one_sequence(length - 2)
+            own = BatchTokens(rows * length, rows * (length - 2), None, rows, rows * (length - 2) ** 2)
+            tokens = BatchTokens(*(None if one is None else one + more for one, more in zip(tokens, own, strict=True)))  # type: ignore[operator]
+    found = laws.without_padding({**dict.fromkeys(keys, 1)}, tokens)
+    if known:
+        assert found == {"float32": useful}
+    else:
+        assert found == "the run had steps of several forms, and one law does not hold for all"
 
 
 def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatch) -> None:
