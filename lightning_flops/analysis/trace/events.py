@@ -190,7 +190,10 @@ class TraceBuilder:
                 which. Nothing of *events* can be relied on then.
         """
         try:
-            self._append([event_of(event) if type(event) is dict else event for event in events])
+            if events and type(events[0]) is dict:
+                self._append([event_of(event) if type(event) is dict else event for event in events])
+            else:
+                self._append(events)
             self.seen += len(events)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
             for event in events:  # to say which it is
@@ -232,7 +235,7 @@ class TraceBuilder:
         self._details_bytes += size
         return True
 
-    def _append(self, events: list[Any]) -> None:
+    def _append(self, events: Sequence[Any]) -> None:
         spans = [event for event in events if event.ph == "X"]
         found: _Found = []
         if len(spans) < len(events):
@@ -264,12 +267,12 @@ class TraceBuilder:
         on_device = kinds.translate(_ON_DEVICE)
         if 1 in on_device:
             found += self._device_columns(list(compress(arguments, on_device)), list(compress(spans, on_device)))
-        communicates = kinds.translate(_COMMUNICATES)
-        for place, one in zip(
-            compress(range(len(spans)), communicates), compress(arguments, communicates), strict=True
-        ):
-            if one.collective is not None:
-                self._collectives[self._rows + place] = self._collective(one)
+        communicate = kinds.translate(_COMMUNICATES)
+        collectives = [one.collective for one in compress(arguments, communicate)]
+        if collectives.count(None) < len(collectives):
+            for place in compress(range(len(spans)), communicate):
+                if arguments[place].collective is not None:
+                    self._collectives[self._rows + place] = self._collective(arguments[place])
         return found
 
     def _host_columns(self, arguments: list[Any]) -> _Found:

@@ -50,12 +50,14 @@ NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 def merge(starts: Ints, ends: Ints) -> Intervals:
     """Every moment that at least one of the given intervals covers; they may overlap, be empty and be unordered."""
     some = ends > starts
-    starts, ends = starts[some], ends[some]
+    if not some.all():
+        starts, ends = starts[some], ends[some]
     if not len(starts):
         return NOTHING
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    reached = np.maximum.accumulate(ends[order])
+    if (starts[1:] < starts[:-1]).any():  # events of one lane come in order
+        order = np.argsort(starts, kind="stable")
+        starts, ends = starts[order], ends[order]
+    reached = np.maximum.accumulate(ends)
     new = np.empty(len(starts), dtype=bool)
     new[0] = True
     np.greater(starts[1:], reached[:-1], out=new[1:])

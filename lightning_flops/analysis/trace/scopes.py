@@ -115,10 +115,10 @@ def _of_rows(trace: Trace, name: str, rows: npt.NDArray[np.bool_]) -> OverviewRo
     spans = trace.steps.spans
     if not len(spans.starts):
         return None
-    inside = rows & (trace.start_ns < spans.ends[-1]) & (trace.end_ns > spans.starts[0])
-    calls = int(inside.sum())
+    inside = np.flatnonzero(rows)
+    inside = inside[(trace.start_ns[inside] < spans.ends[-1]) & (trace.end_ns[inside] > spans.starts[0])]
     side: Literal["host", "device"] = "device" if trace.on_device[inside].any() else "host"
-    return _row(trace, name, side, calls, trace.merged(inside)) if calls else None
+    return _row(trace, name, side, len(inside), trace.merged(inside)) if len(inside) else None
 
 
 def _row(trace: Trace, name: str, side: Literal["host", "device"], calls: int, covered: Intervals) -> OverviewRow:
