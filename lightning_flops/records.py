@@ -344,13 +344,6 @@ class TraceColumns:
     """Autograd's sequence number."""
     forward_thread: array[int]
     """Above 0 on what autograd runs for a backward: the number of the thread whose forward made the node."""
-    memory_thread: array[int]
-    """Of allocations and frees, as the next two; empty without them."""
-    memory_time_ns: array[int]
-    memory_bytes: array[int]
-    """Positive for an allocation."""
-    inputs: Mapping[int, tuple[Sequence[Any], Sequence[Any]]] = field(default_factory=dict)
-    """By row of a scope that communicates, the shapes and dtypes of what it sends, where shapes were recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,6 +31,7 @@ OUTPUT_OF = {
     "inference.md": "the program above; here",
     "law.md": "its command, which is read here",
     "reading.md": "the program above; here",
+    "traces.md": "its command; tests/report/test_trace_text.py",
 }
 """Whose output the blocks of text on a page are, and what holds them to it."""
 

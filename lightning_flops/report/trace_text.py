@@ -18,13 +18,14 @@ from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
     SHORT_KERNEL_LIMIT_US,
     ChildRow,
+    HeldMemory,
     KernelRow,
     OperatorRow,
     OperatorShapeRow,
 )
 from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime
 from lightning_flops.text.printable import page
-from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain
+from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
 
 TOP_ROWS = 20
 """How many rows of a long table are shown unless more are asked for."""
@@ -81,6 +82,7 @@ def _trace(report: TraceReport, view: View, children: bool, *, file: str) -> lis
     lines += _communication(report, view)
     lines += _kernels(report, view)
     lines += _operators(report, view, children)
+    lines += _memory_over_time(report, view)
     lines += _memory(report, view)
     lines += _module_memory(report, view)
     lines += _transfers(report, view)
@@ -450,6 +452,47 @@ def _child(child: ChildRow, name: str, *, with_device: bool) -> list[str]:
     if with_device and child.device is not None:
         cells += ["", percent(child.device.ratio), _us(child.device.total_us)]
     return cells
+
+
+def _memory_over_time(report: TraceReport, view: View) -> list[str]:
+    """The peak of each device's memory and what held it then; the curve is in the JSON."""
+    if not report.memory_curves:
+        return []
+    lines = _section("Memory over time", "The most that was allocated at once, and what had allocated it.")
+    for curve in report.memory_curves:
+        where = "host" if curve.device_type == "host" else f"device {curve.device}"
+        step = "" if curve.peak_step is None else f", in step {curve.peak_step}"
+        when = f"{_us(curve.peak_us)} after the first event{step}"
+        since = "" if curve.absolute else " more than when the trace began"
+        lines.append(layout.line(f"{where}: peak", f"{si(curve.peak_bytes, 'B')}{since}, {when}"))
+        if curve.held is None:
+            lines.append(layout.line(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)"))
+            continue
+        with_modules = any(one.module is not None for one in curve.held)
+        rows = [
+            [
+                *([_short(_module_of(one))] if with_modules else []),
+                _short(_operator_of(one)),
+                si(one.bytes, "B"),
+                percent(one.bytes / curve.peak_bytes if curve.peak_bytes else None),
+                plain(one.allocations),
+            ]
+            for one in curve.held[: view.rows]
+        ]
+        head = [*(["module"] if with_modules else []), f"{where}: held by", "bytes", "of peak", "allocations"]
+        table = view.table(head, rows, left=(0, 1) if with_modules else (0,))
+        lines += ["", *table, *_left_out(curve.held, view)]
+    return lines
+
+
+def _module_of(one: HeldMemory) -> str:
+    return "" if one.module is None else one.module or "(root)"
+
+
+def _operator_of(one: HeldMemory) -> str:
+    if one.operator is not None:
+        return one.operator
+    return "(before the trace)" if one.allocations is None else "(outside operators)"
 
 
 def _memory(report: TraceReport, view: View) -> list[str]:

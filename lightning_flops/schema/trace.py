@@ -14,6 +14,7 @@ from lightning_flops.schema.trace_events import (
     KernelRow,
     KernelSummary,
     LaunchRow,
+    MemoryCurve,
     MemoryRow,
     ModuleMemoryRow,
     OperatorRow,
@@ -81,6 +82,8 @@ class TraceReport:
     """Launches by kind; None when none is known."""
     notes: tuple[str, ...]
     """What is missing or degraded, in sentences."""
+    memory_curves: tuple[MemoryCurve, ...] | None = None
+    """Memory of each device over time; None where memory was not recorded."""
     operators_by_shape: tuple[OperatorShapeRow, ...] | None = None
     """Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded."""
     flops: TraceFlops | None = None

@@ -177,6 +177,54 @@ class MemoryRow:
     """Allocated, frees left out."""
     self_allocation_bytes: int
     """Allocated without what it called, frees left out."""
+    allocations: int = 0
+    """How often memory was allocated, with what it called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoint:
+    """How much was allocated at a moment."""
+
+    us: float
+    """After the first event of the trace."""
+    bytes: int
+    """As ``MemoryCurve.peak_bytes``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """Memory that was allocated in one place and not yet freed at the peak."""
+
+    module: str | None
+    """In whose forward or backward; None where that is not known."""
+    operator: str | None
+    """The outermost operator that was running; None outside of operators and, without allocations, before the trace."""
+    bytes: int
+    """All together."""
+    allocations: int | None
+    """How many there are; None for what was there before the trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Memory of one device over time."""
+
+    device_type: Literal["host", "device"]
+    """Whose memory it is."""
+    device: int
+    """-1 for the host."""
+    absolute: bool
+    """Whether bytes are all that the allocator had given out; else the change since the trace began."""
+    peak_bytes: int
+    """The most at any moment."""
+    peak_us: float
+    """When that was, after the first event of the trace."""
+    peak_step: int | None
+    """In which step; None outside of steps, and where they are not marked."""
+    held: tuple[HeldMemory, ...] | None
+    """What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0."""
+    points: tuple[MemoryPoint, ...]
+    """In order of time, some hundreds at most: of each stretch the highest."""
 
 
 MemoryPart = Literal["forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]

@@ -154,6 +154,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             self_size_increase_bytes=0,
             allocation_bytes=164,
             self_allocation_bytes=100,
+            allocations=2,
             **host,  # type: ignore[arg-type]
         ),
         MemoryRow(
@@ -163,6 +164,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             self_size_increase_bytes=24,
             allocation_bytes=64,
             self_allocation_bytes=64,
+            allocations=1,
             **host,  # type: ignore[arg-type]
         ),
         MemoryRow(
@@ -172,6 +174,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             self_size_increase_bytes=-16,
             allocation_bytes=8,
             self_allocation_bytes=8,
+            allocations=1,
             **host,  # type: ignore[arg-type]
         ),
         MemoryRow(
@@ -183,6 +186,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             self_size_increase_bytes=512,
             allocation_bytes=512,
             self_allocation_bytes=512,
+            allocations=1,
         ),
         MemoryRow(
             name="aten::linear",
@@ -193,6 +197,7 @@ def test_memory_of_called_operators_is_the_callers_too_but_not_its_own() -> None
             self_size_increase_bytes=0,
             allocation_bytes=512,
             self_allocation_bytes=0,
+            allocations=1,
         ),
     )
 

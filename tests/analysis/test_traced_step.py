@@ -128,9 +128,6 @@ def test_what_the_host_spent_on_launching_is_no_modules_time() -> None:
         duration_ns=array("q", [100, 20]),
         sequence=array("q", [-1, 0]),
         forward_thread=array("q", [-1, 0]),
-        memory_thread=array("i"),
-        memory_time_ns=array("q"),
-        memory_bytes=array("q"),
     )
     window = replace(clocked()[0], traces=(replace(record(8, "counted"), columns=columns),))
     on_host = build_traced_step(window)
@@ -145,7 +142,7 @@ def test_what_the_host_spent_on_launching_is_no_modules_time() -> None:
 
 
 def communicating(world_size: int) -> WindowRecord:
-    """A window whose traced step sends 4 floats, of 30 ns, from one of two places of a process group."""
+    """A window whose traced step communicates for 30 ns from one of two places of a process group."""
     columns = TraceColumns(
         names=("gloo:all_reduce", "aten::mm"),
         categories=("user_annotation", "cpu_op"),
@@ -157,10 +154,6 @@ def communicating(world_size: int) -> WindowRecord:
         duration_ns=array("q", [30, 20]),
         sequence=array("q", [-1, -1]),
         forward_thread=array("q", [-1, -1]),
-        memory_thread=array("i"),
-        memory_time_ns=array("q"),
-        memory_bytes=array("q"),
-        inputs={0: ([[4]], ["float"])},
     )
     place = {"rank": 1, "world_size": world_size, "pg_config": [{"ranks": list(range(world_size))}]}
     one = replace(record(8, "counted"), columns=columns, metadata={"distributedInfo": place})
@@ -172,7 +165,7 @@ def test_a_traced_step_carries_each_call_of_each_collective_and_what_it_exposed(
     traced = build_traced_step(communicating(2))
     assert traced is not None
     (calls,) = traced.collectives
-    assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, 16)
+    assert (calls.name, calls.group, calls.calls, calls.bytes) == ("all_reduce", "[0, 1]", 1, None)
     assert (calls.latency_ns, calls.total_ns) == (array("q", [30]), 30)
     # From 0 to 40: the product hides the first 10 of the 30.
     assert [(part.name, part.wall_sec, part.exposed_sec) for part in traced.parts] == [("other", 40e-9, 20e-9)]

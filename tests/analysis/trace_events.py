@@ -97,12 +97,13 @@ def accumulation(start: float, length: float) -> Event:
     return operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", start, length)
 
 
-def memory(start: float, size: int, *, thread: int = 1, device: int | None = None) -> Event:
+def memory(start: float, size: int, *, thread: int = 1, device: int | None = None, **more: int) -> Event:
     """An allocation, or a free of a negative *size*; without a device on the host."""
     arguments = {
         "Bytes": size,
         "Device Type": 0 if device is None else 1,
         "Device Id": -1 if device is None else device,
+        **more,
     }
     return {
         "ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": thread, "ts": start,

@@ -12,6 +12,7 @@ from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace import TracesReport
 from tests.analysis.trace_events import data_loader, memory, operator, scope, step, trace
 from tests.golden_files import golden
+from tests.pages import REPOSITORY, blocks
 from tests.report.traced_windows import mlp_traced, transformer_traced
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
@@ -49,6 +50,14 @@ def cpu_only() -> TracesReport:
 def test_a_gpu_trace_reads_like_its_golden_file() -> None:
     report = loaded("resnet50_num_workers_0.pt.trace.json.gz")
     golden("trace/resnet50.txt", render_traces(report, top_rows=5))
+
+
+def test_page_on_traces_shows_what_the_command_prints() -> None:
+    printed = (Path(__file__).parents[1] / "golden" / "trace" / "resnet50.txt").read_text(encoding="utf-8")
+    found = blocks(REPOSITORY / "docs" / "traces.md", "text")
+    assert len(found) == 5
+    for block in found:
+        assert block.text.strip() in printed, block
 
 
 def test_two_ranks_read_like_their_golden_file() -> None:

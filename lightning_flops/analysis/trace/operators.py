@@ -238,17 +238,18 @@ def _memory_rows(
     trace: Trace, owner: Ints, size: Ints, device_type: Literal["host", "device"], device: int
 ) -> list[MemoryRow]:
     inside = owner >= 0
-    own = np.zeros((3, len(trace)), dtype=np.int64)
+    own = np.zeros((4, len(trace)), dtype=np.int64)
     np.add.at(own[0], owner[inside], size[inside])
     np.add.at(own[1], owner[inside], np.maximum(size[inside], 0))
     np.add.at(own[2], owner[inside], 1)
-    increase, allocation, events = (with_callees(trace, part) for part in own)
+    np.add.at(own[3], owner[inside], size[inside] > 0)
+    increase, allocation, events, allocations = (with_callees(trace, part) for part in own)
     outermost = outermost_calls(trace)
     own = np.stack([_by_outermost(outermost, part) for part in own])
     rows = trace.links.operators[events[trace.links.operators] > 0]
     rows = rows[outermost[rows] == rows]
     groups = group_by(trace.name[rows].astype(np.int64))
-    sums = [groups.sums(part[rows]).tolist() for part in (increase, own[0], allocation, own[1])]
+    sums = [groups.sums(part[rows]).tolist() for part in (increase, own[0], allocation, own[1], allocations)]
     table = [
         MemoryRow(
             name=trace.names[name],
@@ -259,6 +260,7 @@ def _memory_rows(
             self_size_increase_bytes=sums[1][index],
             allocation_bytes=sums[2][index],
             self_allocation_bytes=sums[3][index],
+            allocations=sums[4][index],
         )
         for index, (name, calls) in enumerate(zip(groups.keys.tolist(), groups.calls().tolist(), strict=True))
     ]
@@ -275,6 +277,7 @@ def _memory_rows(
                 self_size_increase_bytes=change,
                 allocation_bytes=allocated,
                 self_allocation_bytes=allocated,
+                allocations=int((outside > 0).sum()),
             )
         )
     return sorted(table, key=lambda row: (-row.self_allocation_bytes, row.name or ""))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_flops.analysis.trace.columns import CollectiveArguments, Lane, MemoryEvents, Trace, TraceFormatError
+from lightning_flops.analysis.trace.columns import Lane, Trace, TraceFormatError
 from lightning_flops.analysis.trace.head import place_in_run
 from lightning_flops.analysis.trace.names import KIND_OF_CATEGORY, Kind, is_scope_written_as_operator
-from lightning_flops.analysis.trace.values import bytes_of, int32, int64
+from lightning_flops.analysis.trace.values import int32, int64
 from lightning_flops.records import TraceColumns
 
 
@@ -39,17 +39,6 @@ def trace_from_columns(
         raise TraceFormatError(f"{source}: the trace holds no events of torch.profiler")
     nowhere = np.full(len(kept), -1, dtype=np.int64)
     unknown = np.full(len(kept), np.nan)
-    memory_count = len(columns.memory_bytes)
-    memory = MemoryEvents(
-        lane=int32(columns.memory_thread),
-        time_ns=int64(columns.memory_time_ns),
-        bytes=int64(columns.memory_bytes),
-        device_type=np.zeros(memory_count, dtype=np.int32),
-        device=np.full(memory_count, -1, dtype=np.int32),
-        address=np.full(memory_count, -1, dtype=np.int64),
-        total_allocated=np.full(memory_count, -1, dtype=np.int64),
-        total_reserved=np.full(memory_count, -1, dtype=np.int64),
-    )
     return Trace(
         source=source,
         names=columns.names,
@@ -74,14 +63,8 @@ def trace_from_columns(
         stacks=(),
         launch_shape=nowhere.astype(np.int32),
         launch_shapes=(),
-        collectives={
-            new: CollectiveArguments(bytes=bytes_of(*columns.inputs[old]))
-            for new, old in enumerate(kept.tolist())
-            if old in columns.inputs
-        }
-        if columns.inputs
-        else {},
-        memory=memory if memory_count else None,
+        collectives={},
+        memory=None,
         devices=(),
         **place_in_run(metadata),
         metadata=metadata,

@@ -17,6 +17,7 @@ from lightning_flops.analysis.trace.device import (
     launch_statistics,
 )
 from lightning_flops.analysis.trace.flops import Formulas, trace_flops
+from lightning_flops.analysis.trace.memory_curve import memory_curves
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
 from lightning_flops.analysis.trace.operators import memory_table, operator_table, operators_by_shape
@@ -65,6 +66,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceRep
         idle=idle_times(trace),
         launches=launch_statistics(trace),
         notes=trace.notes,
+        memory_curves=memory_curves(trace),
         operators_by_shape=operators_by_shape(trace),
         flops=None if formulas is None else trace_flops(trace, formulas, modules),
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from array import array
-from collections.abc import Mapping
 from typing import Any
 
 from lightning_flops.records import TraceColumns
@@ -15,7 +13,6 @@ _READERS = (
     "duration_ns",
     "fwd_thread_id",
     "name",
-    "nbytes",
     "sequence_nr",
     "start_ns",
 )
@@ -24,12 +21,12 @@ _READERS = (
 _HOST_CATEGORIES = frozenset(("cpu_op", "user_annotation", "cpu_instant_event", "python_function"))
 """For these categories raw events contain all that a file does. A trace with any other is read from its file."""
 
-_COMMUNICATES = re.compile(r"(gloo|mpi|ucc):")
-"""Scopes in which a process group of the host communicates."""
-
 
 def columns_of(events: list[Any]) -> TraceColumns | None:
-    """The events as columns; None if a device took part, or if this torch's events do not contain enough."""
+    """The events as columns; None if a device took part, or if this torch's events do not contain enough.
+
+    Shapes and memory are not among the columns: a trace that has them is read from its file.
+    """
     if not events or not all(hasattr(events[0], name) for name in _READERS):
         return None
     categories: dict[str, int] = {}
@@ -40,9 +37,7 @@ def columns_of(events: list[Any]) -> TraceColumns | None:
     threads: dict[int, int] = {}
     name = array("i", [names.setdefault(event.name(), len(names)) for event in events])
     thread = array("i", [threads.setdefault(event.device_resource_id(), len(threads)) for event in events])
-    start_ns = array("q", [event.start_ns() for event in events])
     sequence = array("q", [event.sequence_nr() for event in events])
-    memory = [place for place, one in enumerate(name) if one == names["[memory]"]] if "[memory]" in names else []
     return TraceColumns(
         names=tuple(names),
         categories=tuple(categories),
@@ -50,7 +45,7 @@ def columns_of(events: list[Any]) -> TraceColumns | None:
         name=name,
         category=category,
         thread=thread,
-        start_ns=start_ns,
+        start_ns=array("q", [event.start_ns() for event in events]),
         duration_ns=array("q", [event.duration_ns() for event in events]),
         sequence=sequence,
         forward_thread=array(
@@ -58,16 +53,4 @@ def columns_of(events: list[Any]) -> TraceColumns | None:
             # Only a node has a sequence number and a forward thread; most operators have neither.
             [event.fwd_thread_id() if one >= 0 else -1 for event, one in zip(events, sequence, strict=True)],
         ),
-        memory_thread=array("i", [thread[place] for place in memory]),
-        memory_time_ns=array("q", [start_ns[place] for place in memory]),
-        memory_bytes=array("q", [events[place].nbytes() for place in memory]),
-        inputs=_inputs(events, names),
     )
-
-
-def _inputs(events: list[Any], names: Mapping[str, int]) -> dict[int, tuple[list[Any], list[Any]]]:
-    """Shapes and dtypes that each scope such as ``gloo:all_reduce`` sends, by its place, if shapes were recorded."""
-    if not any(_COMMUNICATES.match(name) for name in names):
-        return {}
-    scopes = ((place, event) for place, event in enumerate(events) if _COMMUNICATES.match(event.name()))
-    return {place: (event.shapes(), event.dtypes()) for place, event in scopes if event.shapes()}

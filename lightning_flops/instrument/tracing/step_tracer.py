@@ -263,7 +263,9 @@ class StepTracer:
 
     def _read(self, profiler: Any, signature: StepSignature, metadata: Mapping[str, Any]) -> TracedStepRecord:
         events = profiler.profiler.kineto_results.events()
-        columns = raw_events.columns_of(events)
+        # Arguments of calls and addresses of memory stand in the file alone.
+        in_file_alone = self._settings["record_shapes"] or self._settings["profile_memory"]
+        columns = None if in_file_alone else raw_events.columns_of(events)
         path = self._export(profiler) if self._keep_file or columns is None else None
         return TracedStepRecord(
             index=self._first_index,

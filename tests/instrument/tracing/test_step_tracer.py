@@ -168,12 +168,22 @@ def test_a_step_is_recorded_with_its_number_its_phases_and_every_module() -> Non
         assert found[name].own_backward_us > 0
 
 
-@pytest.mark.parametrize("settings", [{}, {"record_shapes": True}, {"profile_memory": True}, {"with_stack": True}])
+@pytest.mark.parametrize("settings", [{}, {"with_stack": True}])
 def test_what_is_read_in_memory_is_what_the_trace_file_says(settings: dict[str, bool]) -> None:
     tracer, record = traced(Net(reentrant=True), keep_file=True, **settings)
     assert record.columns is not None and record.path is not None
     in_memory = trace_from_columns(record.columns, process=record.process, metadata=record.metadata, source=record.path)
     assert analyze_trace(in_memory) == analyze_trace(load_trace(record.path))
+    assert tracer.record is record
+
+
+@pytest.mark.parametrize("setting", ["record_shapes", "profile_memory"])
+def test_what_stands_in_the_file_alone_is_read_from_it(setting: str) -> None:
+    tracer, record = traced(Net(), keep_file=False, **{setting: True})
+    assert record.columns is None and record.path is not None
+    report = analyze_trace(load_trace(record.path))
+    assert (report.operators_by_shape is not None) == (setting == "record_shapes")
+    assert (report.memory_curves is not None) == (setting == "profile_memory")
     assert tracer.record is record
 
 
