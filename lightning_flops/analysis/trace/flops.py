@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -162,11 +163,14 @@ def _ask(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], np
     results = {sizes: index for index, sizes in enumerate(dict.fromkeys(told.values()))}
     result = np.full(len(trace), -1, dtype=np.int64)
     result[list(told)] = [results[sizes] for sizes in told.values()]
-    calls = np.stack([trace.name[rows], trace.inputs[rows], result[rows]])
-    different, index = np.unique(calls, axis=1, return_inverse=True)
+    # One number for name, inputs and result; the last two may be -1.
+    many, more = len(trace.recorded_inputs) + 1, len(results) + 1
+    calls = (trace.name[rows] * np.int64(many) + trace.inputs[rows] + 1) * more + result[rows] + 1
+    different, index = np.unique(calls, return_inverse=True)
     sizes_of = tuple(results)
     works = []
-    for name, inputs, sizes in different.T.tolist():
+    for call in different.tolist():
+        name, inputs, sizes = call // more // many, call // more % many - 1, call % more - 1
         recorded = _NO_INPUTS if inputs < 0 else trace.recorded_inputs[inputs]
         known = None if sizes < 0 else sizes_of[sizes]
         work = formulas(RecordedCall(operator=trace.names[name], inputs=recorded, result=known))
@@ -191,22 +195,23 @@ def _results_told(trace: Trace) -> dict[int, tuple[int, ...]]:
     if all(one.concrete is not None for one in trace.recorded_inputs):
         return {}  # what torch writes since 2.0
     told: dict[int, tuple[int, ...]] = {}
+    sizes_at = lru_cache(maxsize=None)(partial(_sizes_at, trace))
     convolves = trace.names_where(lambda name: "convolution" in name.lower())
     operators = trace.links.operators
     here = operators[convolves[operators]]
     nodes = here[(trace.forward_thread[here] > 0) & (trace.sequence[here] >= 0) & (trace.inputs[here] >= 0)]
     gradients = {
-        number: _sizes_at(trace, inputs, 0)
+        number: sizes_at(inputs, 0)
         for number, inputs in zip(trace.sequence[nodes].tolist(), trace.inputs[nodes].tolist(), strict=True)
     }
     for row in here[trace.inputs[here] >= 0].tolist():
         name, above = trace.names[trace.name[row]], int(trace.links.parent[row])
         sizes = None
         if (place := _GRADIENT_OF.get(name.rpartition("_backward_")[2])) is not None:
-            sizes = _sizes_at(trace, int(trace.inputs[above]), place) if above >= 0 else None
+            sizes = sizes_at(int(trace.inputs[above]), place) if above >= 0 else None
         elif trace.forward_thread[row] <= 0 and trace.sequence[row] >= 0:
             sizes = gradients.get(int(trace.sequence[row]))
-            values, weight = (_sizes_at(trace, int(trace.inputs[row]), place) for place in (0, 1))
+            values, weight = (sizes_at(int(trace.inputs[row]), place) for place in (0, 1))
             # The number may be another node's, where this call made none.
             if sizes is not None and (values is None or weight is None or sizes[:2] != (*values[:1], *weight[:1])):
                 sizes = None

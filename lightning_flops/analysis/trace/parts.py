@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,8 +61,9 @@ def pieces_of_steps(trace: Trace) -> Pieces:
     steps = trace.steps
     names: list[str] = []
     starts, ends = [], []
+    marks = _marks(trace)
     for index in range(len(steps)):
-        of_step, host = _segments(trace, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
+        of_step, host = _segments(marks, int(steps.host_start_ns[index]), int(steps.host_end_ns[index]))
         first, last = steps.start_ns[index], steps.end_ns[index]
         borders = np.clip(_on_device(trace, host), first, last)
         borders[0], borders[-1] = first, last
@@ -75,8 +77,9 @@ def moments_of(trace: Trace, part: str) -> Intervals | None:
     """Moments of the steps whose innermost mark is that of *part*; None if no part is marked."""
     starts, ends = [], []
     marked = False
+    marks = _marks(trace)
     for first, last in zip(trace.steps.host_start_ns.tolist(), trace.steps.host_end_ns.tolist(), strict=True):
-        names, cuts = _segments(trace, first, last)
+        names, cuts = _segments(marks, first, last)
         marked |= len(names) > 1
         mine = np.flatnonzero([name == part for name in names])
         starts.append(cuts[mine])
@@ -84,22 +87,22 @@ def moments_of(trace: Trace, part: str) -> Intervals | None:
     return merge(np.concatenate(starts), np.concatenate(ends)) if marked else None
 
 
-def _segments(trace: Trace, first: int, last: int) -> tuple[list[str], Ints]:
-    """The step from *first* to *last* cut at every mark's borders: the innermost part of each piece, and the cuts."""
+def _marks(trace: Trace) -> list[tuple[int, int, str]]:
+    """Start, end and part of every mark, by start, outer before inner."""
     parts = [marked_phase(name) for name in trace.names]
     is_mark = np.array([part is not None for part in parts], dtype=bool)
     rows = np.flatnonzero((trace.kind == Kind.ANNOTATION) & is_mark[trace.name])
-    rows = rows[(trace.start_ns[rows] >= first) & (trace.start_ns[rows] < last)]
     rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows]))]
-    marks = [
-        (start, min(end, last), part)
-        for start, end, name in zip(
-            trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), trace.name[rows].tolist(), strict=True
-        )
-        if (part := parts[name]) is not None
-    ]
+    columns = (trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist(), trace.name[rows].tolist())
+    return [(start, end, part) for start, end, name in zip(*columns, strict=True) if (part := parts[name]) is not None]
+
+
+def _segments(marks: list[tuple[int, int, str]], first: int, last: int) -> tuple[list[str], Ints]:
+    """The step from *first* to *last* cut at every mark's borders: the innermost part of each piece, and the cuts."""
+    begin, end = bisect_left(marks, (first,)), bisect_left(marks, (last,))
+    inside = [(start, min(until, last), part) for start, until, part in marks[begin:end]]
     names, cuts = [], [first]
-    for end, part in _pieces(marks, last):
+    for end, part in _pieces(inside, last):
         names.append(part)
         cuts.append(end)
     return names, np.array(cuts, dtype=np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -58,6 +58,15 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "bool": torch.bool,
 }
 """What C++ calls the dtypes, in lower case: several compilers differ in the words, and old files in their case."""
+
+_SHAPES: Mapping[str, Callable[..., torch.Tensor]] = {
+    "aten::mm": lambda a, b, *_: a.new_empty((a.shape[0], b.shape[1])),
+    "aten::bmm": lambda a, b, *_: a.new_empty((a.shape[0], a.shape[1], b.shape[2])),
+    "aten::addmm": lambda c, a, b, *_: a.new_empty((a.shape[0], b.shape[1])),
+    "aten::linear": lambda x, weight, *_: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    "aten::baddbmm": lambda c, a, b, *_: a.new_empty((a.shape[0], a.shape[1], b.shape[2])),
+}
+"""What the commonest operators return: torch's own rules for some of these import its compiler, which takes seconds."""
 
 _TENSOR_LISTS = ("tensorlist", "tensor[]")
 
@@ -250,6 +259,8 @@ def _result(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tol
     """What the call returned, as meta tensors: by torch's own rules, else of the sizes told elsewhere in the trace."""
     if function is not None:
         try:
+            if (shape := _SHAPES.get(schema_of(function).name)) is not None:
+                return shape(*args)
             with torch.no_grad():
                 return function(*args, **kwargs)
         except Exception:  # an argument is not written, or the operator has no rule for shapes
