@@ -115,4 +115,5 @@ def _end(process: Any) -> None:
     if process.pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # its own session: itself, and what it has started
+    process.kill()  # if it had none yet
     process.join(_GRACE_SEC)
