@@ -28,8 +28,8 @@ from .time_report import RESULT, write_section
 logger = logging.getLogger("benchmarks.counted_share")
 
 MODULE = "benchmarks.counted_share"
-VOCAB, WIDTH, BATCH = 100, 64, 4
-SHORTEST, LONGEST = 8, 200
+VOCAB, WIDTH, BATCH = 50, 16, 4
+SHORTEST, LONGEST = 9, 100
 SHARE = Target(limit=0.5, unit="%")
 
 
@@ -61,7 +61,7 @@ class Encoder(nn.Module):
         """Makes the layers."""
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, batch_first=True)
         self.head = nn.Linear(WIDTH, VOCAB)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ def report(runs: Sequence[Run]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, writes its section of the results, and returns 0."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
-    parser.add_argument("--seconds", type=float, nargs="+", default=[10.0, 30.0, 90.0], help="how long each run trains")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[20.0, 60.0], help="how long each run trains")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     restart_in_one_thread_environment(MODULE)
