@@ -207,10 +207,12 @@ def test_tensorboards_own_pages_show_the_pictures_and_the_charts(address: str, d
         assert page.get_by_text("flops_profiler/modules", exact=True).is_visible()
         widths = [one.evaluate("one => one.decode().then(() => one.naturalWidth)") for one in pictures.all()]
         assert widths == [720, 720]
+        page = watched.context.new_page()
+        page.set_default_timeout(90_000)  # TensorBoard draws a dozen charts at once
         page.goto(f"{address}#custom_scalars")
-        for group in scalar_charts():
-            page.get_by_text(group, exact=True).wait_for()
         page.get_by_text("Seconds of a step", exact=True).wait_for()
+        for group in scalar_charts():
+            page.get_by_text(group, exact=True).wait_for(state="attached")
         # The line of each of its tags is there.
         page.get_by_text(f"{PROFILES}/global_step_sec (version_0)").wait_for(state="attached")
         page.get_by_text(f"{PROFILES}/bwd_latency_sec (version_0)").wait_for(state="attached")

@@ -1203,6 +1203,10 @@ export interface TraceReport {
    */
   notes: string[];
   /**
+   * Memory of each device over time; None where memory was not recorded.
+   */
+  memory_curves: MemoryCurve[] | null;
+  /**
    * Each operator by the sizes of its inputs, the longest first; None where shapes were not recorded.
    */
   operators_by_shape: OperatorShapeRow[] | null;
@@ -1799,6 +1803,10 @@ export interface MemoryRow {
    * Allocated without what it called, frees left out.
    */
   self_allocation_bytes: number;
+  /**
+   * How often memory was allocated, with what it called.
+   */
+  allocations: number;
 }
 /**
  * What one module allocated and freed on one device in its forward, or in its backward, all steps together.
@@ -1933,6 +1941,77 @@ export interface LaunchRow {
    * Device events that began over ``LONG_DELAY_US`` after their call returned: they waited in the stream's queue.
    */
   long_delays: number;
+}
+/**
+ * Memory of one device over time.
+ */
+export interface MemoryCurve {
+  /**
+   * Whose memory it is.
+   */
+  device_type: "host" | "device";
+  /**
+   * -1 for the host.
+   */
+  device: number;
+  /**
+   * Whether bytes are all that the allocator had given out; else the change since the trace began.
+   */
+  absolute: boolean;
+  /**
+   * The most at any moment.
+   */
+  peak_bytes: number;
+  /**
+   * When that was, after the first event of the trace.
+   */
+  peak_us: number;
+  /**
+   * In which step; None outside of steps, and where they are not marked.
+   */
+  peak_step: number | null;
+  /**
+   * What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0.
+   */
+  held: HeldMemory[] | null;
+  /**
+   * In order of time, some hundreds at most: of each stretch the highest.
+   */
+  points: MemoryPoint[];
+}
+/**
+ * Memory that was allocated in one place and not yet freed at the peak.
+ */
+export interface HeldMemory {
+  /**
+   * In whose forward or backward; None where that is not known.
+   */
+  module: string | null;
+  /**
+   * The outermost operator that was running; None outside of operators and, without allocations, before the trace.
+   */
+  operator: string | null;
+  /**
+   * All together.
+   */
+  bytes: number;
+  /**
+   * How many there are; None for what was there before the trace.
+   */
+  allocations: number | null;
+}
+/**
+ * How much was allocated at a moment.
+ */
+export interface MemoryPoint {
+  /**
+   * After the first event of the trace.
+   */
+  us: number;
+  /**
+   * As ``MemoryCurve.peak_bytes``.
+   */
+  bytes: number;
 }
 /**
  * All calls of one operator with inputs of the same sizes and dtypes.
