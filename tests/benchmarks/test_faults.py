@@ -166,7 +166,7 @@ def test_settings_are_taken_or_refused_in_the_right_words(raised: Exception | No
     assert [fault.kind for fault in found] == kinds
 
 
-GOOD = {"code": 1, "shown": "", "said": "lightning-flops: a.json: no trace\n", "grown": 10}
+GOOD = {"code": 2, "shown": "", "said": "lightning-flops: a.json: no trace\n", "grown": 10}
 
 
 @pytest.mark.parametrize(
