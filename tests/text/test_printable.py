@@ -83,7 +83,7 @@ def test_the_command_line_complains_on_one_printable_line(
     monkeypatch.setattr("sys.argv", list(sys.argv))
     monkeypatch.setattr("sys.meta_path", list(sys.meta_path))
     missing = str(tmp_path / f"no{HOSTILE}such.json")
-    assert main(["trace", missing]) == 1
+    assert main(["trace", missing]) == 2
     assert main(["run", missing]) == 2
     said = capsys.readouterr().err.split("\n")
     assert len(said) == 3 and said[2] == ""
