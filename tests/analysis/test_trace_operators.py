@@ -280,6 +280,13 @@ def test_operator_that_calls_itself_is_counted_once() -> None:
     assert sum(row.host_self.total_us for row in table) == 10 + 9
 
 
+def test_a_call_inside_the_same_operator_may_seem_to_end_after_it() -> None:
+    table = operator_table(trace(operator("aten::sum", 0, 2), operator("aten::sum", 1, 2)))
+    assert table is not None
+    # By rounding: one call, from 0 to 3, and nothing else ran in it.
+    assert [(row.calls, row.host.total_us, row.host_self.total_us) for row in table] == [(1, 3, 3)]
+
+
 def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
     table = memory_table(
         trace(

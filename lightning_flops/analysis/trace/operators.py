@@ -33,19 +33,20 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
     launched = device_ns_of_operators(trace)
     all_device = with_callees(trace, launched)
     own_device = _by_outermost(outermost, launched)[rows]
+    host_all = _host_ns(trace, outermost)
     groups = group_by(trace.name[rows].astype(np.int64))
     host_whole, device_whole = int(host_self.sum()), int(own_device.sum())
-    host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
+    host = groups.durations(host_all[rows], whole_ns=host_whole)
     own_host = groups.durations(host_self, whole_ns=host_whole)
     device = groups.durations(all_device[rows], whole_ns=device_whole)
     device_self = groups.durations(own_device, whole_ns=device_whole)
     children = _children(
         trace,
         all_device=all_device,
-        host_totals=dict(zip(groups.keys.tolist(), groups.sums(trace.duration_ns[rows]).tolist(), strict=True)),
+        host_totals=dict(zip(groups.keys.tolist(), groups.sums(host_all[rows]).tolist(), strict=True)),
         device_totals=dict(zip(groups.keys.tolist(), groups.sums(all_device[rows]).tolist(), strict=True)),
     )
-    called_from = _called_from(trace, rows, all_device)
+    called_from = _called_from(trace, rows, host_all, all_device)
     table = [
         OperatorRow(
             name=trace.names[name],
@@ -79,7 +80,7 @@ def operators_by_shape(trace: Trace) -> tuple[OperatorShapeRow, ...] | None:
     groups = group_by(trace.name[rows] * np.int64(len(numbers)) + number)
     listed = tuple(numbers)
     host_whole, device_whole = int(host_self[rows].sum()), int(own_device[rows].sum())
-    host = groups.durations(trace.duration_ns[rows], whole_ns=host_whole)
+    host = groups.durations(_host_ns(trace, outermost)[rows], whole_ns=host_whole)
     own_host = groups.durations(host_self[rows], whole_ns=host_whole)
     device = groups.durations(all_device[rows], whole_ns=device_whole)
     device_self = groups.durations(own_device[rows], whole_ns=device_whole)
@@ -105,14 +106,14 @@ def _dtypes_in_words(types: Sequence[object]) -> str:
     return ", ".join(str(one) for one in types if one and not str(one).startswith(_NO_TENSOR))
 
 
-def _called_from(trace: Trace, rows: Ints, all_device: Ints) -> dict[int, tuple[CalledFrom, ...]]:
+def _called_from(trace: Trace, rows: Ints, all_host: Ints, all_device: Ints) -> dict[int, tuple[CalledFrom, ...]]:
     """Lines of the user's code that called the operators of each name, by the index of that name."""
     listed, of_row = places(trace)
     if not listed:
         return {}
     rows = rows[of_row[rows] >= 0]
     groups = group_by(trace.name[rows] * np.int64(len(listed)) + of_row[rows])
-    columns = (groups.keys, groups.calls(), groups.sums(trace.duration_ns[rows]), groups.sums(all_device[rows]))
+    columns = (groups.keys, groups.calls(), groups.sums(all_host[rows]), groups.sums(all_device[rows]))
     found: dict[int, list[CalledFrom]] = {}
     for key, calls, host_ns, device_ns in zip(*(column.tolist() for column in columns), strict=True):
         one = CalledFrom(
@@ -141,6 +142,14 @@ def outermost_calls(trace: Trace) -> Ints:
         found[rows[same]] = above[same]
         above = links.parent[above]
     return found
+
+
+def _host_ns(trace: Trace, outermost: Ints) -> Ints:
+    """For each outermost call its length: to the end of the last call in it, which may seem later, by rounding."""
+    ends = trace.end_ns.copy()
+    inside = outermost >= 0
+    np.maximum.at(ends, outermost[inside], trace.end_ns[inside])
+    return ends - trace.start_ns
 
 
 def _by_outermost(outermost: Ints, values: Ints) -> Ints:
