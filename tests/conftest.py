@@ -1,12 +1,41 @@
-"""What a run of tests says at its end: how many were skipped for want of a tool, a line for each reason."""
+"""A run of tests: the files that take long come first, and its end says how many were skipped for want of a tool."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
+import pytest
+
+_LONG = (
+    "tests/test_flops_law.py",
+    "tests/laws/test_failures_at_every_line.py",
+    "tests/test_docs.py",
+    "tests/benchmarks/test_gpu.py",
+    "tests/loops/test_find_loop.py",
+    "tests/corpus/test_checkpointing_the_corpus.py",
+    "tests/deepspeed/test_failures.py",
+    "tests/benchmarks/test_foreign_suite.py",
+    "tests/page/test_page.py",
+    "tests/ranks/test_faults.py",
+    "tests/ranks/test_example.py",
+    "tests/test_examples.py",
+    "tests/lightning/test_entry_points.py",
+    "tests/deepspeed/test_run_command.py",
+)
+"""Files that take half a minute or more, the longest first.
+
+A file runs in one process: one of these that began last would keep the others waiting for its end.
+"""
+
 _TOOLS = "tests.page.install_tools"
 """Stands in the reason of every test that needs a tool which only this installs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take long first; all others stay in their order."""
+    place = {name: number for number, name in enumerate(_LONG)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(_LONG)))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
