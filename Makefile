@@ -45,11 +45,9 @@ demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
 	$(RUN) -m torch.distributed.run --standalone --nproc-per-node $(PROCESSES) \
 		-m lightning_flops run examples/deepspeed_gpt.py --zero $(ZERO)
 
-# A file of tests runs in one process, three files at a time for two cores, as many tests wait for programs that they have
-# started; each process computes on one core. tests/conftest.py puts the longest files first.
-# What torch compiles there is kept beside DeepSpeed's operators, for the next time.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 2) * 3 // 2))')
-PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A file of tests runs in one process, several files at a time, the longest first (tests/conftest.py); each process
+# computes on one core. What torch compiles there is kept beside DeepSpeed's operators, for the next time.
+PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: lint docs
 	$(RUN) -m tests.deepspeed.compile_operators

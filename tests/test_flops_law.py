@@ -80,6 +80,7 @@ def test_what_causal_attention_skips_is_a_law_too() -> None:
         assert answer.hardware_flops == answer.model_flops + answer.recompute - answer.causal_skipped
 
 
+@pytest.mark.slow
 def test_t5_has_two_lengths() -> None:
     model = tiny(
         "T5ForConditionalGeneration", "T5Config", vocab_size=31, d_model=12, d_kv=5, d_ff=20, num_layers=1,
@@ -155,6 +156,7 @@ def test_mixtral_sends_every_token_to_two_experts() -> None:
         assert (answer.forward, answer.backward) == (forward, 2 * forward)
 
 
+@pytest.mark.slow
 def test_vit_whose_images_change_in_whole_patches() -> None:
     """Images of 9 pixels lose a row at patches of 4: the law is of multiples, and 9 is counted by itself."""
     model = tiny(

@@ -214,9 +214,10 @@ def test_the_others_end_in_time_with_the_report_of_what_is_left(
         assert missing == {}
         assert profile.ranks.answered == ranks
     else:
-        assert list(missing) == [rank]
-        assert missing[rank].startswith(reason)
-        assert profile.ranks.answered == ranks - 1
+        # Rank 2 may wait for rank 0 in a collective until that has ended, and then its answer comes too late.
+        assert rank in missing and missing.keys() <= {rank, 2}
+        assert all(why.startswith(reason) for why in missing.values())
+        assert profile.ranks.answered == ranks - len(missing)
 
 
 @pytest.mark.slow
