@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.stragglers import are_compared, longest_own_time
@@ -26,6 +27,8 @@ from lightning_flops.schema.trace_events import (
 from lightning_flops.schema.trace_steps import Durations, PhaseRow, StepTime
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, duration, percent, plain, si
+
+Row = TypeVar("Row", OperatorRow, OperatorShapeRow)
 
 TOP_ROWS = 20
 """How many rows of a long table are shown unless more are asked for."""
@@ -347,16 +350,7 @@ def _operators(report: TraceReport, view: View, children: bool) -> list[str]:
     with_device = any(row.device is not None for row in report.operators)
     head = ["operator", "calls", "host self", "ratio", "host total", "mean", "max", "min"]
     rows = []
-    shown = view.sorted(
-        report.operators,
-        name=lambda row: row.name,
-        calls=lambda row: row.calls,
-        total=lambda row: _lead(row).total_us,
-        self=lambda row: (row.device_self or row.host_self).total_us,
-        mean=lambda row: _lead(row).mean_us,
-        max=lambda row: _lead(row).max_us,
-        min=lambda row: _lead(row).min_us,
-    )[: view.rows]
+    shown = _first_operators(report.operators, view)
     for row in shown:
         cells = [_short(row.name), plain(row.calls), _us(row.host_self.total_us), percent(row.host_self.ratio)]
         cells += [_us(row.host.total_us), _us(row.host.mean_us), _us(row.host.max_us), _us(row.host.min_us)]
@@ -378,6 +372,20 @@ def _operators(report: TraceReport, view: View, children: bool) -> list[str]:
         *_operators_on_device(shown, view),
         *_operators_by_shape(report, view),
     ]
+
+
+def _first_operators(rows: Sequence[Row], view: View) -> Sequence[Row]:
+    """The rows that are shown, in the order that was asked for."""
+    return view.sorted(
+        rows,
+        name=lambda row: row.name,
+        calls=lambda row: row.calls,
+        total=lambda row: _lead(row).total_us,
+        self=lambda row: (row.device_self or row.host_self).total_us,
+        mean=lambda row: _lead(row).mean_us,
+        max=lambda row: _lead(row).max_us,
+        min=lambda row: _lead(row).min_us,
+    )[: view.rows]
 
 
 def _lead(row: OperatorRow | OperatorShapeRow) -> Durations:
@@ -409,16 +417,7 @@ def _operators_on_device(shown: Sequence[OperatorRow], view: View) -> list[str]:
 def _operators_by_shape(report: TraceReport, view: View) -> list[str]:
     if not report.operators_by_shape:
         return []
-    shown = view.sorted(
-        report.operators_by_shape,
-        name=lambda row: row.name,
-        calls=lambda row: row.calls,
-        total=lambda row: _lead(row).total_us,
-        self=lambda row: (row.device_self or row.host_self).total_us,
-        mean=lambda row: _lead(row).mean_us,
-        max=lambda row: _lead(row).max_us,
-        min=lambda row: _lead(row).min_us,
-    )[: view.rows]
+    shown = _first_operators(report.operators_by_shape, view)
     with_device = any(row.device is not None for row in shown)
     head = ["by input shape", "sizes", "calls", "host self", "host total", "mean"]
     head += ["device self", "device total", "mean"] if with_device else []
