@@ -47,6 +47,9 @@ _GRADIENT_OF = {"input": 0, "weight": 2, "weights": 2}
 """Where the argument stands, in the backward of a convolution as a whole, that a part of it makes the gradient of."""
 
 _NO_SHAPES = "its shapes were not recorded"
+_TOO_MANY = "its shapes give more FLOPs or bytes than a trace can have"
+_LARGEST_SUM = 2**61
+"""No sum over a trace is larger, so that three of them together are still an integer of a column."""
 
 
 class FlopPart(IntEnum):
@@ -177,7 +180,19 @@ def _ask(trace: Trace, formulas: Formulas) -> tuple[tuple[RecordedWork, ...], np
         works.append(work if inputs >= 0 else _without_shapes(work))
     numbers = np.full(len(trace), -1, dtype=np.int32)
     numbers[rows] = index.reshape(-1)
-    return tuple(works), numbers
+    return _summable(works, np.bincount(index.reshape(-1)).tolist()), numbers
+
+
+def _summable(works: Sequence[RecordedWork], uses: Sequence[int]) -> tuple[RecordedWork, ...]:
+    """*works*, each used so often; if their sums would not fit a column, without those that are to blame."""
+    largest = [max(work.flops, work.recompute, work.causal_skipped, work.bytes or 0) for work in works]
+    if sum(one * used for one, used in zip(largest, uses, strict=True)) <= _LARGEST_SUM:
+        return tuple(works)
+    most = _LARGEST_SUM // sum(uses)
+    return tuple(
+        work if one <= most else RecordedWork(role="unread", operator=work.operator, heavy=True, reason=_TOO_MANY)
+        for work, one in zip(works, largest, strict=True)
+    )
 
 
 def _without_shapes(work: RecordedWork) -> RecordedWork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -378,6 +379,44 @@ def test_operator_of_somebody_elses_is_listed_where_it_may_multiply() -> None:
     assert ask("mylib::count", [[4, 5]], ["float"]).heavy  # it takes floating-point numbers
     assert not ask("mylib::count", [[4, 5]], ["long int"]).heavy
     assert ask("aten::relu", [[4, 5]], ["float"]).role == "free"
+
+
+def trace_of_products(path: Path, *sizes: int) -> Path:
+    """A trace of products of square matrices."""
+    events = [
+        {
+            **{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 10 * place, "dur": 5},
+            "args": {
+                "Input Dims": [[size, size]] * 2,
+                "Input type": ["float"] * 2,
+                "Input Strides": [[size, 1]] * 2,
+                "Concrete Inputs": ["", ""],
+            },
+        }
+        for place, size in enumerate(sizes)
+    ]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_large_products_are_summed_exactly(tmp_path: Path) -> None:
+    # 2 x 2^19 x 2^19 x 2^19, and 2 x 4 x 4 x 4.
+    path = trace_of_products(tmp_path / "one.json", 2**19, 4)
+    flops = analyze_trace(load_trace(path), formulas=recorded_work).flops
+    assert flops is not None
+    assert flops.steps[0].forward == 2**58 + 128
+    assert not flops.lower_bound
+
+
+@pytest.mark.parametrize("sizes", [(2**20, 2**20, 4), (2**31, 4), (2**31, 2**31, 2**31, 4)], ids=str)
+def test_products_that_no_trace_can_have_are_listed(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    flops = analyze_trace(load_trace(trace_of_products(tmp_path / "huge.json", *sizes)), formulas=recorded_work).flops
+    assert flops is not None
+    assert flops.steps[0].forward == 2 * 4 * 4 * 4
+    assert flops.lower_bound
+    (row,) = flops.uncounted
+    assert (row.name, row.calls) == ("aten.mm", len(sizes) - 1)
+    assert row.reason == "its shapes give more FLOPs or bytes than a trace can have"
 
 
 def test_modules_of_a_trace_with_their_calls_have_the_flops_of_their_layers(tmp_path: Path) -> None:
