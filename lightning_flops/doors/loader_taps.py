@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch.utils.data import DataLoader
 
-from lightning_flops.instrument.batches import Shapes, tensor_shapes
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
@@ -23,7 +22,6 @@ from lightning_flops.session.noted_calls import NotedCalls
 
 if TYPE_CHECKING:
     from lightning_flops.instrument.patches import Make
-    from lightning_flops.records import BatchTokens
     from lightning_flops.session.border import Border
     from lightning_flops.session.session import Session
 
@@ -84,7 +82,7 @@ class LoaderTaps:
         self._fetching = False
         self._monitored_fetch = False
         self._fetched_since = 0.0
-        self._calls = NotedCalls(lambda kinds, facts: None) if calls is None else calls
+        self._calls = NotedCalls(lambda kinds, facts: None, tokens=session.tokens) if calls is None else calls
         self._iterator: Callable[[], Any] | None = None
         self._iterator_is_used_up = False
         self._modes_outside = 0
@@ -108,7 +106,6 @@ class LoaderTaps:
             LoaderTaps._monitored_fetch_begins,
             LoaderTaps._monitored_fetch_ends,
             calls=self._calls,
-            sees=LoaderTaps._to_note,
         )
 
     def _around_fetch_of_window(self) -> Make:
@@ -153,10 +150,6 @@ class LoaderTaps:
         if monitor is not None:
             self._fetched_since = monitor.now()
         return True
-
-    def _to_note(self, batch: Any) -> tuple[Shapes, BatchTokens | None]:
-        tokens = self._session.tokens
-        return tensor_shapes(batch), tokens.of(batch) if tokens.reads else None
 
     def _monitored_fetch_ends(self, call: tuple[Any, ...], batch: Any, failed: bool) -> None:
         self._monitored_fetch = False

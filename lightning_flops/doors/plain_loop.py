@@ -110,11 +110,11 @@ class PlainLoop:
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
         self._steps = LoopSteps(self, lambda: self._root, goes_on=True)
-        self._calls = NotedCalls(self._tell_noted)
         self._notes_calls = bool(optimizers)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
         )
+        self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens)
         self._any_optimizer = OptimizerHooks(
             self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
         )

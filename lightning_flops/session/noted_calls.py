@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import Any
 
 from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.session.token_reader import TokenReader
 
 FETCH, NO_BATCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDATE, UPDATE_ENDS, TOLD = range(9)
 """Kinds of what is noted. A forward, a backward and an update have two, one for the begin and the next for the end.
@@ -34,9 +35,11 @@ class NotedCalls:
 
     Args:
         tell: gets the kinds that were noted, and their facts.
+        tokens: reads the tokens of what is fetched.
     """
 
-    def __init__(self, tell: Callable[[bytes, list[Any]], object]) -> None:
+    def __init__(self, tell: Callable[[bytes, list[Any]], object], *, tokens: TokenReader) -> None:
+        self.tokens = tokens
         self.on = False
         """Calls on the thread ``thread`` are noted."""
         self.thread = 0

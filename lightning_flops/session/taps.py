@@ -11,6 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lightning_flops.instrument.batches import tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark
 from lightning_flops.session.noted_calls import FETCH, MOST_KINDS, NO_BATCH, UPDATE
@@ -192,7 +193,6 @@ class Taps:
         ends: Callable[[S, tuple[Any, ...], Any, bool], object],
         *,
         calls: NotedCalls,
-        sees: Callable[[S, Any], tuple[Any, Any]],
     ) -> Make:
         """As ``noted``, for the fetches of a class that outlives us: the wrapper holds *owner* and the border weakly.
 
@@ -201,7 +201,6 @@ class Taps:
             begins: a function of *owner* and the call's arguments; returns whether *ends* is called.
             ends: a function of *owner*, the call's positional arguments, what was returned, and whether it has raised.
             calls: holds what is noted.
-            sees: a function of *owner* and what was returned: its shapes and its tokens.
         """
         weak_border, weak_owner = weakref.ref(self._border), weakref.ref(owner)
         weak_calls = weakref.ref(calls)
@@ -230,10 +229,11 @@ class Taps:
                         if since is not None and ours is not None and noted is not None:
                             noted.fetching = False
                             ended = noted.now()
-                            found = (None, None) if failed else sees(ours, result)
+                            reader = noted.tokens
+                            tokens = reader.of(result) if reader.reads and not failed else None
                             noted.has_batch = not failed
                             noted.kinds.append(NO_BATCH if failed else FETCH)
-                            noted.facts.append((since, ended, *found))
+                            noted.facts.append((since, ended, None if failed else tensor_shapes(result), tokens))
                             if not noted.on:
                                 noted.tell_all()
                         elif ours is not None:
