@@ -254,15 +254,19 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         if self._fit is not None:
             self._fit.batch_starts(batch)
 
-    @_event
+    # It is called for every batch of the run: it has no wrapper, and a border of its own.
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """A batch is done, and with it perhaps a step."""
-        if self._fit is not None:
-            self._fit.batch_ends(batch)
-            if self._fit.session.border.closed:
-                self._fit = None
+        try:
+            fit = self._fit
+            if fit is not None:
+                fit.batch_ends(batch)
+                if fit.session.border.closed:
+                    self._fit = None
+        except BaseException as error:
+            self._broke(error)
 
     @_event
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

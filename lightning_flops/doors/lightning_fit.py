@@ -131,7 +131,7 @@ class LightningFit:
         self._context = run_context(self._trainer)
         trainer, epoch_loop = self._trainer, self._trainer.fit_loop.epoch_loop
         if self._names.has(epoch_loop, "_batches_that_stepped"):
-            self._logged_step = lambda: int(epoch_loop._batches_that_stepped)
+            self._logged_step = functools.partial(getattr, epoch_loop, "_batches_that_stepped")
         else:
             self._logged_step = lambda: int(trainer.global_step)
         profile_step = self._config.next_profile_step(steps_done=0)
