@@ -87,7 +87,7 @@ def kernel_table(trace: Trace) -> tuple[KernelRow, ...] | None:
 
 def _launch_shapes(trace: Trace, rows: Ints) -> dict[int, tuple[KernelLaunch, ...]]:
     """How the kernels of each name, by its index, were launched."""
-    found: dict[int, list[KernelLaunch]] = {name: [] for name in np.unique(trace.name[rows]).tolist()}
+    found: dict[int, list[KernelLaunch]] = {name: [] for name in distinct(trace.name[rows]).tolist()}
     count = np.int64(len(trace.launch_shapes) + 1)
     groups = group_by(trace.name[rows].astype(np.int64) * count + trace.launch_shape[rows] + 1)
     times = groups.sums(trace.duration_ns[rows]).tolist()

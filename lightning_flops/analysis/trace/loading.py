@@ -118,15 +118,23 @@ class _Begun(io.RawIOBase):
         """It is there to be read."""
         return True
 
-    def readinto(self, room: Buffer) -> int:
-        """Put the next bytes into *room*: fewer than fit where the head ends, none where the stream does."""
-        size = len(memoryview(room))
-        found = self._unread[:size] or self._rest.read(size)
-        self._unread = self._unread[size:]
-        memoryview(room)[: len(found)] = found
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, fewer than asked for where the head ends; all of them without a size."""
+        if size < 0:
+            found, self._unread = self._unread + self._rest.read(), b""
+        elif self._unread:
+            found, self._unread = self._unread[:size], self._unread[size:]
+        else:
+            found = self._rest.read(size)
         self.given += len(found)
         if self._progress is not None:
             self._progress(self.given)
+        return found
+
+    def readinto(self, room: Buffer) -> int:
+        """Put the next bytes into *room*."""
+        found = self.read(len(memoryview(room)))
+        memoryview(room)[: len(found)] = found
         return len(found)
 
 
