@@ -220,6 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
         num_sanity_val_steps=-1,
         log_every_n_steps=10,
         enable_checkpointing=False,
+        enable_model_summary=False,  # its column of FLOPs is 0 without an example_input_array
         logger=logger,
         callbacks=[profiler, accuracy],
     )
