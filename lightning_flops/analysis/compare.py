@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lightning_flops.analysis.advice_rules import STARVED
+from lightning_flops.analysis.compare_figures import EXACT, figure_difference
 from lightning_flops.analysis.compare_modules import Matches, match_modules
 from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, NO_WORK, CauseSums, Work, shared_out, split
 from lightning_flops.analysis.module_names import parent_name
@@ -385,7 +387,7 @@ class _Comparing:
 
     def _draws(self, parts: Sequence[_Part]) -> MeanDraws | None:
         """None if single steps are not known, or too few."""
-        from lightning_flops.analysis.compare_noise import LEAST_STEPS, MeanDraws
+        from lightning_flops.analysis.compare_noise import LEAST_STEPS, MeanDraws, too_few
 
         steps_a, steps_b = (_steps_of(run.timing, [part.phases for part in parts]) for run in (self._a, self._b))
         for run, steps in ((self._a, steps_a), (self._b, steps_b)):
@@ -394,10 +396,7 @@ class _Comparing:
                     f"What is noise is not known: {run.source} keeps no single steps (it is of schema version 3)."
                 )
             elif len(steps) < LEAST_STEPS:
-                self._notes.append(
-                    f"What is noise is not known: {run.source} has {len(steps)} timed steps, and less than "
-                    f"{LEAST_STEPS} say nothing of their spread."
-                )
+                self._notes.append(too_few(run.source, f"{len(steps)} timed steps"))
         if steps_a is None or steps_b is None or min(len(steps_a), len(steps_b)) < LEAST_STEPS:
             return None
         return MeanDraws(steps_a, steps_b)
@@ -605,8 +604,6 @@ _FIGURES_OF_TIME: Mapping[str, int] = {
 }
 """Figures that have the noise of a step's time, and whether they grow with it."""
 
-NO_NOISE = "single steps are not known, or too few to say what is noise"
-
 
 def _figures(a: Profile, b: Profile, parts: Sequence[_Part], draws: MeanDraws | None) -> tuple[FigureDifference, ...]:
     """Each number of the summary, with the noise of the times that it is made of."""
@@ -614,7 +611,7 @@ def _figures(a: Profile, b: Profile, parts: Sequence[_Part], draws: MeanDraws | 
     def noise(name: str) -> tuple[float, float] | None:
         """Factors from a ratio to its ends; None where the noise is not known."""
         if name not in _FIGURES_OF_TIME and name != "data_wait_ratio":
-            return 1.0, 1.0
+            return EXACT
         if draws is None:
             return None
         import numpy as np
@@ -628,37 +625,23 @@ def _figures(a: Profile, b: Profile, parts: Sequence[_Part], draws: MeanDraws | 
             return ends
         return 1 / ends[1], 1 / ends[0]
 
+    def unknown(name: str, which: str) -> str | None:
+        profile = a if which == "A" else b
+        known = profile.unavailable if profile.ranks is None else {**profile.unavailable, **profile.ranks.unavailable}
+        return known.get(name)
+
     summary_a, summary_b = a.summary(), b.summary()
     return tuple(
-        _figure(name, cast("float | None", summary_a[name]), cast("float | None", summary_b[name]), (a, b), noise)
+        figure_difference(
+            name,
+            cast("float | None", summary_a[name]),
+            cast("float | None", summary_b[name]),
+            noise=partial(noise, name),
+            unknown=partial(unknown, name),
+        )
         for name in summary_a
         if name != "advice"
     )
-
-
-def _figure(
-    name: str,
-    a: float | None,
-    b: float | None,
-    profiles: tuple[Profile, Profile],
-    noise: Callable[[str], tuple[float, float] | None],
-) -> FigureDifference:
-    ratio = low = high = None
-    reason = ""
-    if a is None or b is None:
-        which, profile = ("A", profiles[0]) if a is None else ("B", profiles[1])
-        known = profile.unavailable if profile.ranks is None else {**profile.unavailable, **profile.ranks.unavailable}
-        reason = f"not known in {which}" + (f": {known[name]}" if name in known else "")
-    elif not a and b:
-        reason = "0 in A"
-    else:
-        ratio = b / a if a else 1.0
-        ends = noise(name) if ratio != 1.0 or a else (1.0, 1.0)
-        if ends is None:
-            reason = NO_NOISE
-        else:
-            low, high = ratio * ends[0], ratio * ends[1]
-    return FigureDifference(name=name, a=a, b=b, ratio=ratio, ratio_low=low, ratio_high=high, reason=reason)
 
 
 _SETTINGS_FIRST = (

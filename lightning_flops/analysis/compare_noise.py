@@ -43,6 +43,16 @@ _MOST_PAIRED = 500
 Floats = npt.NDArray[np.float64]
 
 
+def too_few(source: str, steps: str) -> str:
+    """The sentence on a run whose steps are fewer than ``LEAST_STEPS``.
+
+    Args:
+        source: where the run is from.
+        steps: how many steps it has, in words.
+    """
+    return f"What is noise is not known: {source} has {steps}, and less than {LEAST_STEPS} say nothing of their spread."
+
+
 class MeanDraws:
     """Means of the parts of a step, drawn again from the timed steps of two runs.
 
@@ -66,9 +76,16 @@ class MeanDraws:
             of_b: a factor for each part of B.
             value_ns: the value itself.
         """
-        low, high = _ends(self._off_a @ of_a + self._off_b @ of_b)
-        low_ns, high_ns = value_ns + round(low * 1e9), value_ns + round(high * 1e9)
-        return NoiseInterval(low_ns=low_ns, high_ns=high_ns, beyond=low_ns > 0 or high_ns < 0)
+        return _around(value_ns, self._off_a @ of_a + self._off_b @ of_b)
+
+    def interval_of_part(self, part: int, *, value_ns: int) -> NoiseInterval:
+        """The noise of *value_ns*, the difference of one part.
+
+        Args:
+            part: its column.
+            value_ns: the value itself.
+        """
+        return _around(value_ns, self._off_b[:, part] - self._off_a[:, part])
 
     def ratio_ends(self, part: Floats, over: Floats | None = None) -> tuple[float, float] | None:
         """Factors from the ratio B / A of a figure to the two ends of its noise.
@@ -132,6 +149,13 @@ def _drawn_means(steps: Floats, random: np.random.RandomState) -> Floats:
         rows = ((starts + np.arange(length)) % count).reshape(len(starts), -1)[:, :count]
         drawn.append(steps[rows].mean(axis=1))
     return np.concatenate(drawn)
+
+
+def _around(value_ns: int, off: Floats) -> NoiseInterval:
+    """The interval around *value_ns* whose draws stray by so many seconds."""
+    low, high = _ends(off)
+    low_ns, high_ns = value_ns + round(low * 1e9), value_ns + round(high * 1e9)
+    return NoiseInterval(low_ns=low_ns, high_ns=high_ns, beyond=low_ns > 0 or high_ns < 0)
 
 
 def _ends(values: Floats) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from lightning_flops.errors import ComparisonError, ConfigError
 from lightning_flops.schema.comparison import Comparison
+from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.text.json_text import shown
 
 SETTING = "fail_if"
@@ -26,8 +27,11 @@ FIGURES = (
     "hardware_flops",
     "data_wait_ratio",
     "params",
+    "exposed_communication_ratio",
+    "device_memory_peak_bytes",
+    "host_memory_peak_bytes",
 )
-"""Numbers of ``Profile.summary()``."""
+"""Numbers of ``Profile.summary()``; traces have some of these, and the last three."""
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -79,13 +83,15 @@ def parse_condition(text: str) -> Condition:
     return Condition(text.strip(), figure, sign, limit)
 
 
-def judge(comparison: Comparison, condition: Condition) -> Verdict:
+def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Verdict:
     """Whether the ratio B / A of a figure keeps *condition* whatever value within its noise is the true one.
 
     Raises:
         ComparisonError: the figure, or its noise, is not known.
     """
-    figure = next(one for one in comparison.figures if one.name == condition.figure)
+    figure = next((one for one in comparison.figures if one.name == condition.figure), None)
+    if figure is None:
+        raise ComparisonError(f"{condition.text}: {condition.figure} is no figure of these")
     if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
         raise ComparisonError(f"{condition.text}: {figure.name} cannot be compared: {figure.reason}")
     keeps = _SIGNS[condition.sign]

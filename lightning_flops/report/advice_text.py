@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_flops.report.layout import paragraph, title
+from lightning_flops.report.layout import TITLE_WIDTH, WIDTH, title, wrapped
 from lightning_flops.schema.advice import Advice
 from lightning_flops.text.printable import page
 from lightning_flops.units import percent
@@ -13,18 +13,24 @@ from lightning_flops.units import percent
 _NOTHING = "Nothing that was measured is above its threshold."
 
 
-def advice_lines(advice: Sequence[Advice]) -> list[str]:
-    """A section of the report: the largest share of the step first."""
-    lines = [title("Advice")]
+def advice_lines(advice: Sequence[Advice], *, width: int | None = None) -> list[str]:
+    """A section of the report: the largest share of the step first.
+
+    Args:
+        advice: by what is at stake.
+        width: columns of the terminal; None for no limit.
+    """
+    width = WIDTH if width is None else min(width, WIDTH)
+    lines = [title("Advice", width=min(width, TITLE_WIDTH))]
     if not advice:
         return [*lines, _NOTHING]
     for index, one in enumerate(advice, start=1):
         number = f"{index}. "
         stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
-        lines += paragraph(f"{one.evidence}{stake} {one.action}", first=number, rest=" " * len(number))
-        lines += paragraph(
-            f"(Rule {one.rule}: {one.threshold}; {one.source}.)", first=" " * len(number), rest=" " * len(number)
-        )
+        indent = " " * len(number)
+        lines += wrapped(f"{one.evidence}{stake} {one.action}", width=width, first=number, rest=indent)
+        rule = f"(Rule {one.rule}: {one.threshold}; {one.source}.)"
+        lines += wrapped(rule, width=width, first=indent, rest=indent)
     return lines
 
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from lightning_flops.records import OUTSIDE
-from lightning_flops.report.layout import paragraph, rule, shortened, table, title
+from lightning_flops.report.compare_words import Scale, difference_sentence, figure_lines, setting_lines
+from lightning_flops.report.layout import shortened
+from lightning_flops.report.trace_view import WHOLE, View
 from lightning_flops.schema.comparison import (
     Causes,
     ComparedRun,
     Comparison,
-    FigureDifference,
     ModuleDifference,
     NoiseInterval,
     PartDifference,
 )
 from lightning_flops.text.printable import page
-from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural, si
+from lightning_flops.units import NOT_AVAILABLE, plain, plural, si
 
 _MODULES_SHOWN = 12
 _NAMES_SHOWN = 8
 _CAUSES_NAMED = 3
 _NAME_CHARS = 48
-_UNITS = ((10_000_000_000, 1e9, "s"), (1_000_000, 1e6, "ms"), (0, 1e3, "us"))
-"""From which length of a step on, nanoseconds in one unit, and its name."""
-
 _WORDS = {"work": ("more work", "less work"), "efficiency": ("worse efficiency", "better efficiency")} | {
     "waiting": ("more waiting", "less waiting")
 }
@@ -34,9 +32,14 @@ _DETAILS = {
 }
 
 
-def render_comparison(comparison: Comparison) -> str:
-    """The report on *comparison*, for people, ending in a line break."""
-    return page(_Report(comparison).lines())
+def render_comparison(comparison: Comparison, *, width: int | None = None) -> str:
+    """The report on *comparison*, for people, ending in a line break.
+
+    Args:
+        comparison: what to tell.
+        width: columns of the terminal, into which tables are made to fit; None for no limit.
+    """
+    return page(_Report(comparison, View(rows=None, width=width)).lines())
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -47,22 +50,22 @@ def comparison_headline(comparison: Comparison) -> str:
 class _Report:
     """Writes one comparison, all times in the unit that fits its step."""
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(self, comparison: Comparison, view: View = WHOLE) -> None:
         self._comparison = comparison
-        longest = max(comparison.step.causes.a_ns, comparison.step.causes.b_ns)
-        self._per_unit, self._unit = next((per, name) for least, per, name in _UNITS if longest >= least)
+        self._view = view
+        self._scale = Scale.of_steps(comparison.step.causes.a_ns, comparison.step.causes.b_ns)
 
     def lines(self) -> Iterator[str]:
         """The whole report."""
         comparison = self._comparison
-        yield title("Two runs compared")
+        yield self._view.title("Two runs compared")
         yield from self._runs()
         yield from self._settings()
         yield ""
-        yield from paragraph(self.sentence())
+        yield from self._view.paragraph(self.sentence())
         for letter, run in (("A", comparison.a), ("B", comparison.b)):
             if run.starved:
-                yield from paragraph(f"{letter} was starved: {run.starved}")
+                yield from self._view.paragraph(f"{letter} was starved: {run.starved}")
         yield from self._causes()
         yield from self._named()
         yield ""
@@ -70,55 +73,47 @@ class _Report:
         yield ""
         yield from self._modules()
         yield ""
-        yield from _figure_lines(comparison.figures)
+        yield from figure_lines(comparison.figures, self._view)
         yield ""
         yield from self._notes()
-        yield rule()
+        yield self._view.rule()
 
     def sentence(self) -> str:
         """What the difference comes to."""
-        comparison = self._comparison
-        step, causes = comparison.step, comparison.step.causes
-        share = f" ({percent(causes.difference_ns / causes.a_ns)})".replace(
-            "(", "(+" if causes.difference_ns > 0 else "("
+        comparison, causes = self._comparison, self._comparison.step.causes
+        return difference_sentence(
+            f"One {comparison.step_name}",
+            a_ns=causes.a_ns,
+            b_ns=causes.b_ns,
+            noise=comparison.step.difference,
+            confidence=comparison.confidence,
+            scale=self._scale,
         )
-        words = (
-            f"One {comparison.step_name} takes {self._time(causes.b_ns)} in B and {self._time(causes.a_ns)} in A: "
-            f"{self._signed(causes.difference_ns)}{share if causes.a_ns else ''}"
-        )
-        if step.difference is None:
-            return f"{words}; what of it is noise is not known."
-        ends = f"{self._signed(step.difference.low_ns)} to {self._signed(step.difference.high_ns)}"
-        verdict = "more than noise explains" if step.difference.beyond else "within noise"
-        return f"{words}, {verdict} ({plain(100 * comparison.confidence)}%: {ends})."
 
     def _runs(self) -> Iterator[str]:
         for letter, run in (("A", self._comparison.a), ("B", self._comparison.b)):
-            yield from paragraph(f"{letter}: {_where(run)}", rest="   ")
+            yield from self._view.paragraph(f"{letter}: {_where(run)}", rest="   ")
 
     def _settings(self) -> Iterator[str]:
         settings = self._comparison.settings
         if not settings:
             yield "Set up alike: device, ranks, batch, precision, versions, parameters and settings are the same."
             return
-        yield "Set up differently:"
-        width = max(len(one.name.removeprefix("context.")) for one in settings)
-        for one in settings:
-            yield f"  {one.name.removeprefix('context.'):<{width}}  {one.a} -> {one.b}"
+        yield from setting_lines(settings)
 
     def _causes(self) -> Iterator[str]:
         step = self._comparison.step
         rows = []
         for kind, interval in (("work", step.work), ("efficiency", step.efficiency), ("waiting", step.waiting)):
             value = getattr(step.causes, f"{kind}_ns")
-            rows.append((_WORDS[kind][value < 0], self._signed(value), self._about(kind, step.causes, interval)))
+            rows.append((_WORDS[kind][value < 0], self._scale.signed(value), self._about(kind, step.causes, interval)))
         longest = max(len(value) for _, value, _ in rows)
         for words, value, about in rows:
             yield f"  {words:<17}  {value:>{longest}}  {about}".rstrip()
 
     def _about(self, kind: str, causes: Causes, interval: NoiseInterval | None) -> str:
         parts = [
-            f"{words} {self._signed(value)}"
+            f"{words} {self._scale.signed(value)}"
             for name, words in _DETAILS.get(kind, ())
             if (value := getattr(causes, f"{kind}_{name}_ns"))
         ]
@@ -140,17 +135,17 @@ class _Report:
         found.sort(key=lambda item: -abs(item[0]))
         if found:
             words = (
-                f"{name} {self._signed(value)}" + ("" if causes is None else f" ({_main_cause(causes)})")
+                f"{name} {self._scale.signed(value)}" + ("" if causes is None else f" ({_main_cause(causes)})")
                 for value, name, causes in found[:_CAUSES_NAMED]
             )
-            yield from paragraph(f"Most of it: {', '.join(words)}.")
+            yield from self._view.paragraph(f"Most of it: {', '.join(words)}.")
 
     def _parts(self) -> Iterator[str]:
         comparison = self._comparison
-        yield title("By part of the step")
+        yield self._view.title("By part of the step")
         rows = [self._part_row(part) for part in (*comparison.parts, comparison.step)]
-        head = [f"mean, {self._unit}", "A", "B", "B - A", "work", "efficiency", "waiting", "beyond noise"]
-        yield from table(head, rows, left=(0, 7))
+        head = [f"mean, {self._scale.unit}", "A", "B", "B - A", "work", "efficiency", "waiting", "beyond noise"]
+        yield from self._view.table(head, rows, left=(0, 7))
 
     def _part_row(self, part: PartDifference) -> list[str]:
         causes = part.causes
@@ -160,42 +155,44 @@ class _Report:
             intervals = (("work", part.work), ("efficiency", part.efficiency), ("waiting", part.waiting))
             kinds = [name for name, interval in intervals if interval is not None and interval.beyond]
             beyond = ", ".join(kinds) or ("difference" if part.difference.beyond else "-")
-        return [part.name, *self._bare(causes), self._number(causes.waiting_ns, signed=True), beyond]
+        return [part.name, *self._bare(causes), self._scale.number(causes.waiting_ns, signed=True), beyond]
 
     def _bare(self, causes: Causes) -> list[str]:
         return [
-            self._number(causes.a_ns),
-            self._number(causes.b_ns),
+            self._scale.number(causes.a_ns),
+            self._scale.number(causes.b_ns),
             *(
-                self._number(value, signed=True)
+                self._scale.number(value, signed=True)
                 for value in (causes.difference_ns, causes.work_ns, causes.efficiency_ns)
             ),
         ]
 
     def _modules(self) -> Iterator[str]:
         comparison = self._comparison
-        yield title("By module")
+        yield self._view.title("By module")
         owned = [one for one in comparison.modules if not _is_outside(one)]
         if any(one.own.a_ns or one.own.b_ns for one in owned):
             yield from self._module_table(owned)
         else:
             yield "No times of modules in both runs; the notes say why."
         renamed = [one for one in owned if one.matched_by in ("structure", "shape")]
-        yield from _names("Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
-        yield from _names("New in B", [_described(one) for one in _outermost([one for one in owned if one.a is None])])
+        yield from _names(self._view, "Renamed", [f"{_of(one.a)} -> {_of(one.b)}" for one in _outermost(renamed)])
         yield from _names(
-            "Gone from A", [_described(one) for one in _outermost([one for one in owned if one.b is None])]
+            self._view, "New in B", [_described(one) for one in _outermost([one for one in owned if one.a is None])]
+        )
+        yield from _names(
+            self._view, "Gone from A", [_described(one) for one in _outermost([one for one in owned if one.b is None])]
         )
 
     def _module_table(self, owned: Sequence[ModuleDifference]) -> Iterator[str]:
         noise_ns = next((one.noise_ns for one in owned if one.noise_ns is not None), None)
-        yield from paragraph(
+        yield from self._view.paragraph(
             "Forward and backward of each module without those below it; the parts are means over the timed steps, "
             "their shares from the traced step. "
             + (
                 "What is noise is not known."
                 if noise_ns is None
-                else f"Up to {self._time(noise_ns)} may be the chance of that one step."
+                else f"Up to {self._scale.time(noise_ns)} may be the chance of that one step."
             )
         )
         ranked = sorted(owned, key=lambda one: -abs(one.own.difference_ns))
@@ -208,8 +205,8 @@ class _Report:
         outside = [one.own for one in self._comparison.modules if _is_outside(one)]
         rows.append(self._sum_row("no module, waiting included", outside, waiting=True))
         rows.append(self._sum_row(self._comparison.step.name, [self._comparison.step.causes], waiting=True))
-        head = [f"own, {self._unit}", "A", "B", "B - A", "work", "efficiency", "waiting", ""]
-        yield from table(head, rows, left=(0, 7))
+        head = [f"own, {self._scale.unit}", "A", "B", "B - A", "work", "efficiency", "waiting", ""]
+        yield from self._view.table(head, rows, left=(0, 7))
 
     def _module_row(self, one: ModuleDifference) -> list[str]:
         verdict = {None: "", False: "noise", True: _main_cause(one.own)}[one.beyond_noise]
@@ -223,18 +220,18 @@ class _Report:
 
         return [
             name,
-            self._number(total(lambda one: one.a_ns)),
-            self._number(total(lambda one: one.b_ns)),
-            self._number(total(lambda one: one.difference_ns), signed=True),
-            self._number(total(lambda one: one.work_ns), signed=True),
-            self._number(total(lambda one: one.efficiency_ns), signed=True),
-            self._number(total(lambda one: one.waiting_ns), signed=True) if waiting else "",
+            self._scale.number(total(lambda one: one.a_ns)),
+            self._scale.number(total(lambda one: one.b_ns)),
+            self._scale.number(total(lambda one: one.difference_ns), signed=True),
+            self._scale.number(total(lambda one: one.work_ns), signed=True),
+            self._scale.number(total(lambda one: one.efficiency_ns), signed=True),
+            self._scale.number(total(lambda one: one.waiting_ns), signed=True) if waiting else "",
             "",
         ]
 
     def _notes(self) -> Iterator[str]:
         comparison = self._comparison
-        yield title("How to read it")
+        yield self._view.title("How to read it")
         for note in (
             "Work: what goes with more or fewer FLOPs and bytes, and modules that only one run has. Efficiency: the "
             "rest of the time that computes. Waiting: for data, for other ranks, of the device for the host, and what "
@@ -245,17 +242,7 @@ class _Report:
             "compare two runs of A to see that.",
             *comparison.notes,
         ):
-            yield from paragraph(note, first="- ", rest="  ")
-
-    def _number(self, ns: int, *, signed: bool = False) -> str:
-        text = f"{ns / self._per_unit:+,.3f}" if signed else f"{ns / self._per_unit:,.3f}"
-        return "0" if not ns else text
-
-    def _time(self, ns: int) -> str:
-        return f"{self._number(ns)} {self._unit}"
-
-    def _signed(self, ns: int) -> str:
-        return f"{self._number(ns, signed=True)} {self._unit}"
+            yield from self._view.paragraph(note, first="- ", rest="  ")
 
 
 def _where(run: ComparedRun) -> str:
@@ -306,34 +293,8 @@ def _place(one: ModuleDifference) -> str:
     return "" if side is None else side.name
 
 
-def _names(label: str, names: Sequence[str]) -> Iterator[str]:
+def _names(view: View, label: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = len(names) - _NAMES_SHOWN
         words = ", ".join(names[:_NAMES_SHOWN]) + (f" and {plain(more)} more" if more > 0 else "")
-        yield from paragraph(f"{label}: {words}.", rest="  ")
-
-
-def _figure_lines(figures: Sequence[FigureDifference]) -> Iterator[str]:
-    yield title("Figures of both")
-    rows = []
-    reasons: dict[str, list[str]] = {}
-    for one in figures:
-        ratio = NOT_AVAILABLE if one.ratio is None else f"{one.ratio:.4f}"
-        if one.reason:
-            reasons.setdefault(one.reason, []).append(one.name)
-        if one.ratio_low is None or one.ratio_high is None:
-            noise = NOT_AVAILABLE
-        elif one.ratio_low == one.ratio_high:
-            noise = "exact"
-        else:
-            noise = f"{one.ratio_low:.4f} to {one.ratio_high:.4f}"
-        rows.append([one.name, _figure(one.a), _figure(one.b), ratio, noise])
-    yield from table(["figure", "A", "B", "B / A", "by noise"], rows, left=(0, 4))
-    for reason, names in reasons.items():
-        yield from paragraph(f"{NOT_AVAILABLE}: {', '.join(names)}: {reason}.", rest="  ")
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return NOT_AVAILABLE
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+        yield from view.paragraph(f"{label}: {words}.", rest="  ")

@@ -11,23 +11,36 @@ from lightning_flops.text.printable import printable
 WIDTH = 120
 """Width of a report in columns; only long names of the model exceed it."""
 
+TITLE_WIDTH = 100
+"""Width of the rules that titles stand in."""
+
 _LABEL_WIDTH = 70
-_TITLE_WIDTH = 100
+_VALUE_CHARS = 30
+_LEAST_NAME_CHARS = 16
 
 
-def title(text: str, *, width: int = _TITLE_WIDTH) -> str:
+def title(text: str, *, width: int = TITLE_WIDTH) -> str:
     """*text* in the middle of a rule."""
     return f" {printable(text)} ".center(width, "-")
 
 
 def rule() -> str:
     """The rule that ends a report."""
-    return "-" * _TITLE_WIDTH
+    return "-" * TITLE_WIDTH
 
 
 def line(label: str, value: str) -> str:
     """``label: value`` with the values of all lines in one column."""
     return f"{printable(label) + ':':<{_LABEL_WIDTH}}  {printable(value)}".rstrip()
+
+
+def narrow_line(label: str, value: str, *, width: int) -> list[str]:
+    """As ``line`` in *width* columns; what does not fit goes on below the label, indented."""
+    label, value = f"{printable(label)}:", printable(value)
+    for column in (_LABEL_WIDTH, max(width - _VALUE_CHARS, width // 2)):
+        if max(column, len(label)) + 2 + len(value) <= width:
+            return [f"{label:<{column}}  {value}".rstrip()]
+    return [*wrapped(label, width=width, first="", rest="  "), *wrapped(value, width=width, first="    ", rest="    ")]
 
 
 def paragraph(text: str, *, first: str = "", rest: str = "") -> list[str]:
@@ -84,6 +97,67 @@ def table(
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+def narrow_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, left: Collection[int] = (0,)
+) -> list[str]:
+    """As ``table`` in *width* columns, with all of its numbers.
+
+    First the columns move together, then the texts on the left are cut, the widest first. If that is not enough, the
+    table is cut into several below one another, each of which begins with the first column.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width
+    widths = _cut_widths(widths, left, excess)
+    if sum(widths) + 2 * (len(widths) - 1) <= width:
+        return table(*_cut_columns(head, rows, widths, left), least_width=0, left=left)
+    whole = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    widths = [min(own, max(_LEAST_NAME_CHARS, width // 3)) if place in left else own for place, own in enumerate(whole)]
+    head, rows = _cut_columns(head, rows, widths, left)
+    lines: list[str] = []
+    for columns in _blocks(widths, width):
+        shown = [[row[place] for place in columns] for row in (head, *rows)]
+        on_left = [at for at, place in enumerate(columns) if place in left]
+        lines += [*([""] if lines else []), *table(shown[0], shown[1:], least_width=0, left=on_left)]
+    return lines
+
+
+def _cut_widths(widths: Sequence[int], left: Collection[int], excess: int) -> list[int]:
+    """*widths* less *excess*, as far as the texts in *left* can give way: always the widest of them."""
+    found = list(widths)
+    while excess > 0:
+        widest = max(left, key=found.__getitem__, default=None)
+        if widest is None or found[widest] <= _LEAST_NAME_CHARS:
+            break
+        found[widest] -= 1
+        excess -= 1
+    return found
+
+
+def _cut_columns(
+    head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], left: Collection[int]
+) -> tuple[list[str], list[list[str]]]:
+    heads = [shortened(cell, chars=widths[place]) if place in left else cell for place, cell in enumerate(head)]
+    columns = [
+        shortened_apart(column, chars=widths[place]) if place in left else list(column)
+        for place, column in enumerate(zip(*rows, strict=True))
+    ]
+    return heads, [list(row) for row in zip(*columns, strict=True)]
+
+
+def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
+    """The columns of each of the tables that one is cut into."""
+    blocks = [[0]]
+    room = width - widths[0]
+    for place, own in enumerate(widths[1:], 1):
+        if own + 2 > room and len(blocks[-1]) > 1:
+            blocks.append([0])
+            room = width - widths[0]
+        blocks[-1].append(place)
+        room -= own + 2
+    return blocks
 
 
 def and_more(number: int) -> list[str]:

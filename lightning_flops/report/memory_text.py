@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lightning_flops.records import MemoryRecord
 from lightning_flops.report.layout import line, paragraph, shortened, table, title
+from lightning_flops.report.trace_view import WHOLE, View
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.schema.trace_events import MemoryRow, ModuleMemoryRow
 from lightning_flops.units import NOT_AVAILABLE, bytes_by_dtype, plain, si
@@ -17,7 +18,7 @@ _NO_STATES = "not where torch's optimizers keep them"
 _SIZES = ("size increase", "self", "allocation", "self")
 
 
-def operator_memory_table(rows: Sequence[MemoryRow]) -> list[str]:
+def operator_memory_table(rows: Sequence[MemoryRow], view: View = WHOLE) -> list[str]:
     """What operators allocated and freed, in bytes."""
     cells = [
         [
@@ -28,10 +29,10 @@ def operator_memory_table(rows: Sequence[MemoryRow]) -> list[str]:
         ]
         for row in rows
     ]
-    return table(["operator", "where", "calls", *_SIZES], cells, least_width=6, left=(0, 1))
+    return view.table(["operator", "where", "calls", *_SIZES], cells, least_width=6, left=(0, 1))
 
 
-def module_memory_table(rows: Sequence[ModuleMemoryRow]) -> list[str]:
+def module_memory_table(rows: Sequence[ModuleMemoryRow], view: View = WHOLE) -> list[str]:
     """What modules allocated and freed, in bytes."""
     cells = [
         [
@@ -42,7 +43,7 @@ def module_memory_table(rows: Sequence[ModuleMemoryRow]) -> list[str]:
         ]
         for row in rows
     ]
-    return table(["module", "", "where", *_SIZES], cells, least_width=3, left=(0, 1, 2))
+    return view.table(["module", "", "where", *_SIZES], cells, least_width=3, left=(0, 1, 2))
 
 
 def _where(row: MemoryRow | ModuleMemoryRow) -> str:

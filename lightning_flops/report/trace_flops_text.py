@@ -25,13 +25,13 @@ def flops_lines(flops: TraceFlops | None, view: View) -> list[str]:
         return []
     return [
         "",
-        layout.title("FLOPs"),
-        *layout.paragraph(
+        view.title("FLOPs"),
+        *view.paragraph(
             "From the shapes in the trace, by the counter's formulas: matrix products, convolutions, attention, "
             "recurrent layers; a multiply-add is two. MFU is forward + backward over what the device could do at its "
             "dense peak in the step's wall time, HFU what the kernels executed, recomputation included."
         ),
-        *_device(flops),
+        *_device(flops, view),
         "",
         *_steps(flops, view),
         *_operators(flops, view),
@@ -40,38 +40,47 @@ def flops_lines(flops: TraceFlops | None, view: View) -> list[str]:
     ]
 
 
-def _device(flops: TraceFlops) -> list[str]:
+def _device(flops: TraceFlops, view: View) -> list[str]:
     if not flops.devices:
-        return [layout.line("peak", "n/a (no device in the trace)")]
+        return view.line("peak", "n/a (no device in the trace)")
     if flops.device is None:
-        return [layout.line("peak", "n/a (no device of one known name ran the kernels)")]
+        return view.line("peak", "n/a (no device of one known name ran the kernels)")
     count = f"{flops.devices} x " if flops.devices > 1 else ""
     dtypes = sorted({row.dtype for row in flops.operators})
     unknown = [dtype for dtype in dtypes if dtype not in flops.peaks]
-    lines = [layout.line("device", f"{count}{flops.device}")]
-    lines += [layout.line(f"dense peak in {dtype}", si(peak, "FLOP/s")) for dtype, peak in flops.peaks.items()]
-    lines += [layout.line(f"dense peak in {dtype}", f"n/a ({why_no_peak(flops.device, dtype)})") for dtype in unknown]
+    lines = view.line("device", f"{count}{flops.device}")
+    for dtype, peak in flops.peaks.items():
+        lines += view.line(f"dense peak in {dtype}", si(peak, "FLOP/s"))
+    for dtype in unknown:
+        lines += view.line(f"dense peak in {dtype}", f"n/a ({why_no_peak(flops.device, dtype)})")
     bandwidth = flops.memory_bytes_per_sec
-    return [*lines, layout.line("memory bandwidth", "n/a" if bandwidth is None else si(bandwidth, "B/s"))]
+    return lines + view.line("memory bandwidth", "n/a" if bandwidth is None else si(bandwidth, "B/s"))
 
 
 def _steps(flops: TraceFlops, view: View) -> list[str]:
     head = ["", "wall", "forward", "backward", "recompute", "optimizer", "FLOP/s", "MFU", "HFU"]
-    rows = [_step(step) for step in flops.steps[: view.rows]]
+    ordered = view.sorted(flops.steps, total=lambda step: step.wall_us, flops=_executed, rate=_rate)
+    rows = [_step(step) for step in ordered[: view.rows]]
     return [*view.table(head, rows), *layout.and_more(len(flops.steps) - len(rows))]
 
 
 def _step(step: TracedStepFlops) -> list[str]:
     mark = f"{_AT_LEAST} " if step.lower_bound else ""
-    executed = step.forward + step.backward + step.recompute + step.optimizer - step.causal_skipped
-    rate = executed / step.wall_us * 1e6 if step.wall_us else None
     return [
         "whole trace" if step.step is None else f"step {step.step}",
         duration(step.wall_us / 1e6),
         *(f"{mark}{si(part)}" for part in (step.forward, step.backward, step.recompute, step.optimizer)),
-        f"{mark}{si(rate)}",
+        f"{mark}{si(_rate(step))}",
         *(value if value == "n/a" else f"{mark}{value}" for value in (percent(step.mfu), percent(step.hfu))),
     ]
+
+
+def _executed(step: TracedStepFlops) -> int:
+    return step.forward + step.backward + step.recompute + step.optimizer - step.causal_skipped
+
+
+def _rate(step: TracedStepFlops) -> float | None:
+    return _executed(step) / step.wall_us * 1e6 if step.wall_us else None
 
 
 def _operators(flops: TraceFlops, view: View) -> list[str]:
@@ -123,12 +132,12 @@ def _kernels(flops: TraceFlops, view: View) -> list[str]:
     lines = ["", *view.table(["kernel", "calls", "time", "FLOPs", "FLOP/s", "of peak"], rows)]
     lines += layout.and_more(len(flops.kernels) - len(rows))
     if any(row.shared_flops for row in flops.kernels):
-        lines += layout.paragraph(
+        lines += view.paragraph(
             "~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate."
         )
     shares = [row.peak_share for row in flops.kernels] + [row.peak_share for row in flops.operators]
     if any(share is not None and share > 1 for share in shares):
-        lines += layout.paragraph(
+        lines += view.paragraph(
             "Above 100%: algorithms such as Winograd's multiply less than the formula of a convolution says."
         )
     return lines
@@ -151,9 +160,9 @@ def _uncounted(flops: TraceFlops, view: View) -> list[str]:
         return []
     rows = [
         [layout.shortened_inside(row.name, chars=_OPERATOR_CHARS), plain(row.calls), row.reason]
-        for row in flops.uncounted[: view.rows]
+        for row in view.sorted(flops.uncounted, name=lambda row: row.name, calls=lambda row: row.calls)[: view.rows]
     ]
-    lines = ["", *layout.paragraph(f"Not counted, so that figures with {_AT_LEAST} are lower bounds:")]
+    lines = ["", *view.paragraph(f"Not counted, so that figures with {_AT_LEAST} are lower bounds:")]
     lines += view.table(["", "calls", "why"], rows, left=(0, 2))
     return [*lines, *layout.and_more(len(flops.uncounted) - len(rows))]
 

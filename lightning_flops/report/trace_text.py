@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from lightning_flops.analysis.rank_names import name_files
@@ -67,15 +67,15 @@ def render_traces(
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         lines += _ranks(report.ranks, files, view, straggles=straggles)
-    lines += ["", *advice_lines(report.advice)]
-    return page([*lines, layout.rule()])
+    lines += ["", *advice_lines(report.advice, width=width)]
+    return page([*lines, view.rule()])
 
 
 def _trace(report: TraceReport, view: View, children: bool, *, file: str) -> list[str]:
     of = _short(file) if report.rank is None else f"rank {report.rank}"
-    lines = [layout.title(f"Trace of {of}")]
-    lines += layout.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
-    lines += [line for note in report.notes for line in layout.paragraph(note)]
+    lines = [view.title(f"Trace of {of}")]
+    lines += view.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
+    lines += [line for note in report.notes for line in view.paragraph(note)]
     lines += _step_times(report, view)
     lines += _device(report, view)
     lines += flops_lines(report.flops, view)
@@ -102,14 +102,11 @@ def _steps(report: TraceReport) -> str:
     return f"{len(times.steps)} step{'s' if len(times.steps) > 1 else ''}"
 
 
-def _section(title: str, explanation: str) -> list[str]:
-    return ["", layout.title(title), *layout.paragraph(explanation)]
-
-
 def _step_times(report: TraceReport, view: View) -> list[str]:
     times = report.step_times
     head = ["", "wall", *(label for label, _ in STEP_PARTS)]
-    shown = times.steps[: view.rows] if len(times.steps) > 1 else ()
+    longest = view.sorted(times.steps, total=lambda step: step.wall_us)
+    shown = longest[: view.rows] if len(times.steps) > 1 else []
     rows = [_step_row(_step_name(step), step) for step in shown]
     rows.append(_step_row("mean" if len(times.steps) > 1 else _step_name(times.steps[0]), times.mean))
     shares = [_share(times.mean, attribute) for _, attribute in STEP_PARTS]
@@ -119,7 +116,7 @@ def _step_times(report: TraceReport, view: View) -> list[str]:
         "wall time. A step lasts to the end of the last kernel that was launched in it."
     )
     more = _left_out(times.steps, view) if shown else []
-    return [*_section("Step time", explanation), *view.table(head, rows, least_width=8), *more]
+    return [*view.section("Step time", explanation), *view.table(head, rows, least_width=8), *more]
 
 
 def _step_name(step: StepTime) -> str:
@@ -136,58 +133,73 @@ def _share(step: StepTime, attribute: str) -> str:
 
 
 def _device(report: TraceReport, view: View) -> list[str]:
-    lines = _section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.')
+    lines = view.section("Devices", 'Within the steps; from "elapsed" on, over the whole trace.')
     metrics = report.device_metrics
     for device in metrics or ():
         name = f"device {device.device}"
         described = device.name or "not described in the trace"
-        lines.append(layout.line(name, described + (f", {device.sm_count} SMs" if device.sm_count else "")))
-        lines.append(layout.line(f"{name}: GPU utilization (a kernel ran)", percent(device.utilization)))
-        lines.append(layout.line(f"{name}: SM efficiency (estimated)", percent(device.sm_efficiency)))
+        lines += view.line(name, described + (f", {device.sm_count} SMs" if device.sm_count else ""))
+        lines += view.line(f"{name}: GPU utilization (a kernel ran)", percent(device.utilization))
+        lines += view.line(f"{name}: SM efficiency (estimated)", percent(device.sm_efficiency))
         occupancy = None if device.occupancy_percent is None else device.occupancy_percent / 100
-        lines.append(layout.line(f"{name}: achieved occupancy (estimated)", percent(occupancy)))
-        lines.append(layout.line(f"{name}: mean blocks per SM", plain(device.blocks_per_sm)))
+        lines += view.line(f"{name}: achieved occupancy (estimated)", percent(occupancy))
+        lines += view.line(f"{name}: mean blocks per SM", plain(device.blocks_per_sm))
     if metrics is None:
-        lines.append(layout.line("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)"))
+        lines += view.line("GPU utilization, SM efficiency, occupancy", f"{NOT_AVAILABLE} (no device events)")
     summary = report.device_summary
-    lines.append(layout.line("elapsed, first event to last", _us(summary.elapsed_us)))
-    lines.append(layout.line("CPU (process) = CPU time / elapsed", percent(summary.cpu_process_ratio)))
-    lines.append(layout.line("CPU (system) = busy / (busy + idle)", percent(summary.cpu_system_ratio)))
+    lines += view.line("elapsed, first event to last", _us(summary.elapsed_us))
+    lines += view.line("CPU (process) = CPU time / elapsed", percent(summary.cpu_process_ratio))
+    lines += view.line("CPU (system) = busy / (busy + idle)", percent(summary.cpu_system_ratio))
     for use in summary.devices or ():
-        lines.append(layout.line(f"GPU {use.device} = kernels / elapsed", percent(use.utilization)))
+        lines += view.line(f"GPU {use.device} = kernels / elapsed", percent(use.utilization))
     return lines
 
 
 def _overview(report: TraceReport, view: View) -> list[str]:
-    rows = [[row.kind, row.side, plain(row.calls), _us(row.time_us), percent(row.ratio)] for row in report.overview]
+    ordered = view.sorted(
+        report.overview, name=lambda row: row.kind, calls=lambda row: row.calls, total=lambda row: row.time_us
+    )
+    rows = [[row.kind, row.side, plain(row.calls), _us(row.time_us), percent(row.ratio)] for row in ordered]
     explanation = "Events of one kind are merged: a moment that they share counts once. Kinds overlap."
     table = view.table(["kind", "side", "calls", "time", "of steps"], rows, left=(0, 1))
-    return [*_section("Overview", explanation), *table]
+    return [*view.section("Overview", explanation), *table]
 
 
 def _model_summary(report: TraceReport, view: View) -> list[str]:
     summary = report.model_summary
-    named: tuple[tuple[str, PhaseRow | None], ...] = (
-        ("step", summary.step),
+    phases: tuple[tuple[str, PhaseRow | None], ...] = (
         ("data loader", summary.data_loader),
         ("forward", summary.forward),
         ("backward", summary.backward),
         ("optimizer", summary.optimizer),
     )
-    host, device = [], []
-    for name, row in named:
-        label = f"{name} *" if row and row is not summary.step and row.source == "operators" else name
-        calls = plain(row.calls) if row else NOT_AVAILABLE
-        host.append([label, calls, *_statistics(row.host if row else None)])
-        device.append([label, calls, *_statistics(row.device if row else None)])
+
+    def rows(times: Callable[[PhaseRow], Durations | None]) -> list[list[str]]:
+        timed = [(name, row, None if row is None else times(row)) for name, row in phases]
+        ordered = view.sorted(
+            timed,
+            name=lambda one: one[0],
+            calls=lambda one: one[1] and one[1].calls,
+            total=lambda one: one[2] and one[2].total_us,
+            mean=lambda one: one[2] and one[2].mean_us,
+            max=lambda one: one[2] and one[2].max_us,
+            min=lambda one: one[2] and one[2].min_us,
+        )
+        found = [["step", plain(summary.step.calls), *_statistics(times(summary.step))]]
+        for name, row, durations in ordered:
+            label = f"{name} *" if row is not None and row.source == "operators" else name
+            found.append([label, NOT_AVAILABLE if row is None else plain(row.calls), *_statistics(durations)])
+        return found
+
     others = summary.others
+    host, device = rows(lambda row: row.host), rows(lambda row: row.device)
     host.append(["others", "", _us(others.host_us), "", "", "", percent(others.host_ratio)])
     device.append(["others", "", _us(others.device_us), "", "", "", percent(others.device_ratio)])
     explanation = (
         "Phases on the host's clock, and the device work launched in them. A phase with * has no scope in the trace "
         "and is found by its operators. A phase that is n/a cannot be found; its time is in others."
     )
-    lines = _section("Model summary", explanation)
+    lines = view.section("Model summary", explanation)
     lines += view.table(["host", "calls", *_STATISTICS], host)
     if summary.step.device is not None:
         lines += ["", *view.table(["device", "calls", *_STATISTICS], device)]
@@ -199,7 +211,7 @@ def _modules(report: TraceReport, view: View) -> list[str]:
     if modules is None:
         return []
     where = "on the device" if modules.clock == "device" else "on the host"
-    lines = _section(
+    lines = view.section(
         "Modules",
         f"Time {where}, all steps together; self: without the modules inside. The backward includes what it repeats of "
         "the forward. Gradient accumulation is of the whole model and has its own line.",
@@ -214,7 +226,7 @@ def _modules(report: TraceReport, view: View) -> list[str]:
         ("  of it unattributed", modules.unattributed_backward_us),
         ("optimizer", modules.optimizer_us),
     ):
-        lines.append(layout.line(label, _us(time_us)))
+        lines += view.line(label, _us(time_us))
     flops = {} if report.flops is None else {row.name: row for row in report.flops.modules or ()}
     longest = view.sorted(
         sorted(modules.rows, key=lambda row: -(row.own_forward_us + row.own_backward_us)),
@@ -249,7 +261,7 @@ def _communication(report: TraceReport, view: View) -> list[str]:
     if share is None:
         return []
     explanation = "Overlapping events are merged. Computation is every kernel that does not communicate."
-    lines = _section("Communication", explanation)
+    lines = view.section("Communication", explanation)
     for label, time_us in (
         ("computation without communication", share.computation_us - share.overlap_us),
         ("both at once", share.overlap_us),
@@ -257,8 +269,8 @@ def _communication(report: TraceReport, view: View) -> list[str]:
         ("neither", share.other_us),
     ):
         part = percent(time_us / share.wall_us) if share.wall_us else NOT_AVAILABLE
-        lines.append(layout.line(label, f"{_us(time_us)} ({part} of the steps)"))
-    lines.append(layout.line("overlap / communication", percent(share.overlap_ratio)))
+        lines += view.line(label, f"{_us(time_us)} ({part} of the steps)")
+    lines += view.line("overlap / communication", percent(share.overlap_ratio))
     rows = [
         [_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.latency)]
         for row in view.sorted(
@@ -280,14 +292,14 @@ def _kernels(report: TraceReport, view: View) -> list[str]:
     if report.kernels is None or report.kernel_summary is None:
         return []
     summary = report.kernel_summary
-    lines = _section(
+    lines = view.section(
         "Kernels", "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
     )
-    lines.append(layout.line("kernels", f"{plain(summary.calls)} in {_us(summary.total_us)}"))
-    lines.append(layout.line("time on tensor cores", percent(summary.tensor_core_ratio)))
-    lines.append(layout.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio)))
+    lines += view.line("kernels", f"{plain(summary.calls)} in {_us(summary.total_us)}")
+    lines += view.line("time on tensor cores", percent(summary.tensor_core_ratio))
+    lines += view.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio))
     short = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
-    lines.append(layout.line(f"shorter than {SHORT_KERNEL_LIMIT_US} us", short))
+    lines += view.line(f"shorter than {SHORT_KERNEL_LIMIT_US} us", short)
     shown = view.sorted(
         report.kernels,
         name=lambda row: row.name,
@@ -366,7 +378,7 @@ def _operators(report: TraceReport, view: View, children: bool) -> list[str]:
         head += ["device self", "ratio", "device total"]
     table = view.table(head, rows, least_width=6)
     return [
-        *_section("Operators", explanation),
+        *view.section("Operators", explanation),
         *table,
         *_left_out(report.operators, view),
         *_operators_on_device(shown, view),
@@ -457,15 +469,15 @@ def _memory_over_time(report: TraceReport, view: View) -> list[str]:
     """The peak of each device's memory and what held it then; the curve is in the JSON."""
     if not report.memory_curves:
         return []
-    lines = _section("Memory over time", "The most that was allocated at once, and what had allocated it.")
+    lines = view.section("Memory over time", "The most that was allocated at once, and what had allocated it.")
     for curve in report.memory_curves:
         where = "host" if curve.device_type == "host" else f"device {curve.device}"
         step = "" if curve.peak_step is None else f", in step {curve.peak_step}"
         when = f"{_us(curve.peak_us)} after the first event{step}"
         since = "" if curve.absolute else " more than when the trace began"
-        lines.append(layout.line(f"{where}: peak", f"{si(curve.peak_bytes, 'B')}{since}, {when}"))
+        lines += view.line(f"{where}: peak", f"{si(curve.peak_bytes, 'B')}{since}, {when}")
         if curve.held is None:
-            lines.append(layout.line(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)"))
+            lines += view.line(f"{where}: held by", f"{NOT_AVAILABLE} (the trace has no addresses)")
             continue
         with_modules = any(one.module is not None for one in curve.held)
         rows = [
@@ -476,7 +488,13 @@ def _memory_over_time(report: TraceReport, view: View) -> list[str]:
                 percent(one.bytes / curve.peak_bytes if curve.peak_bytes else None),
                 plain(one.allocations),
             ]
-            for one in curve.held[: view.rows]
+            for one in view.sorted(
+                curve.held,
+                name=_operator_of,
+                calls=lambda one: one.allocations,
+                total=lambda one: one.bytes,
+                bytes=lambda one: one.bytes,
+            )[: view.rows]
         ]
         head = [*(["module"] if with_modules else []), f"{where}: held by", "bytes", "of peak", "allocations"]
         table = view.table(head, rows, left=(0, 1) if with_modules else (0,))
@@ -506,16 +524,23 @@ def _memory(report: TraceReport, view: View) -> list[str]:
         bytes=lambda row: row.allocation_bytes,
         self=lambda row: row.self_allocation_bytes,
     )
-    table = operator_memory_table(ordered[: view.rows])
-    return [*_section("Memory (bytes)", explanation), *table, *_left_out(report.memory, view)]
+    table = operator_memory_table(ordered[: view.rows], view)
+    return [*view.section("Memory (bytes)", explanation), *table, *_left_out(report.memory, view)]
 
 
 def _module_memory(report: TraceReport, view: View) -> list[str]:
     if not report.module_memory:
         return []
     explanation = "As above, by the module whose forward or backward was running. Self: without the modules inside."
-    table = module_memory_table(report.module_memory[: view.rows])
-    return [*_section("Memory by module (bytes)", explanation), *table, *_left_out(report.module_memory, view)]
+    ordered = view.sorted(
+        report.module_memory,
+        name=lambda row: row.name or "",
+        total=lambda row: row.allocation_bytes,
+        bytes=lambda row: row.allocation_bytes,
+        self=lambda row: row.self_allocation_bytes,
+    )
+    table = module_memory_table(ordered[: view.rows], view)
+    return [*view.section("Memory by module (bytes)", explanation), *table, *_left_out(report.module_memory, view)]
 
 
 def _transfers(report: TraceReport, view: View) -> list[str]:
@@ -533,7 +558,9 @@ def _transfers(report: TraceReport, view: View) -> list[str]:
     )[: view.rows]
     host = [[_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.host)] for row in shown]
     device = [[_short(row.name), plain(row.calls), _bytes(row.bytes), *_statistics(row.device)] for row in shown]
-    lines = _section("Memory manipulation", "Copies and memsets: the calls that launched them, and they themselves.")
+    lines = view.section(
+        "Memory manipulation", "Copies and memsets: the calls that launched them, and they themselves."
+    )
     lines += view.table(["host", "calls", "bytes", *_STATISTICS], host)
     lines += ["", *view.table(["device", "calls", "bytes", *_STATISTICS], device)]
     return [*lines, *_left_out(report.transfers, view)]
@@ -558,7 +585,7 @@ def _user_scopes(report: TraceReport, view: View) -> list[str]:
     head = ["scope", "calls", *_STATISTICS]
     if report.user_scopes[0].device is not None:
         head += ["device", "ratio"]
-    lines = _section("User-defined scopes", "record_function and the like; device: work launched in them.")
+    lines = view.section("User-defined scopes", "record_function and the like; device: work launched in them.")
     return [*lines, *view.table(head, rows, least_width=6), *_left_out(report.user_scopes, view)]
 
 
@@ -577,10 +604,10 @@ def _idle(report: TraceReport, view: View) -> list[str]:
             _us(row.kernel_gap_us),
             _us(row.other_us),
         ]
-        for row in report.idle[: view.rows]
+        for row in view.sorted(report.idle, total=lambda row: row.busy_us)[: view.rows]
     ]
     table = view.table(["", "busy", "host", "kernel gap", "other"], rows)
-    return [*_section("Idle", explanation), *table, *_left_out(report.idle, view)]
+    return [*view.section("Idle", explanation), *table, *_left_out(report.idle, view)]
 
 
 def _launches(report: TraceReport, view: View) -> list[str]:
@@ -596,7 +623,13 @@ def _launches(report: TraceReport, view: View) -> list[str]:
             *(_us(value) for value in (row.delay.mean_us, row.delay.max_us)),
             plain(row.shorter_than_launch),
         ]
-        for row in report.launches
+        for row in view.sorted(
+            report.launches,
+            name=lambda row: row.kind,
+            calls=lambda row: row.launches,
+            mean=lambda row: row.device.mean_us,
+            max=lambda row: row.device.max_us,
+        )
     ]
     head = [
         "",
@@ -610,7 +643,7 @@ def _launches(report: TraceReport, view: View) -> list[str]:
         "max",
         "shorter than the call",
     ]
-    return [*_section("Launches", explanation), *view.table(head, rows, least_width=6)]
+    return [*view.section("Launches", explanation), *view.table(head, rows, least_width=6)]
 
 
 def _ranks(comparison: RankComparison, files: Sequence[str], view: View, *, straggles: bool) -> list[str]:
@@ -625,8 +658,10 @@ def _ranks(comparison: RankComparison, files: Sequence[str], view: View, *, stra
     known = any(row.rank is not None for row in comparison.ranks)
     if not known:
         explanation = "Of separate runs, as none of these files says its rank; nobody waited here for another."
-    lines = ["", *_section("Ranks" if known else "Traces side by side", explanation)[1:]]
+    lines = ["", *view.section("Ranks" if known else "Traces side by side", explanation)[1:]]
     what = "rank" if known else "trace"
+    by_name = {} if known else {"name": lambda one: one[0]}  # ranks are in order
+    listed = list(zip(names, comparison.ranks, strict=True))
     rows = [
         [
             name,
@@ -640,15 +675,20 @@ def _ranks(comparison: RankComparison, files: Sequence[str], view: View, *, stra
             _us(row.wait_us),
             NOT_AVAILABLE if row.compute_over_median is None else f"{row.compute_over_median:.3f}",
         ]
-        for name, row in zip(names, comparison.ranks, strict=True)
+        for name, row in view.sorted(listed, total=lambda one: one[1].overlap.wall_us, **by_name)
     ]
     head = [what, "steps", "wall", "compute", "comm", "overlap", "of comm", "transfer", "wait", "compute/median"]
     lines += view.table(head, rows, least_width=6)
     rows = [
         [name, row.name, plain(row.calls), plain(row.matched_calls), _bytes(row.bytes)]
         + [_us(value) for value in (row.latency_us, row.transfer_us, row.wait_us)]
-        for name, rank in zip(names, comparison.ranks, strict=True)
-        for row in rank.collectives
+        for name, row in view.sorted(
+            [(name, row) for name, rank in listed for row in rank.collectives],
+            name=lambda one: one[1].name,
+            calls=lambda one: one[1].calls,
+            bytes=lambda one: one[1].bytes,
+            total=lambda one: one[1].latency_us,
+        )
     ]
     if rows:
         head = [what, "collective", "calls", "matched", "bytes", "latency", "transfer", "wait"]
@@ -662,8 +702,8 @@ def _ranks(comparison: RankComparison, files: Sequence[str], view: View, *, stra
     else:
         longest = straggler = NOT_AVAILABLE
     if known:
-        lines += ["", layout.line("computes longest", longest), layout.line("straggler", straggler)]
-    return [*lines, *(line for note in comparison.notes for line in layout.paragraph(note))]
+        lines += ["", *view.line("computes longest", longest), *view.line("straggler", straggler)]
+    return [*lines, *(line for note in comparison.notes for line in view.paragraph(note))]
 
 
 def _statistics(durations: Durations | None) -> list[str]:

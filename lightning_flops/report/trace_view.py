@@ -1,4 +1,4 @@
-"""How the tables of traces are shown: how many rows, in which order, how wide."""
+"""How reports with many tables are shown: how many rows, in which order, how wide."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from lightning_flops.report import layout
 SortKey = Literal["name", "calls", "total", "self", "mean", "max", "min", "flops", "rate", "bytes"]
 SORT_KEYS: tuple[str, ...] = get_args(SortKey)
 
-_LEAST_NAME_CHARS = 16
 _Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a reader asked to see of each table."""
+    """What a reader asked to see of each table, and the width that everything must fit."""
 
     rows: int | None
     """The most of each table; None for all."""
@@ -48,13 +47,35 @@ class View:
         least_width: int = 10,
         left: Collection[int] = (0,),
     ) -> list[str]:
-        """As ``layout.table``, the first column cut where the table is wider than the terminal."""
+        """As ``layout.table`` where that fits, else as ``layout.narrow_table``."""
         lines = layout.table(head, rows, least_width=least_width, left=left)
-        excess = 0 if self.width is None else max(map(len, lines)) - self.width
-        if excess <= 0:
+        if self.width is None or max(map(len, lines)) <= self.width:
             return lines
-        widest = max(len(row[0]) for row in (head, *rows))
-        chars = max(_LEAST_NAME_CHARS, widest - excess)
-        names = layout.shortened_apart([row[0] for row in rows], chars=chars)
-        cut = [[name, *row[1:]] for name, row in zip(names, rows, strict=True)]
-        return layout.table(head, cut, least_width=least_width, left=left)
+        return layout.narrow_table(head, rows, left=left, width=self.width)
+
+    def title(self, text: str) -> str:
+        """As ``layout.title``."""
+        return (
+            layout.title(text) if self.width is None else layout.title(text, width=min(layout.TITLE_WIDTH, self.width))
+        )
+
+    def rule(self) -> str:
+        """As ``layout.rule``."""
+        return layout.rule() if self.width is None else layout.rule()[: self.width]
+
+    def line(self, label: str, value: str) -> list[str]:
+        """As ``layout.line``, on several lines where one is too short."""
+        return [layout.line(label, value)] if self.width is None else layout.narrow_line(label, value, width=self.width)
+
+    def paragraph(self, text: str, *, first: str = "", rest: str = "") -> list[str]:
+        """As ``layout.paragraph``."""
+        width = layout.WIDTH if self.width is None else min(layout.WIDTH, self.width)
+        return layout.wrapped(text, width=width, first=first, rest=rest)
+
+    def section(self, title: str, explanation: str) -> list[str]:
+        """What a part of a report begins with."""
+        return ["", self.title(title), *self.paragraph(explanation)]
+
+
+WHOLE = View(rows=None)
+"""Everything, as wide as it is."""

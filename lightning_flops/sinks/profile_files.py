@@ -15,7 +15,7 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.dataclass_json import LONGEST_PROFILE
 from lightning_flops.schema.profile import Profile
 
-_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
+PROFILE_FILE: Final = re.compile(r"profile(?P<whose>(?:\.[a-z0-9]+)*)(?:-(?P<number>[0-9]{1,9}))?\.json")
 """``profile.json``, ``profile-2.json``, ``profile.predict.json``, ``profile.rank3-2.json``."""
 
 _LOOP: Final = re.compile(r"(?:\.(?:predict|test|validate))?")
@@ -47,7 +47,7 @@ def read_runs(path: str) -> tuple[FoundRun, ...]:
     Raises:
         LightningFlopsError: there is nothing at *path*, it has no profile, or the one file cannot be read.
     """
-    place = _Place(path)
+    place = Place(path)
     if not place.is_folder:
         name = place.root.rstrip("/").rpartition("/")[2]
         return (FoundRun(name=name, windows=(place.read(place.root),), problems=()),)
@@ -69,7 +69,7 @@ def read_profile(path: str | os.PathLike[str]) -> tuple[Profile, str]:
     Raises:
         LightningFlopsError: there is none, or it cannot be read; the message names what was looked at.
     """
-    place = _Place(os.fspath(path))
+    place = Place(os.fspath(path))
     if not place.is_folder:
         return place.read(place.root), place.given
     found = [one for one in place.profiles() if _LOOP.fullmatch(one.whose)]
@@ -94,7 +94,7 @@ class _FoundFile:
     """When, in seconds; 0 if the file system does not say."""
 
 
-class _Place:
+class Place:
     """A file or a folder of some file system.
 
     Raises:
@@ -117,8 +117,38 @@ class _Place:
         """What to raise for a folder without a profile."""
         return LightningFlopsError(f"{self.given}: no profile.json is in this folder or below it")
 
+    @property
+    def is_regular(self) -> bool:
+        """Whether it is a file that can be read twice."""
+        protocol = self._system.protocol
+        local = "file" in (protocol if isinstance(protocol, tuple) else (protocol,))
+        return os.path.isfile(self.root) if local else not self.is_folder
+
+    def head(self, size: int) -> bytes:
+        """The first bytes of the file."""
+        try:
+            with self._system.open(self.root, "rb") as stream:
+                begin: bytes = stream.read(size)
+                return begin
+        except Exception as error:
+            raise LightningFlopsError(f"{self.given}: cannot be read: {_words(error)}") from error
+
+    def files(self) -> Sequence[str]:
+        """The files in the folder, not those of folders below it."""
+        try:
+            return sorted(one["name"] for one in self._system.ls(self.root, detail=True) if one["type"] == "file")
+        except Exception as error:
+            raise LightningFlopsError(f"{self.given}: cannot be read: {_words(error)}") from error
+
     def profiles(self) -> Sequence[_FoundFile]:
         """The profiles anywhere below the folder, at least one."""
+        found = self.find()
+        if not found:
+            raise self.has_none
+        return found
+
+    def find(self) -> Sequence[_FoundFile]:
+        """The profiles anywhere below the folder."""
         try:
             files = self._system.find(self.root, detail=True)
         except Exception as error:
@@ -126,11 +156,9 @@ class _Place:
         found = []
         for file, about in sorted(files.items()):
             folder, _, name = file.rpartition("/")
-            match = _FILE.fullmatch(name)
+            match = PROFILE_FILE.fullmatch(name)
             if match is not None:
                 found.append(_FoundFile(file, folder, match["whose"], int(match["number"] or 1), _written(about)))
-        if not found:
-            raise self.has_none
         return found
 
     def read(self, file: str) -> Profile:
@@ -159,7 +187,7 @@ class _Place:
         return str(self._system.unstrip_protocol(file))
 
 
-def _read_run(place: _Place, name: str, files: Sequence[str]) -> FoundRun:
+def _read_run(place: Place, name: str, files: Sequence[str]) -> FoundRun:
     windows: list[Profile] = []
     problems: list[str] = []
     for file in files:

@@ -5,6 +5,8 @@ function of it. Steps, in all tables, are the profiler's, each extended to the l
 it. Times are in microseconds, as in the file; what a trace does not contain is None.
 """
 
+from lightning_flops.analysis.trace.compare import compare_traces as compare_traces
+from lightning_flops.analysis.trace.files import analyze_each as analyze_each
 from lightning_flops.analysis.trace.files import analyze_files as analyze_files
 from lightning_flops.analysis.trace.filling import step_filling as step_filling
 from lightning_flops.analysis.trace.loading import load_trace as load_trace

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from functools import partial
 
 from lightning_flops.analysis.trace.flops import Formulas
 from lightning_flops.analysis.trace.loading import load_trace
@@ -44,17 +45,48 @@ def analyze_files(
         RanksError: two files are of the same rank, or there is none.
         LightningFlopsError: a process was ended from outside.
     """
-    tell = progress or (lambda words: None)
-    side_by_side = min(processes, len(files))
-    if side_by_side > 1 and _are_worth_processes(files):
-        analyzed = _by_processes(files, side_by_side, formulas, tell)
-    else:
-        analyzed = [_analyze(file, len(files) > 1, formulas, tell) for file in files]
+    analyzed = analyze_each(files, compared=len(files) > 1, formulas=formulas, processes=processes, progress=progress)
     return join_analyses(analyzed, thresholds=thresholds)
 
 
+def analyze_each(
+    files: Sequence[str],
+    *,
+    compared: bool = False,
+    stepwise: bool = False,
+    formulas: Formulas | None = None,
+    processes: int = 1,
+    progress: Callable[[str], object] | None = None,
+) -> list[AnalyzedTrace]:
+    """What each of *files* says by itself, in their order.
+
+    Args:
+        files: paths, or URLs.
+        compared: as for ``analyze_one``, as the next two.
+        stepwise: whether they will be held against another run's.
+        formulas: what a recorded call spent.
+        processes: as for ``analyze_files``, as the next.
+        progress: is told how far the work is.
+
+    Raises:
+        TraceFormatError: a file cannot be read; of several the first in order.
+        LightningFlopsError: a process was ended from outside.
+    """
+    tell = progress or (lambda words: None)
+    analyze = partial(_analyze, compared=compared, stepwise=stepwise, formulas=formulas)
+    side_by_side = min(processes, len(files))
+    if side_by_side > 1 and _are_worth_processes(files):
+        return _by_processes(files, side_by_side, analyze, tell)
+    return [analyze(file, tell=tell) for file in files]
+
+
 def _analyze(
-    file: str, compared: bool, formulas: Formulas | None, tell: Callable[[str], object] | None = None
+    file: str,
+    *,
+    compared: bool,
+    stepwise: bool,
+    formulas: Formulas | None,
+    tell: Callable[[str], object] | None = None,
 ) -> AnalyzedTrace:
     name, size = os.path.basename(file), os.path.getsize(file) if os.path.isfile(file) else None
     of_all = f" of {size / _MB:,.0f}" if size else ""
@@ -62,7 +94,7 @@ def _analyze(
     trace = load_trace(file, progress=progress)
     if tell is not None:
         tell(f"analyzing {name}: {len(trace):,} events")
-    return analyze_one(trace, compared=compared, formulas=formulas)
+    return analyze_one(trace, compared=compared, formulas=formulas, stepwise=stepwise)
 
 
 def _are_worth_processes(files: Sequence[str]) -> bool:
@@ -74,7 +106,7 @@ def _are_worth_processes(files: Sequence[str]) -> bool:
 
 
 def _by_processes(
-    files: Sequence[str], processes: int, formulas: Formulas | None, tell: Callable[[str], object]
+    files: Sequence[str], processes: int, analyze: Callable[[str], AnalyzedTrace], tell: Callable[[str], object]
 ) -> list[AnalyzedTrace]:
     with ExitStack() as stack:
         # Not by fork: numpy has threads.
@@ -82,7 +114,7 @@ def _by_processes(
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
         # The largest first, so that no process is left with it at the end.
         largest_first = sorted(range(len(files)), key=lambda place: -os.path.getsize(files[place]))
-        futures = {place: pool.submit(_analyze, files[place], True, formulas) for place in largest_first}
+        futures = {place: pool.submit(analyze, files[place]) for place in largest_first}
         tell(f"reading {len(files)} files")
         for done, future in enumerate(as_completed(futures.values()), 1):
             tell(f"read and analyzed {done} of {len(files)} files")

@@ -143,7 +143,7 @@ def module_table(trace: Trace) -> ModuleTable | None:
     sources = forwards_of_modules(trace, called_modules(trace))
     count = len(frames.modules)
     spent = _device_times(trace, frames, parents) if trace.has_device else _host_times(trace, frames, parents)
-    calls = np.bincount(frames.owner[_calls(frames)], minlength=count)
+    calls = np.bincount(frames.owner[calls_of_modules(frames)], minlength=count)
     kernels = [[None] * count] * 2 if spent.kernels is None else [part.tolist() for part in spent.kernels]
     columns = (part.tolist() for part in (calls, *spent.total, *spent.own))
     rows = [
@@ -194,13 +194,19 @@ class _Times:
     lost_backward_ns: int
 
 
-def _host_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
+def own_host_ns(trace: Trace, frames: Frames) -> Ints:
+    """For each of the frames' rows, its length on the host without the frames inside it."""
     rows = frames.rows
     own_ns = trace.duration_ns.copy()
     inner = rows[frames.parent[rows] >= 0]
     around = frames.parent[inner]
     np.subtract.at(own_ns, around, np.minimum(trace.end_ns[inner], trace.end_ns[around]) - trace.start_ns[inner])
-    times = np.maximum(own_ns[rows], 0)
+    return np.maximum(own_ns[rows], 0)
+
+
+def _host_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
+    rows = frames.rows
+    times = own_host_ns(trace, frames)
     owner, phase = frames.owner[rows], frames.phase[rows]
 
     def spent(wanted: npt.NDArray[np.bool_]) -> int:
@@ -244,14 +250,25 @@ def _between_nodes(trace: Trace, frames: Frames) -> tuple[int, int]:
     return communication_ns, operators_ns
 
 
-def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
+def owned_device_events(trace: Trace, frames: Frames) -> tuple[Ints, Ints, npt.NDArray[np.int8]]:
+    """Rows of the device events that were launched in a frame, and for each its owner and its phase."""
+    events, frame = _launched_in(trace, frames)
+    return events, frames.owner[frame], frames.phase[frame]
+
+
+def _launched_in(trace: Trace, frames: Frames) -> tuple[Ints, Ints]:
+    """Rows of the device events that were launched in a frame, and the row of each one's frame."""
     events = trace.device_rows
     launch = trace.links.launch[events]
     # A device event whose launch is not in the trace still names the operator that launched it.
     source = np.where(launch >= 0, launch, trace.links.operator_of_launch[events])
     events, source = events[source >= 0], source[source >= 0]
     frame = frames.at(trace, lanes=trace.lane[source], moments_ns=trace.start_ns[source])
-    events, frame = events[frame >= 0], frame[frame >= 0]
+    return events[frame >= 0], frame[frame >= 0]
+
+
+def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
+    events, frame = _launched_in(trace, frames)
     owner, phase = frames.owner[frame], frames.phase[frame]
     # Hooks of accumulation synchronize gradients, and so does the end of the backward: that is no module's time.
     synchronizes = trace.is_collective[events] & (phase == Phase.BACKWARD) & (owner < 0)
@@ -267,9 +284,9 @@ def _device_times(trace: Trace, frames: Frames, parents: Ints) -> _Times:
     own, total, kernels = [], [], []
     for one in _BOTH:
         mine = np.flatnonzero((phase == one) & (owner >= 0))
-        own.append(_occupied_by(owner[mine], starts[mine], ends[mine], len(parents)))
+        own.append(occupied_by(owner[mine], starts[mine], ends[mine], len(parents)))
         above, which = _with_owners_above(owner[mine], parents)
-        total.append(_occupied_by(above, starts[mine][which], ends[mine][which], len(parents)))
+        total.append(occupied_by(above, starts[mine][which], ends[mine][which], len(parents)))
         kernels.append(_sums(above, is_kernel[mine][which].astype(np.int64), above >= 0, len(parents)))
     return _Times(
         own=(own[0], own[1]),
@@ -330,7 +347,7 @@ def _thread_of(trace: Trace, numbers: Ints, of_lane: dict[int, Ints]) -> Ints:
     return of_lane[max(matches, key=matches.__getitem__)]
 
 
-def _calls(frames: Frames) -> Ints:
+def calls_of_modules(frames: Frames) -> Ints:
     """Rows of modules' marks that are a call of their own: forward, and no wrapper's call of what it wraps."""
     rows = frames.rows[(frames.owner[frames.rows] >= 0) & (frames.phase[frames.rows] == Phase.FORWARD)]
     around = frames.parent[rows]
@@ -374,7 +391,7 @@ def _with_owners_above(owner: Ints, parents: Ints) -> tuple[Ints, Ints]:
     return np.concatenate(owners), np.concatenate(places)
 
 
-def _occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
+def occupied_by(owner: Ints, starts: Ints, ends: Ints, count: int) -> Ints:
     """For each owner, how long at least one of its events ran."""
     occupied = np.zeros(count, dtype=np.int64)
     if not len(owner):

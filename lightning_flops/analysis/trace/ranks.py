@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -77,7 +78,19 @@ def compare_ranks(summaries: Sequence[RankSummary]) -> RankComparison:
     )
 
 
-def refuse_mixed_ranks(traces: Sequence[Trace] | Sequence[TracedRank]) -> None:
+class OfARank(Protocol):
+    """A trace, or what is known of one."""
+
+    @property
+    def rank(self) -> int | None:
+        """None where it does not say."""
+
+    @property
+    def source(self) -> str:
+        """Its file."""
+
+
+def refuse_mixed_ranks(traces: Sequence[OfARank]) -> None:
     """Refuse traces that cannot be one of each rank.
 
     Raises:

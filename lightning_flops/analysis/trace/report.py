@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from lightning_flops.analysis.device_abilities import UNKNOWN_DEVICE, DeviceAbilities, device_abilities
 from lightning_flops.analysis.stragglers import are_compared, find_stragglers_in_traces
+from lightning_flops.analysis.trace.by_step import TraceBySteps, by_steps
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.communication import collective_table, overlap
 from lightning_flops.analysis.trace.device import (
@@ -31,8 +32,11 @@ from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
 
-_NO_TORCH = "FLOPs are n/a: working them out from shapes needs torch, which is not installed."
-_NO_SHAPES = "FLOPs are n/a: the trace was taken without record_shapes=True."
+NO_FLOPS = "FLOPs are n/a: "
+"""What a note begins with that says why."""
+
+_NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
+_NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
 
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceReport:
@@ -81,21 +85,27 @@ class AnalyzedTrace:
     parts: tuple[TracedPart, ...]
     """Of its steps, as ``summary``: for a comparison with other ranks, empty where there is none."""
     summary: RankSummary | None
+    by_steps: TraceBySteps | None = None
+    """Its steps one by one: for a comparison with another run's, else None."""
 
 
-def analyze_one(trace: Trace, *, compared: bool, formulas: Formulas | None = None) -> AnalyzedTrace:
+def analyze_one(
+    trace: Trace, *, compared: bool, formulas: Formulas | None = None, stepwise: bool = False
+) -> AnalyzedTrace:
     """What *trace* says by itself.
 
     Args:
         trace: what to analyze.
         compared: whether it will be held against traces of other ranks.
         formulas: as for ``analyze_trace``; None where there is no torch, as the report then says.
+        stepwise: whether it will be held against another run's, step by step.
     """
     return AnalyzedTrace(
         report=_with_words(analyze_trace(trace, formulas=formulas), trace),
         abilities=_abilities(trace),
         parts=step_parts(trace) if compared else (),
         summary=rank_summary(trace) if compared else None,
+        by_steps=by_steps(trace) if stepwise else None,
     )
 
 

@@ -1,0 +1,113 @@
+"""The traces of two runs compared: what in their steps takes longer, and its JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_flops.schema import dataclass_json
+from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
+
+SCHEMA_VERSION = 1
+"""Version of the JSON that ``TraceComparison.to_json`` writes; it goes up whenever a field changes."""
+
+TableName = Literal["phases", "modules", "kernels", "operators", "collectives"]
+"""What the rows of a table are; ``kernels`` has copies and memsets as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeDifference:
+    """The time of something in one step of A and of B: means over the traced steps, and over the ranks.
+
+    ``calls_ns + length_ns = difference_ns = b_ns - a_ns``, to the nanosecond, where calls are known.
+    """
+
+    name: str
+    """Of what took the time."""
+    a_ns: int
+    """In a step of A."""
+    b_ns: int
+    """In a step of B."""
+    difference_ns: int
+    """B - A."""
+    calls_a: float | None
+    """How often it runs in a step of A; None for what is not called, as the next three."""
+    calls_b: float | None
+    """In a step of B."""
+    calls_ns: int | None
+    """Of the difference: more calls, or fewer; all of it for what only one of the runs has."""
+    length_ns: int | None
+    """Of the difference: each call takes longer, or shorter."""
+    noise: NoiseInterval | None
+    """Of the difference. None if single steps are not known, or too few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTable:
+    """All things of one kind that at least one of the runs has."""
+
+    of: TableName
+    """Which kind."""
+    clock: Literal["host", "device"]
+    """Where their time passes. Operators have a table of each clock."""
+    rows: tuple[TimeDifference, ...]
+    """The largest difference first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTraces:
+    """The traces of one of the two runs."""
+
+    sources: tuple[str, ...]
+    """Files or URLs, by rank."""
+    ranks: int
+    """How many of the run's ranks they are of."""
+    steps: int
+    """How many steps every one of them has: what is compared are the means over these."""
+    marked: bool
+    """False if they have no marks of steps: each is then one step as a whole."""
+    device: str
+    """Name of the device that ran the kernels; empty without one, or where it is not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceComparison:
+    """The traces of run B held against those of run A; immutable."""
+
+    schema_version: int
+    """Of the JSON: ``SCHEMA_VERSION``."""
+    kind: Literal["traces"]
+    """What tells its JSON from that of two profiles compared."""
+    a: ComparedTraces
+    """What is compared with."""
+    b: ComparedTraces
+    """What is compared."""
+    settings: tuple[SettingDifference, ...]
+    """Devices, ranks and what was recorded, where they differ."""
+    step: TimeDifference
+    """The whole step: the sum of its parts."""
+    parts: tuple[TimeDifference, ...]
+    """What filled the step, each moment under the first of these that ran then, as in ``StepTime``."""
+    ranks: tuple[TimeDifference, ...]
+    """The step of each rank that both runs have; empty if that is one alone."""
+    tables: tuple[TimeTable, ...]
+    """By phase, module, kernel, operator and collective, as far as both runs show them."""
+    figures: tuple[FigureDifference, ...]
+    """Step time, MFU, FLOPs, waiting and memory."""
+    confidence: float
+    """Of the noise intervals."""
+    notes: tuple[str, ...]
+    """What could not be told, in sentences."""
+
+    def to_json(self) -> str:
+        """The comparison as indented JSON, the same text for equal comparisons."""
+        return dataclass_json.dump(self)
+
+    @staticmethod
+    def from_json(text: str) -> TraceComparison:
+        """The comparison that ``to_json`` wrote as *text*.
+
+        Raises:
+            ProfileFormatError: *text* is no JSON, has another schema version, or a field is missing, unknown or wrong.
+        """
+        return dataclass_json.load(TraceComparison, text, version_field="schema_version", version=SCHEMA_VERSION)
