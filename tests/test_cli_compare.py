@@ -15,6 +15,8 @@ from lightning_flops import Comparison, compare_profiles
 from lightning_flops.cli import main
 from lightning_flops.report.compare_text import render_comparison
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace_comparison import TraceComparison
+from tests.analysis.slowed import slowed
 from tests.golden_files import REWRITE_VARIABLE
 from tests.report import compared
 
@@ -106,7 +108,8 @@ def test_conditions_that_do_not_hold_end_with_0(capsys: pytest.CaptureFixture[st
         (
             ["--fail-if", "speed > 1", "before", "nowhere"],
             "--fail-if must name one of global_step_sec, samples_per_sec, tokens_per_sec, mfu, hfu, forward_flops, "
-            "backward_flops, hardware_flops, data_wait_ratio, params, got 'speed'",
+            "backward_flops, hardware_flops, data_wait_ratio, params, exposed_communication_ratio, "
+            "device_memory_peak_bytes, host_memory_peak_bytes, got 'speed'",
         ),
     ],
 )
@@ -128,7 +131,7 @@ def test_help_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> Non
         main(["compare", "--help"])
     shown = capsys.readouterr().out
     examples = [line.strip() for line in shown.splitlines() if line.startswith("  lightning-flops compare")]
-    assert len(examples) == 4
+    assert len(examples) == 5
     assert "exit status: 0: done. 1: a condition of --fail-if holds. 2: something cannot be read or compared" in shown
 
 
@@ -170,3 +173,94 @@ def test_a_profile_of_version_3_is_compared(folder: Path, capsys: pytest.Capture
     assert main(["compare", "before", "after"]) == 0
     assert "+4.000 ms (+18.18%); what of it is noise is not known" in capsys.readouterr().out
     assert Profile.from_json(json.dumps(data)).schema_version == 4
+
+
+TRACES = Path(__file__).parent / "data" / "traces"
+RANKS = [TRACES / f"two_ranks_known_answers.rank{rank}.pt.trace.json" for rank in (0, 1)]
+RESNET = TRACES / "resnet50_num_workers_0.pt.trace.json.gz"
+
+
+@pytest.fixture
+def traces(folder: Path) -> Path:
+    """Beside the logs: a folder with the traces of two ranks, and one in which a kernel is slower."""
+    for name, times in (("ranks", 1), ("slow", 2)):
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("of the user")
+        for rank, source in enumerate(RANKS):
+            slowed(source, folder / name / f"rank{rank}.pt.trace.json.gz", kernel="ampere_sgemm", times=times)
+    return folder
+
+
+def test_two_folders_of_ranks_traces_are_compared(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--json", "ranks", "slow"]) == 0
+    comparison = TraceComparison.from_json(capsys.readouterr().out)
+    assert comparison.a.sources == ("ranks/rank0.pt.trace.json.gz", "ranks/rank1.pt.trace.json.gz")
+    assert (comparison.a.ranks, comparison.b.ranks, comparison.a.steps) == (2, 2, 3)
+    kernels = next(one for one in comparison.tables if one.of == "kernels")
+    # One call of 4 ms in a step, then of 8.
+    assert (kernels.rows[0].name, kernels.rows[0].a_ns, kernels.rows[0].b_ns) == (
+        "ampere_sgemm_128x64_nn",
+        4_000_000,
+        8_000_000,
+    )
+
+
+def test_two_traces_are_compared_as_text(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(RESNET), str(RESNET)]) == 0
+    out, err = capsys.readouterr()
+    assert (out.splitlines()[0].strip("- "), err) == ("Two traces compared", "")
+    assert "within noise" in out
+
+
+def test_conditions_hold_for_figures_of_traces(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", str(RESNET), str(RESNET)]) == 0
+    assert "does not hold: device_memory_peak_bytes B/A is 1\n" in capsys.readouterr().err
+    assert main(["compare", "--fail-if", "device_memory_peak_bytes >= 1", str(RESNET), str(RESNET)]) == 1
+    capsys.readouterr()
+    assert main(["compare", "--fail-if", "global_step_sec > 1", "ranks", "slow"]) == 2
+    assert "global_step_sec cannot be compared: single steps are not known, or too few" in capsys.readouterr().err
+    assert main(["compare", "--fail-if", "params > 1", "ranks", "slow"]) == 2
+    assert "--fail-if params > 1: params cannot be compared: it is no figure of theirs\n" in capsys.readouterr().err
+    assert main(["compare", "--fail-if", "device_memory_peak_bytes > 1", "before", "after"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["before", "slow"],
+            "slow is a trace and before/profile.json a profile: a trace's steps ran under torch.profiler",
+        ),
+        ([str(RESNET), "after"], "after/profile.json kept none, as trace_dir does"),
+        (
+            ["ranks", "empty"],
+            "empty: no profile.json is in this folder or below it, and no trace (.json, .json.gz) in it",
+        ),
+        (["ranks", "bad.json"], "bad.json: "),
+        (["ranks", "nowhere.json"], "nowhere.json: there is no such file or folder"),
+        (["--html", "x.html", "ranks", "slow"], "--html shows two profiles compared; of traces, --json has the whole"),
+    ],
+)
+def test_traces_that_cannot_be_compared_end_with_2_and_the_reason(
+    traces: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (traces / "empty").mkdir()
+    (traces / "bad.json").write_text('{"traceEvents": 1}')
+    assert main(["compare", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+def test_a_folder_of_logs_with_profiles_is_compared_by_them(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (traces / "before" / "rank0_step5.pt.trace.json").write_bytes(RANKS[0].read_bytes())
+    assert main(["compare", "before", "after"]) == 0
+    assert "Two runs compared" in capsys.readouterr().out
+    assert main(["compare", "--json", "before/rank0_step5.pt.trace.json", str(RANKS[0])]) == 0
+    assert TraceComparison.from_json(capsys.readouterr().out).step.difference_ns == 0
+
+
+def test_a_profile_of_any_name_is_one(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (traces / "main.json").write_text(A.to_json())
+    assert main(["compare", "main.json", "after"]) == 0
+    assert "Two runs compared" in capsys.readouterr().out

@@ -27,11 +27,11 @@ FIGURES = (
     "hardware_flops",
     "data_wait_ratio",
     "params",
-    "exposed_communication_ratio",
-    "device_memory_peak_bytes",
-    "host_memory_peak_bytes",
 )
-"""Numbers of ``Profile.summary()``; traces have some of these, and the last three."""
+"""Numbers of ``Profile.summary()``."""
+
+FIGURES_OF_TRACES = ("exposed_communication_ratio", "device_memory_peak_bytes", "host_memory_peak_bytes")
+"""What traces tell beside some of these."""
 
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -75,8 +75,8 @@ def parse_condition(text: str) -> Condition:
             f"got {shown(text, chars=_SHOWN_CHARS)}"
         )
     figure, sign, number = found.groups()
-    if figure not in FIGURES:
-        raise ConfigError(f"{SETTING} must name one of {', '.join(FIGURES)}, got {shown(figure, chars=_SHOWN_CHARS)}")
+    if figure not in (known := (*FIGURES, *FIGURES_OF_TRACES)):
+        raise ConfigError(f"{SETTING} must name one of {', '.join(known)}, got {shown(figure, chars=_SHOWN_CHARS)}")
     limit = float(number)
     if not math.isfinite(limit):
         raise ConfigError(f"{SETTING} must compare with a finite number, got {shown(number, chars=_SHOWN_CHARS)}")
@@ -91,7 +91,7 @@ def judge(comparison: Comparison | TraceComparison, condition: Condition) -> Ver
     """
     figure = next((one for one in comparison.figures if one.name == condition.figure), None)
     if figure is None:
-        raise ComparisonError(f"{condition.text}: {condition.figure} is no figure of these")
+        raise ComparisonError(f"{condition.text}: {condition.figure} cannot be compared: it is no figure of theirs")
     if figure.ratio is None or figure.ratio_low is None or figure.ratio_high is None:
         raise ComparisonError(f"{condition.text}: {figure.name} cannot be compared: {figure.reason}")
     keeps = _SIGNS[condition.sign]

@@ -98,7 +98,7 @@ class _Report:
         )
 
     def _named(self) -> Iterator[str]:
-        """The parts that most of the difference comes from, each with what in it changed most, if it is no noise."""
+        """The parts that changed most, each with what in it did, if that is no noise."""
         found = sorted(
             (part for part in self._comparison.parts if part.noise is not None and part.noise.beyond),
             key=lambda part: -abs(part.difference_ns),
@@ -108,7 +108,7 @@ class _Report:
             inside = self._most_of(part)
             words.append(f"{part.name} {self._scale.signed(part.difference_ns)}" + (f" ({inside})" if inside else ""))
         if words:
-            yield from self._view.paragraph(f"Most of it: {', '.join(words)}.")
+            yield from self._view.paragraph(f"Beyond noise: {', '.join(words)}.")
 
     def _most_of(self, part: TimeDifference) -> str:
         """What changed most among that which fills a part, if it changed as the part did and is no noise."""

@@ -507,7 +507,7 @@ def test_a_condition_holds_beyond_noise_or_not(condition: str, holds: bool) -> N
         ("global_step_sec > -1", "fail_if must be a figure"),
         ("global_step_sec > nan", "fail_if must be a figure"),
         ("1.05 < global_step_sec", "fail_if must be a figure"),
-        ("speed > 1", r"^fail_if must name one of global_step_sec, .*, params, got 'speed'$"),
+        ("speed > 1", r"^fail_if must name one of global_step_sec, .*, host_memory_peak_bytes, got 'speed'$"),
         ("advice > 1", "fail_if must name one of"),
         ("mfu > 1e999", "fail_if must compare with a finite number, got '1e999'"),
         ("\x1b[2J > 1", r"got '\\x1b"),

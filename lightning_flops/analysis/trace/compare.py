@@ -408,6 +408,8 @@ class _Comparing:
             ("exposed_communication_ratio", "communication", "the trace has no collectives"),
         ):
             values = [_part_share(run, dict(_PARTS)[part]) for run in (a, b)]
+            if part == "communication" and part not in parts:
+                continue  # neither run communicates
             add(name, values, of=[parts[part]] if part in parts else [], why=partial(_words, words=reason))
         for name, kind in (("device_memory_peak_bytes", "device"), ("host_memory_peak_bytes", "host")):
             values = [_most_memory(run, kind, other) for run, other in ((a, b), (b, a))]

@@ -1,0 +1,29 @@
+"""A copy of a trace in which one kernel takes longer: what a comparison must name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+_ON_DEVICE = ("kernel", "memcpy", "memset", "gpu_memcpy", "gpu_memset")
+
+
+def slowed(source: Path, target: Path, *, kernel: str, times: int) -> None:
+    """Copy a trace of one stream with every run of *kernel* so many times as long; what follows on the device waits.
+
+    Args:
+        source: the file, plain or gzipped.
+        target: the copy, gzipped.
+        kernel: how the kernel's name begins.
+        times: how many times as long it takes.
+    """
+    content = source.read_bytes()
+    trace = json.loads(gzip.decompress(content) if source.suffix == ".gz" else content)
+    events = [event for event in trace["traceEvents"] if event.get("cat", "").lower() in _ON_DEVICE]
+    free = float("-inf")
+    for event in sorted(events, key=lambda event: event["ts"]):
+        event["ts"] = max(event["ts"], free)
+        event["dur"] *= times if event["name"].startswith(kernel) else 1
+        free = event["ts"] + event["dur"]
+    target.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=1))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_flops.analysis.trace import analyze_each, compare_traces
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.report.compare_traces_text import render_trace_comparison
+from lightning_flops.schema.trace_comparison import TraceComparison
+from tests.analysis.slowed import slowed
+from tests.analysis.test_trace_compare import A, run
+from tests.golden_files import golden
+from tests.pages import REPOSITORY, blocks
+
+RESNET = Path(__file__).parents[1] / "data" / "traces" / "resnet50_num_workers_0.pt.trace.json.gz"
+GOLDEN = Path(__file__).parents[1] / "golden" / "trace" / "compare_slow_kernel.txt"
+
+
+@pytest.fixture(scope="module")
+def slow_kernel(tmp_path_factory: pytest.TempPathFactory) -> TraceComparison:
+    """The real trace, and a copy of it in which one kernel of the backward of batch norm takes twice as long."""
+    folder = tmp_path_factory.mktemp("traces")
+    (folder / "before.pt.trace.json.gz").symlink_to(RESNET)
+    slowed(RESNET, folder / "after.pt.trace.json.gz", kernel="void cudnn::bn_bw_1C11_kernel_new", times=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        names = ("before.pt.trace.json.gz", "after.pt.trace.json.gz")
+        a, b = analyze_each(names, stepwise=True, formulas=recorded_work)
+    return compare_traces([a], [b], sources=names)
+
+
+def test_a_slow_kernel_reads_like_its_golden_file(slow_kernel: TraceComparison) -> None:
+    golden("trace/compare_slow_kernel.txt", render_trace_comparison(slow_kernel))
+
+
+def test_a_slow_kernel_is_named_first(slow_kernel: TraceComparison) -> None:
+    text = " ".join(render_trace_comparison(slow_kernel).split())
+    assert (
+        "Beyond noise: kernel +9.940 ms (cudnn::bn_bw_1C11_kernel_new…loat, float2, 512, true, 1> +9.940 ms, longer"
+        in text
+    )
+
+
+def test_page_on_comparing_shows_what_the_command_prints() -> None:
+    found = blocks(REPOSITORY / "docs" / "compare.md", "text")
+    assert len(found) == 2
+    assert found[1].text.strip() in GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_comparison_fits_the_terminal(slow_kernel: TraceComparison, width: int) -> None:
+    assert max(map(len, render_trace_comparison(slow_kernel, width=width).splitlines())) <= width
+
+
+def lines_of(comparison: TraceComparison, *, rows: int | None = 12) -> list[str]:
+    return [" ".join(line.split()) for line in render_trace_comparison(comparison, rows=rows).splitlines()]
+
+
+def test_calls_and_their_length_are_told_apart() -> None:
+    lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=(16, 16))]))
+    assert "relu 8.000 32.000 +24.000 1 -> 2 calls +12.000, length +12.000" in lines
+    lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=(8, 8))]))
+    assert "relu 8.000 16.000 +8.000 1 -> 2 more calls" in lines
+    lines = lines_of(compare_traces([A], [run(40, 40, 40, 40, relus=())]))
+    assert "relu 8.000 0 -8.000 1 -> 0 gone" in lines
+
+
+def test_rows_are_capped_and_those_without_a_difference_are_not_counted() -> None:
+    comparison = compare_traces([A], [run(50, 50, 50, 50, relus=(16,))])
+    lines = lines_of(comparison, rows=1)
+    begin = next(place for place, line in enumerate(lines) if "By kernel" in line)
+    assert lines[begin + 2].split()[0] == "gemm"
+    assert lines[begin + 3] == "(and 1 more)"
+    assert "No difference in any of 2." in lines_of(compare_traces([A], [A]))
+
+
+def test_what_is_within_noise_is_said_to_be_noise() -> None:
+    comparison = compare_traces([run(30, 50, 34, 46, 40)], [run(31, 52, 35, 47, 40)])
+    lines = lines_of(comparison)
+    assert "gemm 40.000 41.000 +1.000 1 noise" in lines
+    assert not any(line.startswith("Beyond noise") for line in lines)
+
+
+def test_whole_traces_are_not_called_steps() -> None:
+    comparison = compare_traces([run(40, 40, mark=False)], [run(80, 80, mark=False)])
+    text = "\n".join(lines_of(comparison))
+    assert "The whole trace takes" in text
+    assert "no marks of steps)" in text
+    assert "what of it is noise is not known" in text.replace("\n", " ")
