@@ -341,3 +341,29 @@ def test_collectives_are_compared_also_where_one_run_has_none() -> None:
 def test_json_holds_the_whole_comparison() -> None:
     comparison = compare_traces([A], [run(80, 80, 80, 80)])
     assert TraceComparison.from_json(comparison.to_json()) == comparison
+
+
+def on_device_with_modules(forward: float, backward: float) -> AnalyzedTrace:
+    """In each of four steps a module launches a kernel forward, and its node one backward, on another stream."""
+    events: list[Event] = []
+    for number in range(1, 5):
+        at = 1000.0 * number
+        events += [
+            step(number, at, 100),
+            phase("forward", at, 40),
+            module("head", at + 5, 30),
+            made(number, at + 6),
+            launch(2 * number, at + 8),
+            kernel(2 * number, at + 10, forward),
+            phase("backward", at + 40, 50),
+            node(number, at + 42, 20),
+            launch(2 * number + 1, at + 44),
+            kernel(2 * number + 1, at + 50, backward, stream=8),
+        ]
+    return analyze_one(trace(*events), compared=False, stepwise=True)
+
+
+def test_modules_on_a_device_have_the_time_of_what_they_launched_forward_and_backward() -> None:
+    comparison = compare_traces([on_device_with_modules(10, 30)], [on_device_with_modules(14, 20)])
+    head = table(comparison, "modules", "device")["head"]
+    assert (times(head), head.calls_a) == ((40 * US, 34 * US, -6 * US, 0, -6 * US), 1.0)
