@@ -318,7 +318,7 @@ def test_other_models_and_missing_modules_are_said() -> None:
     assert times(table(comparison, "modules", "host")["tail"])[:3] == (0, 50 * US, 50 * US)
     comparison = compare_traces([with_modules(30, 30, 30, 30)], [on_host(50, 50, 50, 50)], sources=("a", "b"))
     assert not [one for one in comparison.tables if one.of == "modules"]
-    assert "Modules are not compared: b shows none. with_modules=True records them." in comparison.notes
+    assert "Modules are not compared: b shows none. with_stack=True records them." in comparison.notes
 
 
 def test_collectives_are_compared_also_where_one_run_has_none() -> None:

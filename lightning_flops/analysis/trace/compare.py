@@ -460,9 +460,7 @@ class _Comparing:
         shown = [run.sums(("modules", clock)) for run in (a, b)]
         if (shown[0] is None) != (shown[1] is None):
             without = a if shown[0] is None else b
-            self._notes.append(
-                f"Modules are not compared: {without.source} shows none. with_modules=True records them."
-            )
+            self._notes.append(f"Modules are not compared: {without.source} shows none. with_stack=True records them.")
         elif shown[0] is not None and shown[1] is not None and not (set(shown[0]) & set(shown[1])) - {""}:
             self._notes.append("No module of one run has the name of one of the other: they are of different models.")
 

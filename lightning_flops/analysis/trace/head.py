@@ -9,6 +9,9 @@ from lightning_flops.analysis.trace.columns import DeviceProperties
 from lightning_flops.analysis.trace.values import whole
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 
+WITH_MODULES = "with_modules"
+"""The key under which torch.profiler writes that it was asked for modules."""
+
 _NOTHING: Mapping[str, Any] = {}
 _MOST_RANKS = 1 << 20
 

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from lightning_flops.analysis.trace.columns import Trace, TraceFormatError
 from lightning_flops.analysis.trace.decoding import fast_decoder
 from lightning_flops.analysis.trace.events import TraceBuilder
+from lightning_flops.analysis.trace.head import WITH_MODULES
 from lightning_flops.analysis.trace.json_stream import StreamError, event_batches
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.errors import LightningFlopsError
@@ -29,7 +30,7 @@ _FREE_INFLATION_BYTES = 64 << 20
 """What any gzipped file may hold."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_HEAD_KEYS = frozenset(("deviceProperties", "distributedInfo", "baseTimeNanoseconds", METADATA_KEY))
+_HEAD_KEYS = frozenset(("deviceProperties", "distributedInfo", "baseTimeNanoseconds", WITH_MODULES, METADATA_KEY))
 """What is read of a file beside the events."""
 
 

@@ -73,7 +73,7 @@ class Frames:
 def find_frames(trace: Trace) -> Frames | None:
     """The frames of *trace*; None if no module is marked in it and no module's call was recorded.
 
-    Calls that torch recorded with ``with_modules`` or ``with_stack`` stand in for marks where there are none of ours.
+    Calls that torch recorded with ``with_stack`` stand in for marks where there are none of ours.
     """
     marks = [marked_module(name) for name in trace.names]
     called = {} if any(name is not None for name in marks) else called_modules(trace)

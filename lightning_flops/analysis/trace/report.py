@@ -18,6 +18,7 @@ from lightning_flops.analysis.trace.device import (
     launch_statistics,
 )
 from lightning_flops.analysis.trace.flops import Formulas, trace_flops
+from lightning_flops.analysis.trace.head import WITH_MODULES
 from lightning_flops.analysis.trace.memory_curve import memory_curves
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
@@ -37,6 +38,10 @@ NO_FLOPS = "FLOPs are n/a: "
 
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."
+_NO_CALLS_OF_MODULES = (
+    "Modules are n/a: with_modules=True alone has torch name those of TorchScript programs, and record no calls. With "
+    "with_stack=True it records the calls of all modules."
+)
 
 
 def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceReport:
@@ -155,11 +160,13 @@ def analyze_traces(
 
 
 def _with_words(report: TraceReport, trace: Trace) -> TraceReport:
-    """*report* with a sentence on why it has no FLOPs, where it has none."""
-    if report.flops is not None:
-        return report
-    has_shapes = bool((trace.inputs >= 0).any())
-    return replace(report, notes=(*report.notes, _NO_TORCH if has_shapes else _NO_SHAPES))
+    """*report* with a sentence on why it has no FLOPs, and no modules that were asked for."""
+    notes = report.notes
+    if report.flops is None:
+        notes += (_NO_TORCH if (trace.inputs >= 0).any() else _NO_SHAPES,)
+    if report.modules is None and trace.metadata.get(WITH_MODULES):
+        notes += (_NO_CALLS_OF_MODULES,)
+    return report if notes == report.notes else replace(report, notes=notes)
 
 
 def _abilities(trace: Trace) -> DeviceAbilities:
