@@ -155,6 +155,9 @@ class PipelineSteps:
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """Nothing: the micro-batches are known from the engine."""
 
+    def nothing_fetched(self, iterator: Any) -> None:
+        """Nothing: the micro-batches are known from the engine."""
+
     def looks_left(self, sign: str, in_words: str) -> None:
         """Nothing to do: ``train_batch`` is a whole step, which a loop leaves unfinished only by an exception."""
 

@@ -60,6 +60,9 @@ class EngineSteps:
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """Nothing: the batch is what the engine's forward gets."""
 
+    def nothing_fetched(self, iterator: Any) -> None:
+        """Nothing: the batch is what the engine's forward gets."""
+
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
         self._steps.looks_left(sign, in_words)

@@ -12,20 +12,26 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch.utils.data import DataLoader
 
+from lightning_flops.doors.read_ahead import ReadAhead
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private import dispatch
 from lightning_flops.instrument.torch_private.loading import iterator_class
 from lightning_flops.session.border import guarded
-from lightning_flops.session.noted_calls import NotedCalls
+from lightning_flops.session.noted_calls import NotedCalls, Seen
 
 if TYPE_CHECKING:
+    from lightning_flops.instrument.batches import Shapes
     from lightning_flops.instrument.patches import Make
+    from lightning_flops.records import BatchTokens
     from lightning_flops.session.border import Border
     from lightning_flops.session.session import Session
 
 T = TypeVar("T")
+
+Fetched = tuple[Any, "Shapes", "BatchTokens | None"]
+"""A batch where a setting needs it, its shapes, and its tokens."""
 
 
 class Loop(Protocol):
@@ -43,6 +49,9 @@ class Loop(Protocol):
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """*iterator* has delivered *batch*, which is for a step."""
+
+    def nothing_fetched(self, iterator: Any) -> None:
+        """*iterator* was asked for a batch, which was for a step, and has raised."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -83,6 +92,8 @@ class LoaderTaps:
         self._monitored_fetch = False
         self._fetched_since = 0.0
         self._calls = NotedCalls(lambda kinds, facts: None, tokens=session.tokens) if calls is None else calls
+        self.ahead: ReadAhead[Fetched] = ReadAhead()
+        """Which batch the loop gets, if that is not the one that was fetched."""
         self._iterator: Callable[[], Any] | None = None
         self._iterator_is_used_up = False
         self._modes_outside = 0
@@ -151,13 +162,25 @@ class LoaderTaps:
             self._fetched_since = monitor.now()
         return True
 
+    def looks_at(self, iterator: Any) -> None:
+        """*iterator* is asked for its first batch that is for a step."""
+        self.ahead.looks_at(iterator)
+        if self.ahead.is_needed:
+            self._calls.hands_over = self._hands_over
+
+    def _hands_over(self, seen: Seen | None) -> Seen | None:
+        found = self.ahead.handed_over(self._calls.feeds(), None if seen is None else ((), *seen))
+        return None if found is None else found[1:]
+
     def _monitored_fetch_ends(self, call: tuple[Any, ...], batch: Any, failed: bool) -> None:
         self._monitored_fetch = False
         self.in_use = True
         monitor = self._session.monitor
         if monitor is not None:
             monitor.later((monitor.fetched, self._fetched_since, monitor.now()))
-        if self._takes_batches and not failed:
+        if self._takes_batches and failed:
+            self._loop.nothing_fetched(call[0])
+        elif self._takes_batches:
             self._loop.batch_fetched(call[0], batch)
 
     # ---- for the window

@@ -8,6 +8,7 @@ it and the next backward (the loss), the backward, and the update. A wait for a 
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,11 +18,11 @@ from torch import nn
 
 from lightning_flops.doors.plain_context import device_of
 from lightning_flops.instrument.batches import UNKNOWN, Shapes, tensor_shapes
-from lightning_flops.session.noted_calls import FORWARD, NotedCalls
+from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.doors.loader_taps import LoaderTaps
+    from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
     from lightning_flops.instrument.patches import Make
     from lightning_flops.records import BatchTokens
     from lightning_flops.session.session import Session
@@ -31,8 +32,17 @@ _EVALUATION = "validation"
 _NOTED_BATCHES = 250
 """So many batches are noted at most before the session is told of them."""
 
-Seen = tuple[Shapes, "BatchTokens | None"]
-"""What the arguments of a forward are, as far as it is noted."""
+_FEW_TOGETHER = 16
+"""If an iterator delivers more batches than that before a forward, the loop passes over them to the last one."""
+
+_MOST_TOGETHER = 1024
+"""Most batches of one step that may be fetched before its first forward, and are told apart."""
+
+_SEVERAL_FETCHED = (
+    "A loader delivered several batches before one forward, as where a generator fetches ahead or the loop passes over "
+    "batches. Which of them a step computed on is not known: its shapes and samples may be those of a batch before or "
+    "after it. If profiler.batches(...) is put around what hands out the batches, they are known."
+)
 
 
 class LoopDoor(Protocol):
@@ -54,10 +64,17 @@ class LoopSteps:
         module: returns the model whose forwards belong to the steps; its mode tells training from evaluation.
         is_whole: the step that begins now or next has not begun yet.
         goes_on: a loop that has left a step goes on with another one; otherwise it may be over, and the window ends.
+        one_pass: each batch has one backward after its forwards, as in a loop of one optimizer.
     """
 
     def __init__(
-        self, door: LoopDoor, module: Callable[[], nn.Module], *, is_whole: bool = True, goes_on: bool = False
+        self,
+        door: LoopDoor,
+        module: Callable[[], nn.Module],
+        *,
+        is_whole: bool = True,
+        goes_on: bool = False,
+        one_pass: bool = False,
     ) -> None:
         self.told_of: float | None = None
         """When that happened which the door was told of later; None: it happens now."""
@@ -90,8 +107,13 @@ class LoopSteps:
         self._is_used = False
         """A forward or a backward has run for the running batch."""
         self._tokens: BatchTokens | None = None
-        self._ahead: tuple[Any, Shapes, BatchTokens | None] | None = None
+        self._ahead: Fetched | None = None
         """A batch that was fetched while the running one was in use: it belongs to what comes next."""
+        self._together: list[Fetched] = []
+        """Batches that one iterator has delivered since the last forward, as long as they are one batch for us."""
+        self._others: deque[Fetched] = deque()
+        """Those of them that come after the running one, once they are known to be several."""
+        self._one_pass = one_pass
         self.batches_a_step = 1
         """Batches of the last step that has ended."""
         self._batches = 0
@@ -129,25 +151,68 @@ class LoopSteps:
 
     # ---- batches
 
-    def takes(self, batch: Any) -> None:
-        """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next."""
-        self.takes_seen(batch if self._keeps_batch else (), *self.sees(batch))
+    def seen_of(self, batch: Any) -> Fetched:
+        """*batch* where a setting needs it, its shapes and its tokens."""
+        return (batch if self._keeps_batch else (), *self.sees(batch))
 
-    def takes_seen(self, kept: Any, shapes: Shapes, tokens: BatchTokens | None) -> None:
-        """The same; *kept* is the batch where a setting needs it."""
+    def takes(self, kept: Any, shapes: Shapes, tokens: BatchTokens | None, *, again: bool) -> None:
+        """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next.
+
+        Args:
+            kept: the batch where a setting needs it.
+            shapes: of its tensors.
+            tokens: what was found in it.
+            again: the batch before it came from the same iterator.
+        """
         if self._is_used:
             if self._ahead is not None:
                 shapes, tokens = (*self._ahead[1], *shapes), self._ahead[2] or tokens
             self._ahead = (kept, shapes, tokens)
         elif self._batch is None or not self._batch_is_fetched:
-            self._batch, self._shapes, self._tokens, self._batch_is_fetched = kept, shapes, tokens, True
+            self._takes_as_running((kept, shapes, tokens))
+            self._together = [(kept, shapes, tokens)]
+        elif again:
+            self._takes_together((kept, shapes, tokens))
         else:  # two loaders side by side
+            self._together.clear()
             self._shapes, self._tokens = (*self._shapes, *shapes), self._tokens or tokens
+
+    def _takes_as_running(self, fetched: Fetched) -> None:
+        self._batch, self._shapes, self._tokens = fetched
+        self._batch_is_fetched = True
+
+    def _takes_together(self, fetched: Fetched) -> None:
+        """One iterator has delivered several batches before a forward.
+
+        They may be those of several micro-steps, which the forwards will show. Otherwise the loop computes on all of
+        them, or it has passed over all but the last.
+        """
+        together = self._together
+        if together:
+            together.append(fetched)
+        if len(together) > _MOST_TOGETHER:
+            del together[0]
+        if len(together) > _FEW_TOGETHER:
+            self._shapes = fetched[1]
+        else:
+            self._shapes = (*self._shapes, *fetched[1])
+        self._tokens = None  # nobody knows which of them are in use
+
+    def _takes_apart(self) -> None:
+        """A forward follows a backward, and several batches were fetched before them: each is a micro-step."""
+        first, *others = self._together
+        self._together = []
+        self._takes_as_running(first)
+        self._others.extend(others)
 
     def _goes_on(self) -> None:
         """The batch that was fetched ahead, if any, is the running one now."""
-        ahead, self._ahead = self._ahead, None
         self._is_used = self._has_gradients = self.micro_step_is_over = False
+        self._together = []
+        if self._others:
+            self._takes_as_running(self._others.popleft())
+            return
+        ahead, self._ahead = self._ahead, None
         self._batch, self._shapes, self._tokens = (None, (), None) if ahead is None else ahead
         self._batch_is_fetched = ahead is not None
 
@@ -245,6 +310,10 @@ class LoopSteps:
             self.micro_step_ends(updates=0, ends_step=False)
         elif self._ahead is not None:
             self._turns_to_next_batch()
+        elif self._has_gradients and self._one_pass and (self._others or len(self._together) > 1):
+            if not self._others:
+                self._takes_apart()
+            self.micro_step_ends(updates=0, ends_step=False)
         begins, self._at_border = self._at_border, False
         self._is_used = True
         return begins
@@ -325,6 +394,10 @@ class LoopSteps:
         if self._signs:
             self._usual_signs |= self._signs
             self._signs.clear()
+        if len(self._together) > 1:
+            self._session.notes.add_for_run(_SEVERAL_FETCHED)
+        if ends_step:
+            self._others.clear()
         batch, of_batch, tokens = self._batch, self._shapes, self._tokens
         self._goes_on()
         if batch is None and not ends_step:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from lightning_flops.doors.loader_taps import LoaderTaps
+from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.several_models import called_in, root_of
@@ -109,7 +109,7 @@ class PlainLoop:
         self._update_depth = 0
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
-        self._steps = LoopSteps(self, lambda: self._root, goes_on=True)
+        self._steps = LoopSteps(self, lambda: self._root, goes_on=True, one_pass=len(optimizers) <= 1)
         self._notes_calls = bool(optimizers)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
@@ -238,19 +238,31 @@ class PlainLoop:
         if iterator is None or iterator is not self._training_iterator():
             self._calls.stop()
             steps.looks_at_mode()
+            if iterator is not None and not steps.evaluating:
+                self.loaders.looks_at(iterator)
         elif steps.evaluating:
             steps.evaluation_ends()
         return not steps.evaluating
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """*iterator* has delivered *batch*, which is for a step."""
-        self._steps.takes(batch)
+        self._is_fetched(iterator, self._steps.seen_of(batch))
         if iterator is not self._training_iterator():
             try:
                 self._training_iterator = weakref.ref(iterator)
             except TypeError:  # an iterator of C
                 self._training_iterator = _nobody
             self._calls.feeds = self._training_iterator
+
+    def nothing_fetched(self, iterator: Any) -> None:
+        """*iterator* has no more: a loader that has read ahead hands over its last batch now."""
+        self._is_fetched(iterator, None)
+
+    def _is_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
+        ahead = self.loaders.ahead
+        gets = ahead.handed_over(iterator, fetched) if ahead.is_needed else fetched
+        if gets is not None:
+            self._steps.takes(*gets, again=iterator is self._training_iterator())
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -399,7 +411,7 @@ class PlainLoop:
             if self.session.monitor is not None:
                 self.session.monitor.fetched(began, ended)
             if kind == FETCH:
-                steps.takes_seen((), shapes, tokens)
+                steps.takes((), shapes, tokens, again=True)  # only the fetches of one iterator are noted
         elif kind == UPDATE:
             running.append(self._update_began(first))
         elif kind == BACKWARD:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.session.token_reader import TokenReader
+
+if TYPE_CHECKING:
+    from lightning_flops.instrument.batches import Shapes
+    from lightning_flops.records import BatchTokens
 
 FETCH, NO_BATCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDATE, UPDATE_ENDS, TOLD = range(9)
 """Kinds of what is noted. A forward, a backward and an update have two, one for the begin and the next for the end.
@@ -21,6 +25,9 @@ FACTS = (1, 1, 2, 1, 0, 1, 1, 1, 1)
 A fetch: a tuple of when it began and ended, and of its batch the shapes and the tokens. FORWARD: when, and what is seen
 in its arguments, None if its batch was fetched. UPDATE: the optimizer. BACKWARD: none. All others: when.
 """
+
+Seen = tuple["Shapes", "BatchTokens | None"]
+"""The shapes and the tokens of a batch."""
 
 MOST_KINDS = 2000
 """If more than that is noted, the door is told, also within a step: these are a few hundred kilobytes."""
@@ -55,6 +62,8 @@ class NotedCalls:
         """A fetch that is going to be noted is running."""
         self.feeds: Callable[[], Any] = _nobody
         """Returns the iterator whose fetches are noted, if it still exists."""
+        self.hands_over: Callable[[Seen | None], Seen | None] | None = None
+        """Of what was fetched, returns what the loop gets now, if that is not the same; None is no batch."""
         self.running: list[Any] = []
         """What the door has made of the begin of each call that is running."""
         self.now: Callable[[], float] = _no_time

@@ -230,10 +230,14 @@ class Taps:
                             noted.fetching = False
                             ended = noted.now()
                             reader = noted.tokens
-                            tokens = reader.of(result) if reader.reads and not failed else None
-                            noted.has_batch = not failed
-                            noted.kinds.append(NO_BATCH if failed else FETCH)
-                            noted.facts.append((since, ended, None if failed else tensor_shapes(result), tokens))
+                            found = (
+                                None if failed else (tensor_shapes(result), reader.of(result) if reader.reads else None)
+                            )
+                            if noted.hands_over is not None:
+                                found = noted.hands_over(found)
+                            noted.has_batch = found is not None
+                            noted.kinds.append(NO_BATCH if found is None else FETCH)
+                            noted.facts.append((since, ended, *(found or (None, None))))
                             if not noted.on:
                                 noted.tell_all()
                         elif ours is not None:

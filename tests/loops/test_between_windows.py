@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import DataLoaderShard
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -102,6 +104,43 @@ def one_batch_ahead(run: Run) -> None:
             run.update()
 
 
+def of_accelerate(run: Run) -> None:
+    run.loader = DataLoaderShard(run.data, batch_size=None)
+    usual(run)
+
+
+def groups_of_four_fetched_before(run: Run) -> None:
+    for _ in range(9):
+        fetched = iter(run.loader)
+        while group := list(islice(fetched, 4)):
+            for rows in group:
+                run.backward(rows)
+            run.update()
+
+
+def read_ahead(loader: DataLoader[Any]) -> Iterator[torch.Tensor]:
+    fetched = iter(loader)
+    rows = next(fetched)
+    for following in fetched:
+        yield rows
+        rows = following
+    yield rows
+
+
+def behind_a_generator(run: Run) -> None:
+    for _ in range(3):
+        for rows in read_ahead(run.loader):
+            run.backward(rows)
+            run.update()
+
+
+def behind_a_generator_that_is_shown(run: Run) -> None:
+    for _ in range(3):
+        for rows in run.profiler.batches(read_ahead(run.loader)):
+            run.backward(rows)
+            run.update()
+
+
 def evaluation_now_and_then(run: Run) -> None:
     for index, rows in enumerate(run.batches()):
         run.backward(rows)
@@ -170,7 +209,8 @@ def gradients_of_inputs(run: Run) -> None:
 LOOPS = [
     *(usual, without_a_loader, told, groups_of_three_and_a_short_one, groups_without_a_loader, one_batch_ahead),
     *(evaluation_now_and_then, evaluation_without_a_loader, a_closure, two_forwards, a_step_that_raises, checkpoints),
-    gradients_of_inputs,
+    *(gradients_of_inputs, of_accelerate, groups_of_four_fetched_before, behind_a_generator),
+    behind_a_generator_that_is_shown,
 ]
 
 
@@ -236,6 +276,33 @@ def test_the_steps_of_a_usual_loop_are_those_of_its_batches(monkeypatch: pytest.
     assert run["samples"] == 3 * sum(ROWS)
     keys: dict[StepKey, int] = {((((rows, 3),),), 1): 3 * ROWS.count(rows) for rows in (1, 2, 3, 4)}
     assert run["keys"] == run["timed"] == keys
+
+
+@pytest.mark.parametrize("loop", [of_accelerate, behind_a_generator_that_is_shown], ids=lambda loop: str(loop.__name__))
+def test_the_batch_of_a_step_is_the_one_it_computes_on_though_the_next_one_is_fetched(
+    loop: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = found(loop, monkeypatch, every=1000)
+    assert (run["steps"], run["batches"], run["samples"]) == (60, 59, 3 * sum(ROWS) - ROWS[1])  # step 1 is counted
+    keys: dict[StepKey, int] = {((((rows, 3),),), 1): 3 * ROWS.count(rows) for rows in (1, 2, 3, 4)}
+    keys[((((ROWS[1], 3),),), 1)] -= 1
+    assert run["keys"] == keys
+    assert not [sentence for sentence in run["notes"] if "before one forward" in sentence]
+
+
+def test_batches_that_are_fetched_before_they_are_used_are_micro_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = found(groups_of_four_fetched_before, monkeypatch, every=1000, timer_only=True)
+    assert (run["steps"], run["batches"], run["samples"]) == (9 * 5, 180, 9 * sum(ROWS))
+    groups = [tuple(((rows, 3),) for rows in ROWS[begin : begin + 4]) for begin in range(0, 20, 4)]
+    keys: dict[StepKey, int] = {}
+    for group in 9 * groups:
+        keys[group, 1] = keys.get((group, 1), 0) + 1
+    assert run["keys"] == keys
+
+
+def test_it_is_said_where_nobody_knows_which_batch_a_step_computes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = found(behind_a_generator, monkeypatch, every=1000)
+    assert [sentence for sentence in run["notes"] if "several batches before one forward" in sentence]
 
 
 def test_groups_of_three_are_steps_of_three_batches_and_the_short_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
