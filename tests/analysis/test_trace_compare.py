@@ -7,6 +7,8 @@ the kernels run, one beside them. So the step is 48 us kernels, 10 loader, 1 run
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,11 @@ def one_step(
 ) -> list[Event]:
     """The events of a step, at 1000 us times its number."""
     at = 1000.0 * number
-    written = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+    written: dict[str, Any] = {
+        "Input Dims": [[2, 3], [3, 4]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+    }
     events = [step(number, at, 100)] if mark else []
     events += [
         data_loader(at, 10),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_rows_cap_every_table() -> None:
     assert "(and 8 more)" in text  # of the device as a whole and nine streams, two are shown
 
 
-SHAPES = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
+SHAPES: dict[str, Any] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
 
 
 @pytest.fixture(scope="module")
