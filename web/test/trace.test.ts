@@ -107,7 +107,10 @@ test("an operator's dtypes are one row: rates over the time of all, unknown wher
   expect(of()?.flops).toBeNull();
   const chart = traceChart(
     trace({
-      flops: { operators: [counted("float32", 1000, 10, 0.5)], peaks: { float32: 2e8 } } as TraceReport["flops"],
+      flops: {
+        operators: [counted("float32", 1000, 10, 0.5)],
+        peaks: { float32: 2e8 },
+      } as unknown as TraceReport["flops"],
     }),
   );
   expect(chart.operators.map((one) => [one.name, one.intensity, one.seconds])).toEqual([["aten.mm", 10, 5e-6]]);
