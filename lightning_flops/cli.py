@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_flops.records import RecordedCall, RecordedWork
     from lightning_flops.schema.comparison import Comparison
     from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.trace import TracesReport
     from lightning_flops.schema.trace_comparison import TraceComparison
     from lightning_flops.session.outcomes import Outcomes
 
@@ -134,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     trace.add_argument("--children", action="store_true", help="show what each operator called and launched itself")
     trace.add_argument("--json", action="store_true", help="print every table whole, as JSON")
+    trace.add_argument("--html", metavar="FILE", help="write them also as a page, to a path or URL")
     trace.add_argument(
         "--rows", type=_rows, default=20, metavar="N", help="rows of each long table, 0 for all (default: %(default)s)"
     )
@@ -472,8 +474,11 @@ def _page_of(path: str) -> str:
 
 def _print_trace(options: argparse.Namespace) -> int:
     try:
-        _print(_trace(options))
-    except LightningFlopsError as error:
+        report = _analyzed(options)
+        _print(report.to_json() if options.json else _trace_text(report, options))
+        if options.html is not None:
+            _write_traces_page(report, options.html)
+    except (LightningFlopsError, OSError) as error:
         sys.stderr.write(f"{PROGRAM}: {printable(str(error))}\n")
         return 2
     return 0
@@ -534,12 +539,11 @@ def _example(where: str) -> tuple[Any, Any]:
     return answer
 
 
-def _trace(options: argparse.Namespace) -> str:
+def _analyzed(options: argparse.Namespace) -> TracesReport:
     _refuse_repeated(options.files)
     try:
         from lightning_flops.analysis.trace import analyze_files
         from lightning_flops.config import AdviceThresholds
-        from lightning_flops.report.trace_text import render_traces
         from lightning_flops.sinks.progress import ProgressLine
     except ModuleNotFoundError as error:
         if error.name != "numpy":
@@ -547,7 +551,7 @@ def _trace(options: argparse.Namespace) -> str:
         raise LightningFlopsError("reading traces needs numpy: pip install 'lightning-flops[trace]'") from error
     progress = ProgressLine(sys.stderr)
     try:
-        report = analyze_files(
+        return analyze_files(
             options.files,
             thresholds=AdviceThresholds(**dict(options.threshold)),
             formulas=recorded_work if importlib.util.find_spec("torch") else None,
@@ -556,8 +560,11 @@ def _trace(options: argparse.Namespace) -> str:
         )
     finally:
         progress.end()
-    if options.json:
-        return report.to_json()
+
+
+def _trace_text(report: TracesReport, options: argparse.Namespace) -> str:
+    from lightning_flops.report.trace_text import render_traces
+
     return render_traces(
         report,
         top_rows=options.rows or None,
@@ -565,6 +572,13 @@ def _trace(options: argparse.Namespace) -> str:
         sort=options.sort,
         width=_terminal_width(),
     )
+
+
+def _write_traces_page(report: TracesReport, path: str) -> None:
+    from lightning_flops.report.html_page import render_traces_page
+    from lightning_flops.sinks.file import write_text_file
+
+    write_text_file(path, render_traces_page(report))
 
 
 def recorded_work(call: RecordedCall) -> RecordedWork:

@@ -1,4 +1,4 @@
-"""Profiles, or two of them compared, as one HTML file: the page that ``web/`` builds, and its figures inside it.
+"""Profiles, two of them compared, or traces as one HTML file: the page that ``web/`` builds, and its figures inside it.
 
 The page's policy (a content security policy in its head) lets nothing run but the two files of the package, which it
 names by their digests, and lets nothing be loaded from anywhere. Profiles are data, compressed, which the page reads as
@@ -13,17 +13,22 @@ import hashlib
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+from lightning_flops.analysis.rank_names import name_files
+from lightning_flops.analysis.rates import mean
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
+from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.text.printable import printable
+from lightning_flops.units import plural
 
 BUNDLE = files("lightning_flops.report") / "page"
 """What ``web/`` builds: ``page.js``, ``style.css``."""
@@ -70,6 +75,29 @@ def render_comparison_page(comparison: Comparison) -> str:
     }
     title = printable(f"{comparison.a.source} and {comparison.b.source} compared")
     return "".join(_pieces(title, document, {"comparison": packed(comparison)}))
+
+
+def render_traces_page(report: TracesReport) -> str:
+    """The page of traces, likewise: it shows one of them at a time, and all of them side by side.
+
+    Raises:
+        ProfileFormatError: a number of a trace is not finite.
+    """
+    traces = report.traces
+    files = name_files([trace.source for trace in traces])
+    names = [file if trace.rank is None else f"rank {trace.rank}" for trace, file in zip(traces, files, strict=True)]
+    are_ranks = all(trace.rank is not None for trace in traces)
+    document = {
+        "kind": "traces",
+        "written_by": package_version(),
+        "ranks": are_ranks,
+        "traces": [trace_figures(trace, name=name) for trace, name in zip(traces, names, strict=True)],
+    }
+    data = {f"trace-{number}": packed(trace) for number, trace in enumerate(traces)}
+    data["together"] = packed(replace(report, traces=()))
+    what = plural("rank" if are_ranks else "trace", len(traces))
+    title = printable(f"Trace of {files[0]}" if len(traces) == 1 else f"Traces of {len(traces)} {what}")
+    return "".join(_pieces(title, document, data))
 
 
 def _pieces(title: str, document: Mapping[str, Any], data: Mapping[str, bytes]) -> Iterator[str]:
@@ -143,7 +171,7 @@ def _shown_window(window: _PageWindow) -> Mapping[str, Any]:
     return window.figures if window.packed else {**window.figures, "page": window.page}
 
 
-def packed(report: Profile | Comparison) -> bytes:
+def packed(report: Profile | Comparison | TraceReport | TracesReport) -> bytes:
     """The JSON of *report*, compressed by gzip; the same bytes for equal reports.
 
     Raises:
@@ -183,6 +211,35 @@ def window_figures(profile: Profile) -> Mapping[str, Any]:
         "longest": [{"name": printable(one.name), "share": one.share} for one in answer.longest],
         "longest_of": answer.longest_of,
         "advice": [one.rule for one in answer.advice],
+    }
+
+
+def trace_figures(trace: TraceReport, *, name: str) -> Mapping[str, Any]:
+    """One trace in a few figures: what several of them side by side show."""
+    return {
+        "name": printable(name),
+        "source": printable(trace.source),
+        "steps": len(trace.step_times.steps),
+        "mean": asdict(trace.step_times.mean),
+        **_flops_of_a_step(trace.flops),
+    }
+
+
+def _flops_of_a_step(flops: TraceFlops | None) -> Mapping[str, Any]:
+    if flops is None:
+        names = ("forward_flops", "backward_flops", "model_flops", "hardware_flops", "mfu", "hfu")
+        return {**dict.fromkeys(names), "lower_bound": False}
+    steps = flops.steps
+    forward, backward = sum(step.forward for step in steps), sum(step.backward for step in steps)
+    executed = sum(step.hardware for step in steps)
+    return {
+        "forward_flops": mean(total=forward, steps=len(steps)),
+        "backward_flops": mean(total=backward, steps=len(steps)),
+        "model_flops": mean(total=forward + backward, steps=len(steps)),
+        "hardware_flops": mean(total=executed, steps=len(steps)),
+        "mfu": flops.mfu,
+        "hfu": flops.hfu,
+        "lower_bound": any(step.lower_bound for step in steps),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +30,11 @@ class TracedStepFlops:
     """The same of what the kernels executed: all four, less what was skipped."""
     lower_bound: bool
     """Something in the step was not counted, so that all its figures are at least these."""
+
+    @property
+    def hardware(self) -> int:
+        """What the kernels executed: the numerator of HFU."""
+        return self.forward + self.backward + self.recompute + self.optimizer - self.causal_skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,3 +152,22 @@ class TraceFlops:
     """What may have spent FLOPs: all that depends on it is a lower bound."""
     lower_bound: bool
     """Whether there is any."""
+
+    @property
+    def mfu(self) -> float | None:
+        """Of all steps together, as if they were one; None where that of one of them is not known."""
+        return _of_all([(step.mfu, step.wall_us) for step in self.steps])
+
+    @property
+    def hfu(self) -> float | None:
+        """Likewise."""
+        return _of_all([(step.hfu, step.wall_us) for step in self.steps])
+
+
+def _of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
+    """Shares of the peak, each over its own wall time, as one over the time of all."""
+    known = [(share, wall_us) for share, wall_us in shares if share is not None]
+    whole_us = sum(wall_us for _, wall_us in known)
+    if len(known) < len(shares) or not whole_us:
+        return None
+    return sum(share * wall_us for share, wall_us in known) / whole_us

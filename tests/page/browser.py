@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +56,28 @@ class Watched:
         """Nothing was complained of, and the network was left alone."""
         assert self.complaints == []
         assert self.requests == []
+
+
+class Opened(Watched):
+    """A page of ours in a browser, opened from its file and shown.
+
+    Args:
+        started: the browser.
+        path: the file.
+        place: what its address ends with.
+        context: of the browser, such as the size of the screen.
+    """
+
+    def __init__(self, started: Any, path: Path, place: str = "", **context: Any) -> None:
+        super().__init__(started, own="file://", **context)
+        self.page.goto(f"{path.as_uri()}{place}")
+        self.wait_until_whole()
+
+    def wait_until_whole(self) -> None:
+        """Until all of it is drawn."""
+        self.page.locator("main[aria-busy=false] #provenance").wait_for()
+
+    def texts(self, selector: str) -> list[str]:
+        """Words of every such element, as they stand when what was asked for last is drawn."""
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        return [" ".join(text.split()) for text in self.page.locator(selector).all_text_contents()]

@@ -14,7 +14,7 @@ import pytest
 from lightning_flops import Profile, compare_profiles
 from lightning_flops.report.html_page import RunPages, ShownRun, packed, render_page
 from tests.page import samples
-from tests.page.browser import Watched, browser, needs_browser
+from tests.page.browser import Opened, browser, needs_browser
 from tests.report import compared
 
 pytestmark = needs_browser
@@ -80,23 +80,6 @@ def _later_page() -> str:
     run = RunPages(most_bytes=2 * len(packed(samples.decoder())))
     made = [run.add(samples.decoder(step), page=f"a b{step}.html") for step in (10, 60, 110, 160)]
     return made[-1]
-
-
-class Opened(Watched):
-    """One of *pages* in a browser, shown."""
-
-    def __init__(self, started: Any, path: Path, place: str = "", **context: Any) -> None:
-        super().__init__(started, own="file://", **context)
-        self.page.goto(f"{path.as_uri()}{place}")
-        self.wait_until_whole()
-
-    def wait_until_whole(self) -> None:
-        self.page.locator("main[aria-busy=false] #provenance").wait_for()
-
-    def texts(self, selector: str) -> list[str]:
-        """Words of every such element, as they stand when what was asked for last is drawn."""
-        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-        return [" ".join(text.split()) for text in self.page.locator(selector).all_text_contents()]
 
 
 @pytest.fixture()

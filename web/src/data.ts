@@ -1,6 +1,6 @@
 // Where the page's profiles come from: the file that the page itself is, or TensorBoard's server.
 
-import type { Comparison, Profile } from "./schema";
+import type { Comparison, Profile, StepTime, TraceReport, TracesReport } from "./schema";
 
 /** One window in a few figures: what a strip of many windows shows without reading any profile. */
 export interface WindowFigures {
@@ -47,13 +47,45 @@ export interface ComparisonDocument {
   headline: string;
 }
 
-export type PageDocument = ProfilesDocument | ComparisonDocument;
+/** One trace in a few figures: what all of them side by side show without reading any. */
+export interface TraceFigures {
+  /** Told apart from the others by it: its rank, or its file. */
+  name: string;
+  source: string;
+  steps: number;
+  /** The mean step. */
+  mean: StepTime;
+  /** Of a step, the mean; null where the trace has no FLOPs. */
+  forward_flops: number | null;
+  backward_flops: number | null;
+  model_flops: number | null;
+  hardware_flops: number | null;
+  /** Of all steps together. */
+  mfu: number | null;
+  hfu: number | null;
+  lower_bound: boolean;
+}
+
+/** Traces of torch.profiler. */
+export interface TracesDocument {
+  kind: "traces";
+  written_by: string;
+  /** Whether the files name their ranks; else they are separate runs. */
+  ranks: boolean;
+  traces: TraceFigures[];
+}
+
+export type PageDocument = ProfilesDocument | ComparisonDocument | TracesDocument;
 
 export interface Source {
   document: PageDocument;
   profile(run: number, window: number): Promise<Profile>;
   /** In a page that compares two runs. */
   comparison?(): Promise<Comparison>;
+  /** In a page of traces. */
+  trace?(at: number): Promise<TraceReport>;
+  /** What several traces say together, without themselves. */
+  together?(): Promise<TracesReport>;
   /** Where runs come and go: reads the document anew. */
   refresh?(): Promise<ProfilesDocument>;
 }
@@ -67,6 +99,8 @@ export function embeddedSource(page: Document): Source | null {
     document: JSON.parse(text) as PageDocument,
     profile: remembered((run, window) => unpack<Profile>(packed(`profile-${run}-${window}`))),
     comparison: () => unpack<Comparison>(packed("comparison")),
+    trace: remembered((at) => unpack<TraceReport>(packed(`trace-${at}`))),
+    together: () => unpack<TracesReport>(packed("together")),
   };
 }
 
@@ -92,11 +126,13 @@ export async function servedSource(base: string): Promise<Source> {
   return source;
 }
 
-function remembered(read: (run: number, window: number) => Promise<Profile>): Source["profile"] {
-  const known = new Map<string, Promise<Profile>>();
-  return (run, window) => {
-    const key = `${run}-${window}`;
-    const found = known.get(key) ?? read(run, window);
+function remembered<Keys extends readonly number[], Value>(
+  read: (...keys: Keys) => Promise<Value>,
+): (...keys: Keys) => Promise<Value> {
+  const known = new Map<string, Promise<Value>>();
+  return (...keys) => {
+    const key = keys.join("-");
+    const found = known.get(key) ?? read(...keys);
     known.set(key, found);
     return found;
   };

@@ -1,6 +1,6 @@
 // Written by types.mjs from docs/profile.schema.json; change the dataclasses in lightning_flops/schema.
 
-export type WhatLightningFlopsWritesAsJSON = Profile | Comparison;
+export type WhatLightningFlopsWritesAsJSON = Profile | Comparison | TracesReport;
 
 /**
  * One window of one rank, counted, timed and divided; immutable.
@@ -3077,4 +3077,109 @@ export interface ModuleSide {
    * Read and written by its operators, likewise.
    */
   bytes: number;
+}
+/**
+ * The reports of one trace for each rank, and the ranks side by side.
+ */
+export interface TracesReport {
+  /**
+   * Of the JSON; another one has other fields.
+   */
+  schema_version: 4;
+  /**
+   * By rank.
+   */
+  traces: TraceReport[];
+  /**
+   * None for a single trace.
+   */
+  ranks: RankComparison | null;
+  /**
+   * What the traces show that holds the run back, the most at stake first.
+   */
+  advice: Advice[];
+}
+/**
+ * All ranks whose traces are at hand, by rank.
+ */
+export interface RankComparison {
+  /**
+   * By number.
+   */
+  ranks: RankRow[];
+  /**
+   * The rank that computes longest per step, overlap included. None for one rank, if several tie, or if its trace names no rank. Whom the others wait for is for the advice to say.
+   */
+  computes_longest: number | null;
+  /**
+   * What could not be compared, in sentences.
+   */
+  notes: string[];
+}
+/**
+ * One rank over its steps.
+ */
+export interface RankRow {
+  /**
+   * None where its trace does not say; then it goes by its source.
+   */
+  rank: number | null;
+  /**
+   * The trace's file or URL.
+   */
+  source: string;
+  /**
+   * How many steps its trace has.
+   */
+  steps: number;
+  overlap: Overlap;
+  /**
+   * Of its matched calls, time in which data can have moved; None without matched calls.
+   */
+  transfer_us: number | null;
+  /**
+   * Of its matched calls, waiting for other ranks; None without matched calls.
+   */
+  wait_us: number | null;
+  /**
+   * Its computation per step ÷ the median of the ranks'. Whom the others wait for is for the advice to say.
+   */
+  compute_over_median: number | null;
+  /**
+   * Each collective that it called.
+   */
+  collectives: RankCollectiveRow[];
+}
+/**
+ * All calls of one collective on one rank, matched call by call with the ranks that took part.
+ */
+export interface RankCollectiveRow {
+  /**
+   * Of the collective.
+   */
+  name: string;
+  /**
+   * How often this rank called it.
+   */
+  calls: number;
+  /**
+   * Calls whose counterparts are in the other ranks' traces.
+   */
+  matched_calls: number;
+  /**
+   * Of the larger side of each call, summed; None where the trace does not say.
+   */
+  bytes: number | null;
+  /**
+   * From start to end, all calls together.
+   */
+  latency_us: number;
+  /**
+   * For each matched call the shortest of the ranks, summed: time in which data can have moved. None unmatched.
+   */
+  transfer_us: number | null;
+  /**
+   * The rest of the matched calls: waiting for the other ranks.
+   */
+  wait_us: number | null;
 }

@@ -1,7 +1,8 @@
 // How many FLOPs a byte, and how fast: where a module or an operator stands below what the device allows.
 
-import type { Profile } from "../schema";
+import type { Profile, TraceReport } from "../schema";
 import { type ModuleTree, totalOf } from "./modules";
+import { executedOf, stepsOf } from "./trace";
 
 export interface Point {
   name: string;
@@ -24,6 +25,49 @@ export interface Roof {
   bandwidth: number | null;
 }
 
+/** What a roofline shows. */
+export interface Chart {
+  modules: Point[];
+  operators: Point[];
+  roof: Roof;
+}
+
+export function profileChart(profile: Profile, tree: ModuleTree | null): Chart {
+  return {
+    modules: tree ? modulePoints(profile, tree) : [],
+    operators: operatorPoints(profile),
+    roof: roofOf(profile),
+  };
+}
+
+/** The operators whose shapes tell their bytes, and whose time is in the trace; of one step. */
+export function traceChart(trace: TraceReport): Chart {
+  const flops = trace.flops;
+  const steps = stepsOf(trace);
+  const peaks = Object.entries(flops?.peaks ?? {})
+    .map(([dtype, flopsPerSec]) => ({ dtype, flopsPerSec }))
+    .sort((one, other) => other.flopsPerSec - one.flopsPerSec);
+  const rows = flops?.operators ?? [];
+  const several = new Set(rows.map((one) => one.dtype)).size > 1;
+  const operators = rows.flatMap((one): Point[] => {
+    const { flops_per_sec: achieved, flops_per_byte: intensity, time_us, bytes } = one;
+    if (!(achieved && intensity && time_us && bytes)) return [];
+    return [
+      {
+        name: several ? `${one.operator} (${one.dtype})` : one.operator,
+        kind: "operator",
+        intensity,
+        achieved,
+        seconds: time_us / 1e6 / steps,
+        flops: executedOf(one) / steps,
+        bytes: bytes / steps,
+        attainable: one.attainable_flops_per_sec,
+      },
+    ];
+  });
+  return { modules: [], operators, roof: { peaks, bandwidth: flops?.memory_bytes_per_sec ?? null } };
+}
+
 export function roofOf(profile: Profile): Roof {
   const used = profile.dtypes.filter((one) => one.peak_flops_per_sec !== null && one.hardware > 0);
   const peaks = used
@@ -44,10 +88,10 @@ export function modulePoints(profile: Profile, tree: ModuleTree): Point[] {
   const roof = roofOf(profile);
   return tree.all.flatMap((one) => {
     const { flops, bytes, seconds } = one.own;
-    if (!(flops > 0 && bytes > 0 && seconds !== null && seconds > 0)) return [];
-    const made = point(roof, { name: one.name || one.label, kind: one.profile.type_name, flops, bytes, seconds });
+    if (!(flops && flops > 0 && bytes && bytes > 0 && seconds !== null && seconds > 0)) return [];
+    const made = point(roof, { name: one.name || one.label, kind: one.type, flops, bytes, seconds });
     // Of a module without others inside, the profile knows what its own dtypes allow.
-    const known = one.children.length === 0 ? one.profile.roofline?.attainable_flops_per_sec : null;
+    const known = one.children.length === 0 ? one.attainable : null;
     return [{ ...made, attainable: known ?? made.attainable }];
   });
 }

@@ -3,7 +3,11 @@
 import type { Profile } from "../schema";
 
 /** In the order of a step; a name that joins several (`forward + backward`) goes by its first. */
-const ORDER = ["data wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"];
+const ORDER = [
+  ...["data wait", "transfer", "forward", "backward", "bubble", "optimizer"],
+  ...["kernels", "copies", "memsets", "communication", "runtime calls", "data loader", "host operators"],
+  ...["nothing recorded", "other"],
+];
 
 function firstOf(name: string): string {
   return (name.split(" + ")[0] ?? "").replaceAll("_", " ");
@@ -16,7 +20,7 @@ export function partLabel(name: string): string {
 /** The colour of a part, as a custom property of the style. */
 export function partColor(name: string): string {
   const first = firstOf(name);
-  return ORDER.includes(first) ? `var(--part-${first.replace(" ", "-")})` : "var(--part-other)";
+  return ORDER.includes(first) ? `var(--part-${first.replaceAll(" ", "-")})` : "var(--part-other)";
 }
 
 export function inOrder(names: Iterable<string>): string[] {

@@ -1,15 +1,15 @@
 import type { JSX } from "preact";
 import { percent } from "../model/format";
-import type { Profile } from "../schema";
+import type { Advice as Piece } from "../schema";
 import { Section } from "../ui/section";
 import { Term } from "../ui/tip";
 
-export function Advice({ profile }: { profile: Profile }): JSX.Element {
+export function Advice({ advice }: { advice: readonly Piece[] }): JSX.Element {
   return (
     <Section id="advice" title="Advice" note="What holds the run back, the most at stake first, with what shows it.">
-      {profile.advice.length === 0 ? <p class="dim">Nothing that was measured is over its threshold.</p> : null}
+      {advice.length === 0 ? <p class="dim">Nothing that was measured is over its threshold.</p> : null}
       <ol class="advice">
-        {profile.advice.map((one, at) => (
+        {advice.map((one, at) => (
           <li key={at} id={`advice-${one.rule}`}>
             <div class="stake">
               {one.stake !== null ? (

@@ -1,15 +1,15 @@
 // The answer: what ran where, how fast, where the step goes, and what to do first.
 
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 import { bytes, counted, duration, percent, plain, si } from "../model/format";
 import type { WindowFigures } from "../data";
 import type { ModuleTree } from "../model/modules";
 import { partColor, partLabel } from "../model/steps";
 import { hrefOf, type Place } from "../place";
 import type { Profile } from "../schema";
+import { type Card, Cards, FirstAdvice } from "../ui/answer";
 import { StackedBar } from "../ui/bar";
 import { Section } from "../ui/section";
-import { Term } from "../ui/tip";
 
 export function Answer(props: {
   profile: Profile;
@@ -30,7 +30,7 @@ export function Answer(props: {
           : `FLOPs are of one counted ${step}; no ${step} was timed.`
       }
     >
-      <Cards profile={profile} />
+      <ProfileCards profile={profile} />
       {timing ? (
         <StackedBar
           caption={`Where one ${step} of ${duration(timing.global_step_sec)} goes`}
@@ -55,14 +55,7 @@ export function Answer(props: {
   );
 }
 
-interface Card {
-  word: string;
-  figure: string;
-  below?: ComponentChildren;
-  why?: string | undefined;
-}
-
-function Cards({ profile }: { profile: Profile }): JSX.Element {
+function ProfileCards({ profile }: { profile: Profile }): JSX.Element {
   const { timing, flops, ranks } = profile;
   const job = ranks?.rates ?? profile.rates;
   const reasons: Record<string, string> = ranks?.unavailable ?? profile.unavailable;
@@ -123,19 +116,7 @@ function Cards({ profile }: { profile: Profile }): JSX.Element {
         ]
       : []),
   ];
-  return (
-    <ul class="cards">
-      {cards.map((one) => (
-        <li key={one.word} class="card">
-          <span class="card-word">
-            <Term word={one.word} />
-          </span>
-          <span class={`card-figure${one.figure === "n/a" ? " missing" : ""}`}>{one.figure}</span>
-          <span class="card-below">{one.figure === "n/a" ? (one.why ?? "") : one.below}</span>
-        </li>
-      ))}
-    </ul>
-  );
+  return <Cards cards={cards} />;
 }
 
 function rounded(value: number | null): number | null {
@@ -166,7 +147,7 @@ function Longest(props: { figures: WindowFigures; tree: ModuleTree | null; place
           return (
             <li key={one.name}>
               <a href={hrefOf(props.place, { module: one.name })}>{one.name || "(the root)"}</a>{" "}
-              <span class="dim">{module?.profile.type_name}</span>
+              <span class="dim">{module?.type}</span>
               <span class="longest-figure">
                 {own} <b>{percent(one.share, 1)}</b> <span class="dim">{LONGEST_OF[longest_of]}</span>
               </span>
@@ -189,19 +170,5 @@ const LONGEST_OF: Record<string, string> = {
 
 function First({ profile, rules }: { profile: Profile; rules: readonly string[] }): JSX.Element {
   const first = rules.flatMap((rule) => profile.advice.find((one) => one.rule === rule) ?? []);
-  const more = profile.advice.length - first.length;
-  return (
-    <div>
-      <h3>Try first</h3>
-      {first.length === 0 ? <p class="dim">Nothing that was measured is over its threshold.</p> : null}
-      <ol class="first-advice">
-        {first.map((one) => (
-          <li key={one.rule}>
-            <b>{one.evidence}</b> {one.action}
-          </li>
-        ))}
-      </ol>
-      {more > 0 ? <p class="dim">and {counted(more, "more piece")} of advice below</p> : null}
-    </div>
-  );
+  return <FirstAdvice first={first} more={profile.advice.length - first.length} />;
 }

@@ -4,6 +4,7 @@ import { partLabel } from "../model/steps";
 import type { Profile } from "../schema";
 import { PlainTable, Section } from "../ui/section";
 import { Term } from "../ui/tip";
+import { MemoryOverTime } from "./memory_curve";
 
 const FILLS: Record<string, string> = {
   parameters: "var(--part-forward)",
@@ -14,9 +15,22 @@ const FILLS: Record<string, string> = {
   "everything else": "var(--part-other)",
 };
 
+const OF_TRACED_STEP = (
+  <>
+    Memory over time is of the <Term word="traced step" />.
+  </>
+);
+
 export function Memory({ profile }: { profile: Profile }): JSX.Element | null {
   const memory = profile.memory;
-  if (memory === null) return null;
+  const curves = profile.traced?.tables?.memory_curves ?? [];
+  if (memory === null) {
+    return curves.length ? (
+      <Section id="memory" title="Memory" note={OF_TRACED_STEP}>
+        <MemoryOverTime curves={curves} />
+      </Section>
+    ) : null;
+  }
   const peaks = memory.phases.flatMap((one) => one.peak_bytes ?? []);
   const held = memory.phases.flatMap((one) => one.current_bytes ?? []);
   const peak = memory.run_peak_bytes ?? Math.max(0, ...peaks, ...held);
@@ -100,6 +114,8 @@ export function Memory({ profile }: { profile: Profile }): JSX.Element | null {
           {resident ? " (resident memory does not tell)" : ""}.
         </p>
       ) : null}
+      {curves.length ? <p class="note">{OF_TRACED_STEP}</p> : null}
+      <MemoryOverTime curves={curves} />
     </Section>
   );
 }

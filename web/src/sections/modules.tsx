@@ -2,10 +2,9 @@
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { bytes, duration, listed, percent, plain, si } from "../model/format";
+import { bytes, duration, percent, plain, si } from "../model/format";
 import { type Module, type ModuleTree, type SizeKey, pathTo } from "../model/modules";
 import { hrefOf, type Place } from "../place";
-import type { Profile } from "../schema";
 import { STEPS } from "../ui/colors";
 import { type Column, Grid, Search, type Sorting, sorted } from "../ui/grid";
 import { Icicle } from "../ui/icicle";
@@ -21,12 +20,13 @@ const SIZES: readonly { key: SizeKey; label: string; show: (value: number | null
 ];
 
 export function Modules(props: {
-  profile: Profile;
+  /** What its figures are of. */
+  note: ComponentChildren;
   tree: ModuleTree;
   place: Place;
   go: (changes: Place) => void;
 }): JSX.Element {
-  const { tree, place, go, profile } = props;
+  const { tree, place, go } = props;
   const size = sizeIn(place, tree);
   const zoomed = tree.byName.get(place["module"] ?? "") ?? tree.root;
   const [selected, setSelected] = useState<Module | null>(null);
@@ -69,14 +69,7 @@ export function Modules(props: {
       title="Modules"
       note={
         <>
-          {plain(tree.all.length)} modules. FLOPs and bytes are of the <Term word="counted step" />
-          {tree.timed ? (
-            <>
-              , times of the <Term word="traced step" />
-              {tree.timed === "forward" ? " (forward alone)" : ""}
-            </>
-          ) : null}
-          . Click to zoom in, or use the arrow keys and Enter.
+          {plain(tree.all.length)} modules. {props.note} Click to zoom in, or use the arrow keys and Enter.
         </>
       }
     >
@@ -112,7 +105,7 @@ export function Modules(props: {
           onZoom={zoom}
           onSelect={setSelected}
         />
-        <Looked module={looked} tree={tree} profile={profile} />
+        <Looked module={looked} tree={tree} />
       </div>
       <div class="tools">
         <Search what="modules" value={search} onChange={setSearch} found={matches?.size ?? 0} of={tree.all.length} />
@@ -225,17 +218,44 @@ export function Modules(props: {
     return [
       name,
       ...times,
-      { key: "flops", label: "FLOPs", value: (one) => one.total.flops, cell: (one) => si(one.total.flops) },
-      ...rates,
-      { key: "bytes", label: "bytes", value: (one) => one.total.bytes, cell: (one) => bytes(one.total.bytes) },
-      {
-        key: "intensity",
-        label: "FLOPs a byte",
-        value: (one) => one.intensity,
-        cell: (one) => dash(one.intensity, (value) => plain(Number(value.toPrecision(3)))),
-      },
-      { key: "params", label: "parameters", value: (one) => one.total.params, cell: (one) => si(one.total.params) },
-      ...(tree.why.memory === ""
+      ...(has("flops")
+        ? [
+            {
+              key: "flops",
+              label: "FLOPs",
+              value: (one: Module) => one.total.flops,
+              cell: (one: Module) => si(one.total.flops),
+            },
+            ...rates,
+          ]
+        : []),
+      ...(has("bytes")
+        ? [
+            {
+              key: "bytes",
+              label: "bytes",
+              value: (one: Module) => one.total.bytes,
+              cell: (one: Module) => bytes(one.total.bytes),
+            },
+            {
+              key: "intensity",
+              label: "FLOPs a byte",
+              value: (one: Module) => one.intensity,
+              cell: (one: Module) => dash(one.intensity, (value) => plain(Number(value.toPrecision(3)))),
+            },
+          ]
+        : []),
+      ...(has("params")
+        ? [
+            {
+              key: "params",
+              label: "parameters",
+              value: (one: Module) => one.total.params,
+              cell: (one: Module) => si(one.total.params),
+            },
+          ]
+        : []),
+      ...(has("memory")
         ? [
             {
               key: "memory",
@@ -245,17 +265,39 @@ export function Modules(props: {
             },
           ]
         : []),
-      {
-        key: "calls",
-        label: "calls",
-        value: (one) => one.profile.calls,
-        cell: (one) =>
-          plain(
-            profile.counted_steps.length > 1 ? one.profile.calls / profile.counted_steps.length : one.profile.calls,
-          ),
-      },
+      ...(tree.all.some((one) => one.kernels !== null)
+        ? [
+            {
+              key: "kernels",
+              label: "kernels",
+              value: kernelsOf,
+              cell: (one: Module) => dash(kernelsOf(one), plain),
+            },
+          ]
+        : []),
+      { key: "calls", label: "calls", value: (one) => one.calls, cell: (one) => plain(one.calls) },
+      ...(tree.all.some((one) => one.source !== null)
+        ? [
+            {
+              key: "source",
+              label: "forward is in",
+              text: true,
+              value: (one: Module) => one.source,
+              cell: (one: Module) => (one.source ? <code title={one.source}>{one.source}</code> : "–"),
+            },
+          ]
+        : []),
     ];
   }
+
+  /** Whether some module says it. */
+  function has(key: SizeKey): boolean {
+    return tree.all.some((one) => one.total[key] !== null);
+  }
+}
+
+function kernelsOf({ kernels }: Module): number | null {
+  return kernels === null ? null : kernels.forward + (kernels.backward ?? 0);
 }
 
 function dash(value: number | null, show: (value: number) => string): string {
@@ -287,7 +329,7 @@ const SEARCHED = new WeakMap<ModuleTree, string[]>();
 function searched(tree: ModuleTree): string[] {
   const known = SEARCHED.get(tree);
   if (known) return known;
-  const made = tree.all.map((one) => `${one.name} ${one.profile.type_name}`.toLowerCase());
+  const made = tree.all.map((one) => `${one.name} ${one.type}`.toLowerCase());
   SEARCHED.set(tree, made);
   return made;
 }
@@ -376,8 +418,8 @@ function NameCell(props: {
       <a href={props.href} tabIndex={-1} title={`${module.name || module.label}: zoom in`}>
         {props.whole ? module.name || module.label : module.label}
       </a>
-      {module.name === "" ? null : <span class="dim kind">{module.profile.type_name}</span>}
-      {module.profile.alias_of !== null ? <span class="dim kind">= {module.profile.alias_of}</span> : null}
+      {module.name === "" || !module.type ? null : <span class="dim kind">{module.type}</span>}
+      {module.aliasOf !== null ? <span class="dim kind">= {module.aliasOf}</span> : null}
     </span>
   );
 }
@@ -427,7 +469,7 @@ function wordsOf(module: Module, size: SizeKey, tree: ModuleTree): string {
   const value = module.total[size];
   const share = whole && value !== null ? `, ${percent(value / whole)} of the model` : "";
   return [
-    `${module.name || module.label} (${module.profile.type_name || "no class"})`,
+    `${module.name || module.label}${module.type ? ` (${module.type})` : ""}`,
     `${shown?.label}: ${shown?.show(value)}${share}`,
     ...(module.achieved !== null
       ? [`${si(module.achieved, "FLOP/s")}${module.share !== null ? `, ${percent(module.share)} of peak` : ""}`]
@@ -436,11 +478,8 @@ function wordsOf(module: Module, size: SizeKey, tree: ModuleTree): string {
 }
 
 /** Everything that is known of the module that is looked at. */
-function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; profile: Profile }): JSX.Element {
-  const { total, own } = module;
-  const steps = Math.max(1, profile.counted_steps.length);
-  const { forward, backward, recompute } = module.profile.total;
-  const times = module.profile.times;
+function Looked({ module, tree }: { module: Module; tree: ModuleTree }): JSX.Element {
+  const { total, own, phases, phaseShares } = module;
   const rows: [ComponentChildren, ComponentChildren][] = [];
   if (tree.timed) {
     const whole = tree.root.total.seconds;
@@ -454,41 +493,45 @@ function Looked({ module, tree, profile }: { module: Module; tree: ModuleTree; p
     if (module.children.length) rows.push([<Term word="own time" />, duration(own.seconds)]);
     rows.push(["time forward", duration(module.forwardSec)], ["time backward", duration(module.backwardSec)]);
   }
-  rows.push(["FLOPs forward", si(forward / steps)], ["FLOPs backward", si(backward / steps)]);
-  if (recompute > 0) rows.push(["FLOPs recomputed", si(recompute / steps)]);
+  if (phases !== null) {
+    rows.push(["FLOPs forward", si(phases.forward)], ["FLOPs backward", si(phases.backward)]);
+    if (phases.recompute > 0) rows.push(["FLOPs recomputed", si(phases.recompute)]);
+  }
   if (module.achieved !== null) rows.push(["FLOP/s", si(module.achieved, "FLOP/s")]);
-  if (times?.forward_utilization != null || times?.backward_utilization != null)
+  if (module.share !== null || phaseShares.forward !== null || phaseShares.backward !== null)
     rows.push([
       <Term word="share of peak" />,
       <>
         {percent(module.share)}
-        <span class="dim block">
-          fwd {percent(times.forward_utilization, 1)}, bwd {percent(times.backward_utilization, 1)}
-        </span>
+        {phaseShares.forward !== null || phaseShares.backward !== null ? (
+          <span class="dim block">
+            fwd {percent(phaseShares.forward, 1)}, bwd {percent(phaseShares.backward, 1)}
+          </span>
+        ) : null}
       </>,
     ]);
-  rows.push([<Term word="bytes" />, bytes(total.bytes)]);
+  if (total.bytes !== null) rows.push([<Term word="bytes" />, bytes(total.bytes)]);
   if (module.intensity !== null)
     rows.push([<Term word="FLOPs a byte" />, plain(Number(module.intensity.toPrecision(3)))]);
-  rows.push([
-    "parameters",
-    <>
-      {plain(total.params)}
-      {module.profile.trainable_params !== module.profile.params ? (
-        <span class="dim"> {plain(module.profile.trainable_params)} trainable</span>
-      ) : null}
-    </>,
-  ]);
+  if (total.params !== null)
+    rows.push([
+      "parameters",
+      <>
+        {plain(total.params)}
+        {module.trainable !== total.params ? <span class="dim"> {plain(module.trainable)} trainable</span> : null}
+      </>,
+    ]);
   if (total.memory !== null) rows.push([<Term word="kept">kept by its forward</Term>, bytes(total.memory)]);
-  if (times?.forward_kernels != null)
-    rows.push(["kernels", `${plain(times.forward_kernels)} forward, ${plain(times.backward_kernels)} backward`]);
-  rows.push(["calls", plain(module.profile.calls / steps)]);
+  if (module.kernels !== null)
+    rows.push(["kernels", `${plain(module.kernels.forward)} forward, ${plain(module.kernels.backward)} backward`]);
+  rows.push(["calls", plain(module.calls)]);
+  if (module.source !== null) rows.push(["forward is in", <code>{module.source}</code>]);
   return (
     <aside class="looked" aria-label="The selected module">
       <h3>{module.name || module.label}</h3>
       <p class="dim">
-        {listed([module.profile.type_name || "not described"])}
-        {module.profile.extra_repr ? <code>{module.profile.extra_repr}</code> : null}
+        {module.type}
+        {module.detail ? <code>{module.detail}</code> : null}
       </p>
       <dl>
         {rows.map(([term, figure], at) => (

@@ -1,8 +1,9 @@
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
-import { bytes, duration, percent, plain, si } from "../model/format";
+import { bytes, counted, duration, NOT_AVAILABLE, percent, plain, si } from "../model/format";
 import { operatorRows, roofOf } from "../model/roofline";
-import type { Profile } from "../schema";
+import { kernelFlops, launchWords, stepsOf } from "../model/trace";
+import type { KernelRow, Profile, TraceReport } from "../schema";
 import { SearchableGrid } from "../ui/grid";
 import { Section, ShareCell } from "../ui/section";
 import { Term } from "../ui/tip";
@@ -123,24 +124,28 @@ export function Operators({ profile }: { profile: Profile }): JSX.Element | null
   );
 }
 
-export function Kernels({ profile }: { profile: Profile }): JSX.Element | null {
-  const tables = profile.traced?.tables ?? null;
-  const kernels = tables?.kernels ?? null;
-  const summary = tables?.kernel_summary ?? null;
+/** The kernels of traced steps; *of* says which those are. */
+export function Kernels({ tables, of }: { tables: TraceReport; of: string }): JSX.Element | null {
+  const known = useMemo(() => kernelFlops(tables), [tables]);
+  const { kernels, kernel_summary: summary } = tables;
   if (!kernels?.length) return null;
-  const steps = Math.max(1, tables?.step_times.steps.length ?? 1);
+  const steps = stepsOf(tables);
+  const launched = kernels.some((one) => one.launch_shapes.length > 0);
+  const estimated = [...known.values()].some((one) => one.shared_flops > 0);
   return (
     <Section
       id="kernels"
       title="Kernels"
       note={
         <>
-          Of the <Term word="traced step" />: {plain(kernels.length)} kernels in {plain((summary?.calls ?? 0) / steps)}{" "}
-          launches
+          Of the <Term word={of} />: {plain(kernels.length)} kernels in {plain((summary?.calls ?? 0) / steps)} launches
           {summary?.tensor_core_ratio != null
             ? `, ${percent(summary.tensor_core_ratio, 1)} of their time on tensor cores`
             : ""}
           {summary?.short_calls_ratio != null ? `, ${percent(summary.short_calls_ratio, 1)} shorter than 10 µs` : ""}.
+          {estimated
+            ? " ~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate."
+            : ""}
         </>
       }
     >
@@ -179,8 +184,35 @@ export function Kernels({ profile }: { profile: Profile }): JSX.Element | null {
             key: "mean",
             label: "mean",
             value: (one) => one.device.mean_us,
-            cell: (one) => duration(one.device.mean_us / 1e6),
+            cell: (one) => (
+              <span title={`${duration(one.device.min_us / 1e6)} to ${duration(one.device.max_us / 1e6)}`}>
+                {duration(one.device.mean_us / 1e6)}
+              </span>
+            ),
           },
+          ...(known.size
+            ? [
+                {
+                  key: "flops",
+                  label: "FLOPs",
+                  value: (one: KernelRow) => flopsOf(one)?.flops ?? null,
+                  cell: (one: KernelRow) => about(one, si((flopsOf(one)?.flops ?? 0) / steps)),
+                },
+                {
+                  key: "rate",
+                  label: "FLOP/s",
+                  value: (one: KernelRow) => known.get(one.name)?.flops_per_sec ?? null,
+                  cell: (one: KernelRow) => about(one, si(known.get(one.name)?.flops_per_sec)),
+                },
+                {
+                  key: "peak",
+                  label: "of peak",
+                  word: "share of peak",
+                  value: (one: KernelRow) => known.get(one.name)?.peak_share ?? null,
+                  cell: (one: KernelRow) => about(one, percent(known.get(one.name)?.peak_share, 1)),
+                },
+              ]
+            : []),
           {
             key: "tensor",
             label: "tensor cores",
@@ -193,9 +225,61 @@ export function Kernels({ profile }: { profile: Profile }): JSX.Element | null {
             value: (one) => one.occupancy_percent,
             cell: (one) => (one.occupancy_percent === null ? "–" : `${plain(one.occupancy_percent)}%`),
           },
+          ...(launched
+            ? [
+                {
+                  key: "grid",
+                  label: "blocks of threads",
+                  text: true,
+                  cell: (one: KernelRow) => <span title={launchesOf(one)}>{launchWords(one)}</span>,
+                },
+                {
+                  key: "registers",
+                  label: "registers",
+                  value: (one: KernelRow) => one.launch_shapes[0]?.registers ?? null,
+                  cell: (one: KernelRow) => dash(one.launch_shapes[0]?.registers),
+                },
+                {
+                  key: "shared",
+                  label: "shared memory",
+                  value: (one: KernelRow) => one.launch_shapes[0]?.shared_memory ?? null,
+                  cell: (one: KernelRow) => bytesOrDash(one.launch_shapes[0]?.shared_memory),
+                },
+              ]
+            : []),
         ]}
         height={340}
       />
     </Section>
   );
+
+  function flopsOf(kernel: KernelRow): { flops: number; estimated: boolean } | null {
+    const found = known.get(kernel.name);
+    return found ? { flops: found.flops + found.shared_flops, estimated: found.shared_flops > 0 } : null;
+  }
+
+  /** *words* of what was counted of *kernel*, marked where that is an estimate. */
+  function about(kernel: KernelRow, words: string): string {
+    const found = flopsOf(kernel);
+    return found === null ? "–" : found.estimated && words !== NOT_AVAILABLE ? `~${words}` : words;
+  }
+}
+
+function dash(value: number | null | undefined): string {
+  return value == null ? "–" : plain(value);
+}
+
+function bytesOrDash(value: number | null | undefined): string {
+  return value == null ? "–" : bytes(value);
+}
+
+/** How *kernel* was launched, a line for each shape. */
+function launchesOf(kernel: KernelRow): string {
+  return kernel.launch_shapes
+    .slice(0, 12)
+    .map(
+      (one) =>
+        `${one.grid?.join("×") ?? "?"} blocks of ${one.block?.join("×") ?? "?"} threads: ${counted(one.calls, "call")}, ${duration(one.device_us / 1e6)}`,
+    )
+    .join("\n");
 }

@@ -1,10 +1,8 @@
 import { scaleLog } from "d3-scale";
-import type { JSX } from "preact";
-import { useMemo, useState } from "preact/hooks";
+import type { ComponentChildren, JSX } from "preact";
+import { useState } from "preact/hooks";
 import { bytes, duration, percent, plain, si } from "../model/format";
-import type { ModuleTree } from "../model/modules";
-import { modulePoints, operatorPoints, type Point, type Roof, roofOf } from "../model/roofline";
-import type { Profile } from "../schema";
+import type { Chart, Point, Roof } from "../model/roofline";
 import { SearchableGrid } from "../ui/grid";
 import { Section } from "../ui/section";
 import { useWidth } from "../ui/size";
@@ -14,14 +12,12 @@ const MOST = 400;
 const HEIGHT = 340;
 const MARGIN = { left: 86, right: 16, top: 14, bottom: 40 };
 
-export function Roofline({ profile, tree }: { profile: Profile; tree: ModuleTree | null }): JSX.Element | null {
-  const modules = useMemo(() => (tree ? modulePoints(profile, tree) : []), [profile, tree]);
-  const operators = useMemo(() => operatorPoints(profile), [profile]);
+export function Roofline(props: Chart & { note: ComponentChildren }): JSX.Element | null {
+  const { modules, operators, roof } = props;
   const [ofModules, setOfModules] = useState(true);
   if (!modules.length && !operators.length) return null;
   const showsModules = (ofModules || !operators.length) && modules.length > 0;
   const points = showsModules ? modules : operators;
-  const roof = roofOf(profile);
   const drawn = [...points].sort((one, other) => other.seconds - one.seconds).slice(0, MOST);
   return (
     <Section
@@ -29,39 +25,37 @@ export function Roofline({ profile, tree }: { profile: Profile; tree: ModuleTree
       title="Roofline"
       note={
         <>
-          How fast, over how many <Term word="FLOPs a byte" />. FLOPs and bytes are of the <Term word="counted step" />,
-          seconds of the <Term word="traced step" />. Areas are in proportion to time.
-          {roof.bandwidth === null
-            ? " The memory bandwidth of this device is not known (set memory_bytes_per_sec), so the roof is the peak alone."
-            : ""}
+          How fast, over how many <Term word="FLOPs a byte" />. {props.note} Areas are in proportion to time.
           {drawn.length < points.length
             ? ` Drawn: the ${plain(MOST)} that take most time of ${plain(points.length)}; the table has all.`
             : ""}
         </>
       }
     >
-      <div class="tools">
-        <div class="choice" role="group" aria-label="Points">
-          <button
-            type="button"
-            class={showsModules ? "chosen" : ""}
-            aria-pressed={showsModules}
-            disabled={!modules.length}
-            onClick={() => setOfModules(true)}
-          >
-            Modules
-          </button>
-          <button
-            type="button"
-            class={showsModules ? "" : "chosen"}
-            aria-pressed={!showsModules}
-            disabled={!operators.length}
-            onClick={() => setOfModules(false)}
-          >
-            Operators
-          </button>
+      {modules.length ? (
+        <div class="tools">
+          <div class="choice" role="group" aria-label="Points">
+            <button
+              type="button"
+              class={showsModules ? "chosen" : ""}
+              aria-pressed={showsModules}
+              disabled={!modules.length}
+              onClick={() => setOfModules(true)}
+            >
+              Modules
+            </button>
+            <button
+              type="button"
+              class={showsModules ? "" : "chosen"}
+              aria-pressed={!showsModules}
+              disabled={!operators.length}
+              onClick={() => setOfModules(false)}
+            >
+              Operators
+            </button>
+          </div>
         </div>
-      </div>
+      ) : null}
       <Plot points={drawn} roof={roof} />
       <details class="as-table">
         <summary>Roofline, as a table</summary>

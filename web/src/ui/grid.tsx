@@ -245,7 +245,10 @@ export function SearchableGrid<Row>(
         sorting={sorting}
         onSort={setSorting}
         selected={selected}
-        onSelect={(row) => setSelected(props.keyOf(row))}
+        onSelect={(row) => {
+          setSelected(props.keyOf(row));
+          props.onSelect?.(row);
+        }}
       />
     </>
   );

@@ -210,7 +210,7 @@ const LETTER = 6.9;
 /** The name, with the class behind it where there is room, cut to *width* pixels. */
 function fitted(module: Module, width: number): string {
   const room = Math.floor(width / LETTER);
-  const whole = module.name === "" ? module.label : `${module.label}  ${module.profile.type_name}`;
+  const whole = module.name === "" || !module.type ? module.label : `${module.label}  ${module.type}`;
   if (whole.length <= room) return whole;
   return module.label.length <= room ? module.label : `${module.label.slice(0, Math.max(1, room - 1))}…`;
 }

@@ -1,0 +1,225 @@
+// Memory over time: the curve of each device, its peak, and what held the memory then.
+
+import { scaleLinear } from "d3-scale";
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { bytes, duration, percent, plain } from "../model/format";
+import type { HeldMemory, MemoryCurve, MemoryPoint } from "../schema";
+import { SearchableGrid } from "../ui/grid";
+import { useWidth } from "../ui/size";
+import { hush, say } from "../ui/tip";
+
+const HEIGHT = 220;
+const MARGIN = { left: 78, right: 14, top: 22, bottom: 24 };
+
+export function MemoryOverTime({ curves }: { curves: readonly MemoryCurve[] }): JSX.Element {
+  return (
+    <>
+      {curves.map((one) => (
+        <OfDevice key={`${one.device_type}${one.device}`} curve={one} />
+      ))}
+    </>
+  );
+}
+
+function OfDevice({ curve }: { curve: MemoryCurve }): JSX.Element {
+  const where = curve.device_type === "host" ? "the host" : `device ${curve.device}`;
+  const step = curve.peak_step === null ? "" : `, in step ${curve.peak_step}`;
+  return (
+    <>
+      <h3>Over time on {where}</h3>
+      <p class="note">
+        Peak <b>{bytes(curve.peak_bytes)}</b>
+        {curve.absolute ? "" : " more than when the trace began"}, {duration(curve.peak_us / 1e6)} after the first event
+        {step}.{" "}
+        {curve.held === null
+          ? "What held it is n/a: the trace has no addresses, as before torch 2.0."
+          : "What was allocated and not yet freed then is below."}
+      </p>
+      <Curve curve={curve} where={where} />
+      <details class="as-table">
+        <summary>Memory over time on {where}, as a table</summary>
+        <SearchableGrid
+          caption={`Memory over time on ${where}`}
+          what="moments"
+          searched={(one) => duration(one.us / 1e6)}
+          first={{ key: "when", down: false }}
+          keyOf={(one) => one.us}
+          rows={curve.points}
+          columns={[
+            {
+              key: "when",
+              label: "after the first event",
+              text: true,
+              value: (one) => one.us,
+              cell: (one) => duration(one.us / 1e6),
+            },
+            {
+              key: "bytes",
+              label: curve.absolute ? "allocated" : "more than at first",
+              value: (one) => one.bytes,
+              cell: (one) => bytes(one.bytes),
+            },
+          ]}
+          height={240}
+        />
+      </details>
+      {curve.held?.length ? <Held held={curve.held} whole={curve.peak_bytes} where={where} /> : null}
+    </>
+  );
+}
+
+function Curve({ curve, where }: { curve: MemoryCurve; where: string }): JSX.Element {
+  const [box, width] = useWidth<HTMLDivElement>();
+  const [pointed, setPointed] = useState<MemoryPoint | null>(null);
+  const { points } = curve;
+  const first = points[0]?.us ?? 0;
+  const last = points.at(-1)?.us ?? 1;
+  const least = Math.min(0, ...points.map((one) => one.bytes));
+  const right = Math.max(MARGIN.left + 10, width - MARGIN.right);
+  const x = scaleLinear([first, Math.max(last, first + 1e-3)], [MARGIN.left, right]);
+  const y = scaleLinear([least, curve.peak_bytes || 1], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(4);
+  const peak = { us: curve.peak_us, bytes: curve.peak_bytes };
+  const words = (one: MemoryPoint): string =>
+    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null, 1)} of the peak`;
+  const nearest = (event: MouseEvent): MemoryPoint | null => {
+    const left = (event.currentTarget as Element).getBoundingClientRect().left;
+    const us = x.invert(event.clientX - left);
+    // What was allocated last stays so until the next moment that is drawn.
+    return points.findLast((one) => one.us <= us) ?? points[0] ?? null;
+  };
+  const onKeyDown = (event: KeyboardEvent): void => {
+    const at = pointed === null ? -1 : points.indexOf(pointed);
+    const moves: Record<string, number> = {
+      ArrowRight: at + 1,
+      ArrowLeft: at - 1,
+      Home: 0,
+      End: points.length - 1,
+    };
+    const to = moves[event.key];
+    if (to === undefined) return;
+    setPointed(points[Math.max(0, Math.min(points.length - 1, to))] ?? null);
+    event.preventDefault();
+  };
+  return (
+    <div ref={box} class="curve">
+      <svg
+        width="100%"
+        height={HEIGHT}
+        role="img"
+        tabindex={0}
+        aria-label={`Memory over time on ${where}. ${pointed === null ? `Peak ${words(peak)}. Arrow keys go along it.` : words(pointed)}`}
+        onMouseMove={(event) => {
+          const found = nearest(event);
+          setPointed(found);
+          if (found) say(words(found), event);
+        }}
+        onMouseLeave={() => {
+          setPointed(null);
+          hush();
+        }}
+        onKeyDown={onKeyDown}
+        onBlur={() => setPointed(null)}
+      >
+        {y.ticks(4).map((tick) => (
+          <g key={tick}>
+            <line class="rule" x1={MARGIN.left} x2={right} y1={y(tick)} y2={y(tick)} />
+            <text class="axis" x={MARGIN.left - 8} y={y(tick) + 4} text-anchor="end">
+              {bytes(tick)}
+            </text>
+          </g>
+        ))}
+        {x.ticks(Math.max(2, Math.floor(width / 140))).map((tick) => (
+          <text key={tick} class="axis" x={x(tick)} y={HEIGHT - 6} text-anchor="middle">
+            {duration(tick / 1e6)}
+          </text>
+        ))}
+        <path class="area" d={steps(points, x, y, y(0))} />
+        <path class="line" d={steps(points, x, y, null)} />
+        {pointed !== null ? (
+          <line class="pointed" x1={x(pointed.us)} x2={x(pointed.us)} y1={MARGIN.top} y2={HEIGHT - MARGIN.bottom} />
+        ) : null}
+        <circle class="peak" cx={x(peak.us)} cy={y(peak.bytes)} r={4} />
+        <text
+          class="mark"
+          x={x(peak.us) + (x(peak.us) > right - 160 ? -9 : 9)}
+          y={y(peak.bytes) - 7}
+          text-anchor={x(peak.us) > right - 160 ? "end" : "start"}
+        >
+          {`peak ${bytes(peak.bytes)}`}
+        </text>
+      </svg>
+      <p class="readout">{pointed === null ? " " : words(pointed).replace("\n", " · ")}</p>
+    </div>
+  );
+}
+
+/** The curve, level from each moment to the next; as far down as *ground* it is an area. */
+function steps(
+  points: readonly MemoryPoint[],
+  x: (us: number) => number,
+  y: (bytes: number) => number,
+  ground: number | null,
+): string {
+  const [first, ...others] = points;
+  if (first === undefined) return "";
+  const drawn = others.map((one) => `H${x(one.us).toFixed(1)}V${y(one.bytes).toFixed(1)}`).join("");
+  const begin = `${x(first.us).toFixed(1)} `;
+  return ground === null
+    ? `M${begin}${y(first.bytes).toFixed(1)}${drawn}`
+    : `M${begin}${ground.toFixed(1)}V${y(first.bytes).toFixed(1)}${drawn}V${ground.toFixed(1)}z`;
+}
+
+function Held(props: { held: readonly HeldMemory[]; whole: number; where: string }): JSX.Element {
+  const { held, whole, where } = props;
+  const byModule = held.some((one) => one.module !== null);
+  const rows = held.map((one, index) => ({ ...one, index }));
+  return (
+    <SearchableGrid
+      caption={`What held the peak on ${where}`}
+      what="places"
+      searched={(one) => `${one.module ?? ""} ${operatorOf(one)}`}
+      first={{ key: "bytes", down: true }}
+      keyOf={(one) => one.index}
+      rows={rows}
+      columns={[
+        ...(byModule
+          ? [
+              {
+                key: "module",
+                label: "held by module",
+                text: true,
+                value: (one: HeldMemory) => one.module,
+                cell: (one: HeldMemory) => (one.module === null ? "–" : one.module || "(the root)"),
+              },
+            ]
+          : []),
+        {
+          key: "operator",
+          label: byModule ? "allocated in" : "held by what was allocated in",
+          text: true,
+          value: operatorOf,
+          cell: (one) => <code>{operatorOf(one)}</code>,
+        },
+        { key: "bytes", label: "bytes", word: "held", value: (one) => one.bytes, cell: (one) => bytes(one.bytes) },
+        {
+          key: "share",
+          label: "of the peak",
+          value: (one) => one.bytes,
+          cell: (one) => percent(whole ? one.bytes / whole : null, 1),
+        },
+        {
+          key: "allocations",
+          label: "allocations",
+          value: (one) => one.allocations,
+          cell: (one) => (one.allocations === null ? "–" : plain(one.allocations)),
+        },
+      ]}
+      height={300}
+    />
+  );
+}
+
+function operatorOf(one: HeldMemory): string {
+  return one.operator ?? (one.allocations === null ? "(before the trace)" : "(outside operators)");
+}
