@@ -198,7 +198,7 @@ def test_ctrl_c_is_the_users_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch_state()
     monkeypatch.setattr(
-        "lightning_flops.doors.loop_steps.LoopSteps.takes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "lightning_flops.doors.loop_steps.LoopSteps.takes", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):
         for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
