@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import select
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -98,44 +100,98 @@ def answer_of(function: Callable[[], Any], *, timeout_sec: float) -> Answer:
     What it prints goes nowhere. Forking keeps the imports that the caller has made, so that a trial starts soon and
     from the same state as all the others.
     """
+    forked = fork(timeout_sec=timeout_sec)
+    if isinstance(forked, Answer):
+        return forked
+    forked.end_with(function)
+
+
+class Forked:
+    """The new process, in which ``fork`` has returned."""
+
+    def __init__(self, writer: int) -> None:
+        self._writer = writer
+
+    def end_with(self, function: Callable[[], Any]) -> NoReturn:
+        """Answer what *function* returns, which JSON can hold, or that it raises; this process ends."""
+        try:
+            text = json.dumps({"value": function()})
+        except BaseException as error:
+            text = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+        with os.fdopen(self._writer, "w") as pipe:
+            pipe.write(text)
+        os._exit(0)
+
+
+def fork(*, timeout_sec: float) -> Answer | Forked:
+    """Go on in a second process as well, which is killed after *timeout_sec*; what it prints goes nowhere.
+
+    Returns:
+        In the new process a ``Forked``; in this one, when the new one has ended, its answer.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        os.setsid()
-        try:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(nowhere, stream)
-            text = json.dumps({"value": function()})
-        except BaseException as error:
-            text = json.dumps({"failed": f"{type(error).__name__}: {error}"})
-        with os.fdopen(writer, "w") as pipe:
-            pipe.write(text)
-        os._exit(0)
+        _leave_terminal()
+        return Forked(writer)
     os.close(writer)
-    os.set_blocking(reader, False)
     received, end = b"", time.monotonic() + timeout_sec
     try:
-        while True:
-            try:
-                part = os.read(reader, 1 << 20)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    return Answer(failed=f"no answer in {timeout_sec:g} s")
-                time.sleep(0.005)
-                continue
-            if not part:
-                break
+        while part := _read(reader, end):
             received += part
     finally:
         os.close(reader)
-        for kill in (os.killpg, os.kill):
-            try:
-                kill(child, signal.SIGKILL)
-            except OSError:
-                continue
-        _, status = os.waitpid(child, 0)
-    if not received:
-        return Answer(failed=f"its process ended with status {os.waitstatus_to_exitcode(status)}")
-    return Answer(**json.loads(received))
+        status = _end(child)
+    if part is None:
+        return Answer(failed=f"no answer in {timeout_sec:g} s")
+    return Answer(**json.loads(received)) if received else Answer(failed=f"its process ended with status {status}")
+
+
+def stream_of(function: Callable[[Callable[[Any], None]], None], *, timeout_sec: float) -> Iterator[Any]:
+    """What *function* says, which JSON can hold, from a forked process, until it ends or says nothing for so long.
+
+    What it raises goes nowhere, as what it prints does.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _leave_terminal()
+        try:
+            with os.fdopen(writer, "w") as pipe:
+                function(lambda value: print(json.dumps(value), file=pipe, flush=True))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        received = b""
+        while part := _read(reader, time.monotonic() + timeout_sec):
+            *lines, received = (received + part).split(b"\n")
+            yield from map(json.loads, lines)
+    finally:
+        os.close(reader)
+        _end(child)
+
+
+def _leave_terminal() -> None:
+    """This process leads a session of its own, and what it prints goes nowhere."""
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _read(reader: int, end: float) -> bytes | None:
+    """The next bytes; none at the end, None where they have not come until *end*."""
+    ready, _, _ = select.select([reader], [], [], max(0.0, end - time.monotonic()))
+    return os.read(reader, 1 << 20) if ready else None
+
+
+def _end(child: int) -> int:
+    """Kill a process that leads a session, and all of that session; its exit status."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(OSError):
+            kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

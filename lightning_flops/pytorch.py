@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from torch import nn
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 logger = package_logger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 __all__ = [
     "Batches",
@@ -264,6 +266,21 @@ def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
     return SeveralModels(models)
 
 
+def _entry(
+    method: Callable[Concatenate[TrainingProfiler, P], None],
+) -> Callable[Concatenate[TrainingProfiler, P], None]:
+    """*method* as a user's loop calls it: what fails on our side ends the profiler, and never the loop."""
+
+    @functools.wraps(method)
+    def run(self: TrainingProfiler, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except BaseException as error:
+            self._broke(error)
+
+    return run
+
+
 class TrainingProfiler(ProfiledRun):
     """A profiler around a training loop of the user's; ``profile_training`` makes it.
 
@@ -285,32 +302,44 @@ class TrainingProfiler(ProfiledRun):
         self.start()
         return self
 
+    @_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """The loop is over, or has raised *error*: report what was measured."""
-        self._stop(error)
+        self._end(error)
 
+    @_entry
     def start(self) -> None:
         """Begin, where ``with`` cannot be used; ``stop`` must follow."""
-        self._stop(None)
+        self._end(None)
         self._start_anew()
-        try:
-            self._loop = self._make(self._profiles.append)
-            self._loop.session.begin()
-        except Exception as error:  # training goes on, whatever fails on our side
-            logger.warning("this loop is not profiled: %s: %s", type(error).__name__, error)
+        self._loop = self._make(self._profiles.append)
+        self._loop.session.begin()
 
+    @_entry
     def stop(self) -> None:
         """Report what was measured, and leave nothing behind."""
-        self._stop(None)
+        self._end(None)
 
-    def _stop(self, error: BaseException | None) -> None:
-        loop, self._loop = self._loop, None
+    def _end(self, error: BaseException | None) -> None:
+        loop = self._loop
         if loop is not None:
             loop.end(error)
             self._throughput = loop.session.throughput
+            self._loop = None
 
+    def _broke(self, error: BaseException) -> None:
+        """Our side raised *error*, which ends the profiler; one that is no ``Exception`` is raised again."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.border.broke(error)
+        elif isinstance(error, Exception):
+            logger.warning("this loop is not profiled: %s: %s", type(error).__name__, error)
+        else:
+            raise error
+
+    @_entry
     def step(self) -> None:
         """A batch is through, and with it a step, if it was updated.
 
@@ -325,7 +354,14 @@ class TrainingProfiler(ProfiledRun):
 
         A torch DataLoader is seen without this, on the thread that trains.
         """
-        return Batches(loader, lambda: self._loop)
+        try:
+            return Batches(loader, self._fetches_of, self._broke)
+        except BaseException as error:
+            self._broke(error)
+            return cast("Batches[T]", loader)
+
+    def _fetches_of(self, iterator: Iterator[T]) -> Callable[[], T] | None:
+        return None if self._loop is None else self._loop.fetches_of(iterator)
 
     @contextmanager
     def outside_of_steps(self, name: str = "validation") -> Iterator[None]:
@@ -333,14 +369,21 @@ class TrainingProfiler(ProfiledRun):
 
         This is not needed for an evaluation of the model in evaluation mode, nor for ``torch.save``.
         """
-        loop = self._loop
-        if loop is not None:
-            loop.leave_out(name)
+        loop = None
+        try:
+            loop = self._loop
+            if loop is not None:
+                loop.leave_out(name)
+        except BaseException as error:
+            self._broke(error)
         try:
             yield
         finally:
-            if loop is not None:
-                loop.take_in(name)
+            try:
+                if loop is not None:
+                    loop.take_in(name)
+            except BaseException as error:
+                self._broke(error)
 
 
 class Batches(Generic[T]):
@@ -348,18 +391,28 @@ class Batches(Generic[T]):
 
     Args:
         loader: the user's.
-        loop: returns the door of the loop that iterates; None if nothing is profiled.
+        fetches_of: returns what fetches the next batch of an iterator, and tells of it; None if nothing is profiled.
+        broke: is told what *fetches_of* has raised.
     """
 
-    def __init__(self, loader: Iterable[T], loop: Callable[[], PlainLoop | None]) -> None:
+    def __init__(
+        self,
+        loader: Iterable[T],
+        fetches_of: Callable[[Iterator[T]], Callable[[], T] | None],
+        broke: Callable[[BaseException], None],
+    ) -> None:
         self._loader = loader
-        self._loop = loop
+        self._fetches_of = fetches_of
+        self._broke = broke
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over the loader anew."""
         iterator = iter(self._loader)
-        loop = self._loop()
-        fetch = None if loop is None else loop.fetches_of(iterator)
+        fetch = None
+        try:
+            fetch = self._fetches_of(iterator)
+        except BaseException as error:
+            self._broke(error)
         while True:
             try:
                 batch = next(iterator) if fetch is None else fetch()

@@ -17,6 +17,7 @@ from lightning_flops.doors.deepspeed_context import (
     settle_steps,
 )
 from lightning_flops.doors.loader_taps import LoaderTaps, Loop
+from lightning_flops.instrument.border import on_deletion
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
@@ -108,6 +109,7 @@ class EngineDoor:
         """Catches what our code raises."""
         return self.session.border
 
+    @on_deletion
     def __del__(self) -> None:
         # The user has dropped the engine. Its own __del__ calls destroy, but our wrapper is gone by then.
         if "loaders" in vars(self):

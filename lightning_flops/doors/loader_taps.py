@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from torch.utils.data import DataLoader
 
 from lightning_flops.doors.read_ahead import ReadAhead
+from lightning_flops.instrument.border import on_deletion
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import batches_ahead
 from lightning_flops.instrument.timing.settling import steps_to_settle
 from lightning_flops.instrument.torch_private import dispatch
 from lightning_flops.instrument.torch_private.loading import iterator_class
-from lightning_flops.session.border import guarded
+from lightning_flops.session.border import guarded_on_deletion
 from lightning_flops.session.noted_calls import NotedCalls, Seen
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class LoaderTaps:
         wanted = self._takes_batches or self._session.monitor is not None
         if wanted and (kind := iterator_class()) is not None:
             self._on_class.replace(kind, "__next__", self._around_fetch_of_run())
-            weakref.finalize(self, self._on_class.undo).atexit = False
+            weakref.finalize(self, on_deletion(self._on_class.undo)).atexit = False
 
     def _around_fetch_of_run(self) -> Make:
         return self._session.taps.noted_fetch(
@@ -226,7 +227,7 @@ class LoaderTaps:
         self._session.enter("epoch restart")
         return True
 
-    @guarded
+    @guarded_on_deletion
     def _iterator_is_gone(self, iterator: object) -> None:
         """A DataLoader's iterator is deleted when its loop ends. Python may call this anywhere, in any thread."""
         in_handler = dispatch.depth() < self._modes_outside  # torch would put back the mode that we remove

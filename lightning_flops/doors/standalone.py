@@ -19,7 +19,7 @@ from torch import nn
 from lightning_flops.analysis.forward_profile import build_forward_profile, build_generation, build_timed_calls
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.instrument.batches import samples_in, tensor_shapes
-from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.deepspeed_groups import parallel_sizes
 from lightning_flops.instrument.generation import ModelCalls, NewTokens, SecondCall, new_tokens, searches_beams
@@ -279,7 +279,7 @@ class FlopsProfiler:
 
     def _open(self, counter: FlopCounter | None) -> None:
         window = self._window = _Window(self.model, counter, _clock_of(self.model))
-        self._running = weakref.finalize(self, window.close)
+        self._running = weakref.finalize(self, on_deletion(window.close))
         self._running.atexit = False
         window.open()
         if counter is not None:

@@ -4,12 +4,16 @@
 replaced, calls within the user's step: it catches our errors. ``listening`` does the same for a function of a library
 or the user that we replace: we are called before it and after it.
 
-The user's Ctrl-C may arrive in our code, too. It is passed on to the user.
+The user's Ctrl-C may arrive in our code, too. It is passed on to the user. ``on_deletion`` does that where Python drops
+whatever is raised.
 """
 
 from __future__ import annotations
 
+import _thread
 import functools
+import signal
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -155,3 +159,47 @@ def listening(
         return result
 
     return call
+
+
+# ---- code that runs when an object is deleted
+
+
+def on_deletion(function: Callable[_Arguments, object]) -> Callable[_Arguments, object]:
+    """Wraps a function that Python calls because an object is deleted, as ``__del__`` and a weak reference's callback.
+
+    Python drops what is raised there. If the user's Ctrl-C arrives in *function*, this is called once more, for what it
+    did not get to, and Ctrl-C arrives again right after that. Another error is dropped: Python prints it.
+    """
+
+    @functools.wraps(function)
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> object:
+        try:
+            function(*args, **kwargs)
+        except KeyboardInterrupt:
+            function(*args, **kwargs)
+            return InterruptsWhenDropped()
+        return None
+
+    return run
+
+
+class _SignalNumber(weakref.ref["InterruptsWhenDropped"]):
+    """A weak reference that ``interrupt_main``, as its callback, takes for the number of the signal."""
+
+    __slots__ = ()
+    __index__ = staticmethod(int(signal.SIGINT).__index__)
+
+
+class InterruptsWhenDropped:
+    """When this is deleted, Ctrl-C arrives again.
+
+    A function that Python calls because an object is deleted returns it, and Python, which has no use for it, deletes
+    it. If the function called ``interrupt_main`` itself, Python would raise within the function again. Here C code
+    calls C code, and Python looks for signals only when it is back in the code of the user.
+    """
+
+    __slots__ = ("__weakref__", "_signal")
+
+    def __init__(self) -> None:
+        interrupt: Any = _thread.interrupt_main
+        self._signal = _SignalNumber(self, interrupt)

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lightning_flops.instrument.border import on_deletion
+
 Heard = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], None]
 """Gets an optimizer and the arguments of its step."""
 
@@ -85,6 +87,7 @@ def _run(hear: Heard, handle: Any, *step: Any) -> None:
 class _UntilTheStepIsOver(dict[str, Any]):
     """The named arguments of a step. When torch lets go of them, it goes through no table any more."""
 
+    @on_deletion
     def __del__(self) -> None:
         _remove_retired()
 

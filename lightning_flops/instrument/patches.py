@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.torch_private.compiler import (
     COMPILED_CALL,
     IS_EAGER,
@@ -158,6 +158,7 @@ class _ClassTap(_StandIn):
     def put_on(self, tap: _Tap) -> None:
         key = id(tap.target)
 
+        @on_deletion
         def forget(gone: weakref.ref[_Tap], below: weakref.ref[_Tap] | None = tap.below) -> None:
             if self._taps.get(key) is gone:
                 self._settle(key, below)
@@ -329,15 +330,14 @@ class _Kept:
         self._attributes = vars(target)
         self._holder = self._attributes[_KEPT] = _Holder(kept)
         # A copy is made of what __getstate__ returns, which every object has from Python 3.11 on.
-        without = _Shared(kind, "__getstate__", _without_kept, missing=vars)
-        self._show = weakref.finalize(self._holder, without.undo)
-        self._show.atexit = False
+        self._without = _Shared(kind, "__getstate__", _without_kept, missing=vars)
+        weakref.finalize(self._holder, on_deletion(self._without.undo)).atexit = False
 
     def undo(self) -> None:
         self._holder.kept = None
         if self._attributes.get(_KEPT) is self._holder:
             del self._attributes[_KEPT]
-        self._show()
+        self._without.undo()
 
 
 class _Holder(StandsFor):

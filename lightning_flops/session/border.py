@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from lightning_flops.instrument.border import InterruptsWhenDropped
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -80,5 +82,26 @@ def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
         except BaseException as error:
             self.border.broke(error)
             return None
+
+    return run
+
+
+def guarded_on_deletion(method: Callable[Concatenate[S, P], object]) -> Callable[Concatenate[S, P], object]:
+    """As ``guarded``, for a method that Python calls because an object is deleted, where it drops what is raised.
+
+    If the user's Ctrl-C arrives there, it arrives again after everything of ours is removed.
+    """
+
+    @functools.wraps(method)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> object:
+        try:
+            try:
+                if not self.border.closed:
+                    method(self, *args, **kwargs)
+            except BaseException as error:
+                self.border.broke(error)
+        except KeyboardInterrupt:
+            return InterruptsWhenDropped()
+        return None
 
     return run

@@ -22,7 +22,7 @@ from lightning_flops.analysis.rates import padding_ratio, peak_seconds
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes
-from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.notes import Notes
@@ -176,11 +176,11 @@ class Session:
         OUTCOMES.begins(self, trains=self._loop == "training")
         # First register the undo of what can be removed in any state, so that nothing is ever left behind.
         room = ExitStack()
-        close_room = weakref.finalize(self, room.close)  # also when the user drops an engine, and us with it
-        close_room.atexit = False
+        # Also when the user drops an engine, and us with it.
+        weakref.finalize(self, on_deletion(room.close)).atexit = False
         self._ledger.add(self._door.take_out)
         self._ledger.add(self.taps.undo)
-        self._ledger.add(close_room)
+        self._ledger.add(room.close)
         room.enter_context(stack_room.open(_FRAMES_OF_TAPS))
         self._plan = plan = self._door.plan()
         self.steps.steps_done = plan.steps_before
@@ -188,9 +188,7 @@ class Session:
         self._device = plan.device
         self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
         self._door.tap_run(self.taps.for_run)
-        if (meter := open_meter(plan.device)) is not None:
-            self._gpu_meter = meter
-            self._ledger.add(meter.close)
+        self._gpu_meter = open_meter(plan.device, self._ledger)
         self._await_window(plan.profile_step)
         self._ledger.add(lambda: self.window.abandon())
         self.window.follow()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import resource
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from benchmarks import fault_inputs, fault_lines
 from benchmarks.fault_campaign import Answer, Fault, Tally, answer_of, run_campaign
-from benchmarks.fault_lines import Lines, Site, Tripwire
+from benchmarks.fault_lines import Lines, Site, Tripwire, page_with
 from benchmarks.faults import render
 from lightning_flops.config import ProfilerConfig
 from lightning_flops.errors import ConfigError
@@ -76,7 +79,11 @@ def faults_of(use: Callable[[list[str]], None], error: str, monkeypatch: pytest.
     monkeypatch.setattr(fault_lines, "TRIAL_SEC", 2.0)
     file, _, line = next(iter(lines.sites)).rpartition(":")
     assert file == "units.py"
-    return [fault.kind for fault in lines.faults_at(Site(file=file, line=int(line), hit=1), error)]
+    site = Site(file=file, line=int(line), hit=1)
+    (in_a_fork,) = lines.try_all([(site, error)])
+    alone = lines.faults_at(site, error)
+    assert not in_a_fork.alone and in_a_fork.faults == alone
+    return [fault.kind for fault in alone]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +125,70 @@ def test_a_tripwire_raises_at_its_line_the_time_it_was_told_and_once() -> None:
                 assert done == 1
     assert wire.fired
     assert done == 2
+
+
+def _numbers_in_files(weights: list[str]) -> None:
+    """Training whose every step reads and writes a file: a fork writes to the same one."""
+    with open("steps.txt", "w+") as file:
+        for step in range(3):
+            with contextlib.suppress(RuntimeError):
+                percent(0.5)
+            file.write(f"{step}")
+            file.flush()
+            Path(f"step{step}").mkdir()
+        file.seek(0)
+        weights.append(file.read())
+
+
+def test_trials_in_one_training_know_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+        seen["weights"] = []
+        with wire:
+            _numbers_in_files(seen["weights"]) if profiled else seen["weights"].append("012")
+
+    monkeypatch.setitem(fault_lines.RUNS, "planted", train)
+    lines = Lines("planted")
+    file, _, line = next(iter(lines.sites)).rpartition(":")
+    sites = [
+        (Site(file=file, line=int(line), hit=hit), error)
+        for hit in (1, 3, 4)
+        for error in ("RuntimeError", "KeyboardInterrupt")
+    ]
+    trials = list(lines.try_all(sites))
+    # The fourth time does not come: those are tried alone, and do not come there either.
+    assert [(str(trial.site).rpartition(":")[2], trial.alone) for trial in trials] == [
+        ("1", False), ("1", False), ("3", False), ("3", False), ("4", True), ("4", True),
+    ]  # fmt: skip
+    assert not any(trial.faults for trial in trials)
+
+
+def test_a_site_where_there_is_another_thread_is_tried_in_a_training_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def train(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+        seen["weights"], over = [], threading.Event()
+        other = threading.Thread(target=over.wait)
+        with wire:
+            other.start()
+            unguarded([]) if profiled else None
+            over.set()
+            other.join()
+
+    monkeypatch.setitem(fault_lines.RUNS, "planted", train)
+    monkeypatch.setattr(fault_lines, "TRIAL_SEC", 20.0)
+    lines = Lines("planted")
+    trials = list(lines.sweep(random.Random(1), None))
+    assert all(trial.alone for trial in trials)
+    assert [fault.kind for trial in trials for fault in trial.faults] == [
+        "RuntimeError: it was raised into the training" for _ in lines.sites
+    ]
+
+
+def test_a_page_of_sweeps_keeps_the_rows_of_other_trainings() -> None:
+    page = page_with(
+        "| a | everything | 3 |", page_with("| b | everything | 2 |", page_with("| a | everything | 1 |", ""))
+    )
+    assert page.endswith("|\n| a | everything | 3 |\n| b | everything | 2 |\n")
 
 
 # ---- hostile input

@@ -76,5 +76,13 @@ def test_lines_on_which_nothing_can_fail_are_told_from_those_on_which_something_
         "    while z:\n"
         "        z = z()\n"
         "    return\n"  # 14
+        "def g(x):\n"
+        "    try:\n"  # 16
+        "        x = next(x)\n"
+        "    except StopIteration:\n"  # 18
+        "        return x\n"  # 19
+        "    except x.y:\n"
+        "        return x.y\n"
     )
-    assert lines_that_cannot_fail(str(file)) == {2, 3, 7, 8, 9, 14}
+    # 6 is ``except Exception:``
+    assert lines_that_cannot_fail(str(file)) == {2, 3, 6, 7, 8, 9, 14, 16, 18, 19}

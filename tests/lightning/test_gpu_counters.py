@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_flops import FlopsProfilerCallback, render_text
-from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch
+from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch, open_meter
 from tests.fake_clock import FakeNow
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.lightning.nets import BATCH, loader, new_net
@@ -26,13 +30,14 @@ class Met:
         self.nvml = FakeNvml(self.gpu, takes=self.asked)
         self.now = now
         self.opened = 0
+        monkeypatch.setitem(sys.modules, "pynvml", self.nvml)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a"))
         monkeypatch.setattr("lightning_flops.session.session.open_meter", self.open)
         monkeypatch.setattr("lightning_flops.session.session.GpuWatch", lambda meter: GpuWatch(meter, now))
 
-    def open(self, device: Any) -> GpuMeter:
+    def open(self, device: Any, undo: UndoLedger) -> GpuMeter | None:
         self.opened += 1
-        self.nvml.nvmlInit()
-        return GpuMeter(self.nvml, self.gpu)
+        return open_meter(torch.device("cuda", 0), undo)
 
     def asked(self) -> None:
         """A question takes its time, in which this GPU spends 1 kW."""

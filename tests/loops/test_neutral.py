@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import pickle
+import signal
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -167,12 +168,37 @@ def test_a_loop_that_is_over_keeps_neither_the_model_nor_the_optimizer() -> None
     assert [one() for one in gone] == [None, None]
 
 
+def test_a_ctrl_c_while_an_iterator_is_deleted_is_not_lost_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(loop: object, sign: str, in_words: str) -> None:
+        told.append(in_words)
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    net = nn.Linear(WIDE, NARROW)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = torch_state()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore Ctrl-C
+    try:
+        with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer, profile_step=0):
+            for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
+                net(rows)
+                monkeypatch.setattr("lightning_flops.doors.plain_loop.PlainLoop.looks_left", interrupted)
+                break
+            for _ in range(2):  # Python looks for signals where code jumps back
+                pass
+            told.append("the loop has gone on")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert told == ["the DataLoader's iterator was dropped"]
+    assert (left_on_object(net), left_on_object(optimizer), torch_state() == before) == ([], [], True)
+
+
 def test_ctrl_c_is_the_users_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch_state()
     monkeypatch.setattr(
-        "lightning_flops.doors.loop_steps.LoopSteps.takes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "lightning_flops.doors.loop_steps.LoopSteps.takes", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):
         for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.records import GpuRecord
 from lightning_flops.text.printable import package_logger
 
@@ -103,10 +104,6 @@ class GpuMeter:
         """The highest clock that this GPU can have."""
         return self._asked("nvmlDeviceGetMaxClockInfo", int, _SM)
 
-    def close(self) -> None:
-        """Let NVML go. It counts its users, so that others of this process keep it."""
-        _quietly(self._nvml.nvmlShutdown)
-
     def _limited_ns(self, policy: int) -> int | None:
         return self._asked("nvmlDeviceGetViolationStatus", lambda found: int(found.violationTime), policy)
 
@@ -116,16 +113,26 @@ class GpuMeter:
         return _quietly(lambda: as_number(getattr(self._nvml, function)(self._handle, *arguments)))
 
 
-def open_meter(device: torch.device) -> GpuMeter | None:
-    """A meter of the GPU that *device* is; None for another kind of device, or without NVML."""
+def open_meter(device: torch.device, undo: UndoLedger) -> GpuMeter | None:
+    """A meter of the GPU that *device* is; None for another kind of device, or without NVML.
+
+    *undo* lets NVML go. It counts its users, so that others of this process keep it.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     try:
         import pynvml as nvml
     except Exception:  # not there; or a package of that name that cannot be imported
         return None
+    held: list[Any] = []
+
+    def let_go() -> None:
+        while held:
+            _quietly(held.pop().nvmlShutdown)
+
+    undo.add(let_go)
     try:
-        nvml.nvmlInit()
+        held.append((nvml.nvmlInit(), nvml)[1])
     except Exception:  # there is no driver, or it is another version's
         logger.debug("NVML cannot be used", exc_info=True)
         return None
@@ -134,7 +141,7 @@ def open_meter(device: torch.device) -> GpuMeter | None:
         return GpuMeter(nvml, _whole_gpu(nvml, str(torch.cuda.get_device_properties(device).uuid)))
     except Exception:
         logger.debug("NVML does not know this device", exc_info=True)
-        _quietly(nvml.nvmlShutdown)
+        let_go()
         return None
 
 
@@ -157,7 +164,8 @@ def _quietly(ask: Callable[[], T]) -> T | None:
     """The answer; None for any error: of NVML's, most say that this GPU or driver cannot tell."""
     try:
         return ask()
-    except Exception:
+    except Exception:  # also of ctypes, and of a package of that name that is another one
+        logger.debug("NVML gave no answer", exc_info=True)
         return None
 
 
