@@ -237,5 +237,6 @@ def test_what_runs_on_deletion_gets_its_arguments_and_raises_its_own_errors() ->
     told: list[object] = []
     on_deletion(told.append)(3)
     assert told == [3]
+    empty: dict[int, object] = {}
     with pytest.raises(LookupError):
-        on_deletion({}.__getitem__)(3)
+        on_deletion(empty.__getitem__)(3)
