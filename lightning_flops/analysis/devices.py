@@ -112,7 +112,7 @@ DEVICES = (
         r"A100-SXM-64GB",
         _tensor(358.0, tf32=179.0, float32=22.4),
         None,
-        "M. Turisini et al.: Leonardo (2023), table of its custom A100",
+        "M. Turisini et al.: Leonardo (2023), table of its custom A100 of 124 SMs",
     ),
     Device(r"A800-SXM4-80GB", _A100, 2039.0, "NVIDIA A800 datasheet, system specifications"),
     Device(r"A800 80GB PCIe", _A100, 1935.0, "NVIDIA A800 datasheet, system specifications"),
@@ -120,7 +120,12 @@ DEVICES = (
     Device(r"A30", _tensor(165.0, tf32=82.0, float32=10.3, int8=330.0), 933.0, "NVIDIA A30 datasheet"),
     Device(r"A10", _tensor(125.0, tf32=62.5, float32=31.2, int8=250.0), 600.0, "NVIDIA A10 datasheet"),
     Device(r"A10G", _tensor(70.0, tf32=35.0, float32=31.5, int8=140.0), 600.0, "NVIDIA A10G datasheet"),
-    Device(r"A16", _tensor(17.9, tf32=9.0, float32=4.5, int8=35.9), 200.0, "NVIDIA A16 datasheet: of four"),
+    Device(
+        r"A16",
+        _tensor(17.9, tf32=9.0, float32=4.5, int8=35.9),
+        None,
+        "NVIDIA A16 datasheet: of four; its memory is published as 200 and as 232",
+    ),
     Device(r"A2", _tensor(18.0, tf32=9.0, float32=4.5, int8=36.0), 200.0, "NVIDIA A2 datasheet"),
     Device(r"RTX A6000", _tensor(154.8, tf32=77.4, float32=38.7, int8=309.7), 768.0, "NVIDIA RTX A6000 datasheet"),
     Device(r"RTX A5500", _tensor(136.4, tf32=68.2, float32=34.1, int8=272.8), 768.0, "NVIDIA RTX A5500 datasheet"),
@@ -191,18 +196,19 @@ DEVICES = (
         None,
         "NVIDIA H20 datasheet; its memory is published in two versions",
     ),
-    # Blackwell. float32 of the Grace superchips is published as 80 and as 90, int8 of the 300s per board only.
+    # Blackwell. float32 is published as 75 and as 80 for the B200, as 80 and as 90 for the Grace superchips; the memory
+    # of B100 and B200 as 7.7 and as 8 TB/s; int8 of the 300s per board only.
     Device(
         r"B100",
         _tensor(1750.0, tf32=875.0, float32=60.0, float8=3500.0, int8=3500.0),
-        8000.0,
+        None,
         "NVIDIA HGX B100 datasheet: an eighth, and half of it without sparsity",
     ),
     Device(
         r"B200",
-        _tensor(2250.0, tf32=1125.0, float32=75.0, float8=4500.0, int8=4500.0),
-        8000.0,
-        "NVIDIA DGX B200 datasheet: 64 TB/s of eight",
+        _tensor(2250.0, tf32=1125.0, float8=4500.0, int8=4500.0),
+        None,
+        "NVIDIA DGX B200 and HGX B200 datasheets: an eighth, and half of it without sparsity",
     ),
     Device(
         r"GB200",
@@ -280,8 +286,8 @@ DEVICES = (
         8000.0,
         "AMD Instinct MI355X data sheet",
     ),
-    # Intel. Gaudi 3 is published with 1,835 and with 1,678.
-    Device(r"GAUDI2", {"bfloat16": 432.0, "float8": 865.0}, 2450.0, "Intel Gaudi 2 white paper"),
+    # Intel. Gaudi 3 is published with 1,835 and with 1,678, the memory of Gaudi 2 as 2.45 and as 2.46 TB/s.
+    Device(r"GAUDI2", {"bfloat16": 432.0, "float8": 865.0}, None, "Intel Gaudi 2 white paper"),
 )
 
 _VENDOR = re.compile(r"(?:NVIDIA|Tesla|AMD)\s+", re.IGNORECASE)

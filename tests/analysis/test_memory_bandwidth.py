@@ -28,6 +28,11 @@ def test_bandwidth_is_that_of_exactly_this_device(device: str, gigabytes_per_sec
     assert memory_bytes_per_sec(device) == gigabytes_per_sec * 1e9
 
 
-@pytest.mark.parametrize("device", ["", "cpu", "Tesla T4", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA GH200 480GB"])
+@pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A16", "NVIDIA B100", "NVIDIA B200", "NVIDIA H20", "GAUDI2"])
+def test_a_bandwidth_that_is_published_in_two_versions_is_not_known(device: str) -> None:
+    assert memory_bytes_per_sec(device) is None
+
+
+@pytest.mark.parametrize("device", ["", "cpu", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA GH200 480GB"])
 def test_no_device_takes_anothers_bandwidth(device: str) -> None:
     assert memory_bytes_per_sec(device) is None

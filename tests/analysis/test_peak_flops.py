@@ -117,6 +117,12 @@ def test_dtype_without_a_published_rate_has_no_peak(dtype: str) -> None:
     assert peak_flops_per_sec("NVIDIA H100 80GB HBM3", dtype) is None
 
 
+@pytest.mark.parametrize("device", ["NVIDIA B200", "NVIDIA GB200"])
+def test_a_rate_that_is_published_in_two_versions_is_not_known(device: str) -> None:
+    assert peak_flops_per_sec(device, "tf32") is not None
+    assert peak_flops_per_sec(device, "float32") is None
+
+
 def test_case_and_spaces_around_a_name_do_not_matter() -> None:
     assert peak_flops_per_sec(" nvidia h100 pcie ", "bfloat16") == 756e12
 
