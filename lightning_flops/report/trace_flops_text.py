@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.report import layout
+from lightning_flops.report.trace_cells import NAME_CHARS, OPERATOR_CHARS, us
 from lightning_flops.report.trace_view import View
 from lightning_flops.schema.trace_flops import (
     KernelFlops,
@@ -12,10 +13,8 @@ from lightning_flops.schema.trace_flops import (
     TracedStepFlops,
     TraceFlops,
 )
-from lightning_flops.units import duration, percent, plain, si
+from lightning_flops.units import percent, plain, si
 
-_NAME_CHARS = 56
-_OPERATOR_CHARS = 40
 _AT_LEAST = ">="
 
 
@@ -59,16 +58,16 @@ def _device(flops: TraceFlops, view: View) -> list[str]:
 
 def _steps(flops: TraceFlops, view: View) -> list[str]:
     head = ["", "wall", "forward", "backward", "recompute", "optimizer", "FLOP/s", "MFU", "HFU"]
-    ordered = view.sorted(flops.steps, total=lambda step: step.wall_us, flops=_executed, rate=_rate)
-    rows = [_step(step) for step in ordered[: view.rows]]
-    return [*view.table(head, rows), *layout.and_more(len(flops.steps) - len(rows))]
+    shown = view.first(flops.steps, total=lambda step: step.wall_us, flops=_executed, rate=_rate)
+    rows = [_step(step) for step in shown]
+    return [*view.table(head, rows), *view.more(flops.steps)]
 
 
 def _step(step: TracedStepFlops) -> list[str]:
     mark = f"{_AT_LEAST} " if step.lower_bound else ""
     return [
         "whole trace" if step.step is None else f"step {step.step}",
-        duration(step.wall_us / 1e6),
+        us(step.wall_us),
         *(f"{mark}{si(part)}" for part in (step.forward, step.backward, step.recompute, step.optimizer)),
         f"{mark}{si(_rate(step))}",
         *(value if value == "n/a" else f"{mark}{value}" for value in (percent(step.mfu), percent(step.hfu))),
@@ -86,7 +85,7 @@ def _rate(step: TracedStepFlops) -> float | None:
 def _operators(flops: TraceFlops, view: View) -> list[str]:
     if not flops.operators:
         return []
-    ordered = view.sorted(
+    shown = view.first(
         flops.operators,
         name=lambda row: row.operator,
         calls=lambda row: row.calls,
@@ -95,20 +94,20 @@ def _operators(flops: TraceFlops, view: View) -> list[str]:
         rate=lambda row: row.flops_per_sec,
         bytes=lambda row: row.bytes,
     )
-    rows = [_operator(row) for row in ordered[: view.rows]]
+    rows = [_operator(row) for row in shown]
     head = ["operator", "dtype", "calls", "FLOPs", "backward", "time", "FLOP/s", "of peak", "FLOP/byte", "attainable"]
     table = view.table(head, rows, least_width=6, left=(0, 1))
-    return ["", *table, *layout.and_more(len(flops.operators) - len(rows))]
+    return ["", *table, *view.more(flops.operators)]
 
 
 def _operator(row: OperatorFlops) -> list[str]:
     return [
-        layout.shortened_inside(row.operator, chars=_OPERATOR_CHARS),
+        layout.shortened_inside(row.operator, chars=OPERATOR_CHARS),
         row.dtype,
         plain(row.calls),
         si(row.forward + row.backward + row.recompute + row.optimizer),
         si(row.backward + row.recompute),
-        duration(None if row.time_us is None else row.time_us / 1e6),
+        us(row.time_us),
         si(row.flops_per_sec),
         percent(row.peak_share),
         plain(row.flops_per_byte),
@@ -119,18 +118,18 @@ def _operator(row: OperatorFlops) -> list[str]:
 def _kernels(flops: TraceFlops, view: View) -> list[str]:
     if not flops.kernels:
         return []
-    shown = view.sorted(
+    shown = view.first(
         flops.kernels,
         name=lambda row: row.name,
         calls=lambda row: row.calls,
         total=lambda row: row.time_us,
         flops=lambda row: row.flops + row.shared_flops,
         rate=lambda row: row.flops_per_sec,
-    )[: view.rows]
-    names = layout.shortened_apart([row.name for row in shown], chars=_NAME_CHARS)
+    )
+    names = layout.shortened_apart([row.name for row in shown], chars=NAME_CHARS)
     rows = [_kernel(row, name) for row, name in zip(shown, names, strict=True)]
     lines = ["", *view.table(["kernel", "calls", "time", "FLOPs", "FLOP/s", "of peak"], rows)]
-    lines += layout.and_more(len(flops.kernels) - len(rows))
+    lines += view.more(flops.kernels)
     if any(row.shared_flops for row in flops.kernels):
         lines += view.paragraph(
             "~: an operator's FLOPs, divided by time among the kernels in it that multiply, is an estimate."
@@ -148,7 +147,7 @@ def _kernel(row: KernelFlops, name: str) -> list[str]:
     return [
         name,
         plain(row.calls),
-        duration(row.time_us / 1e6),
+        us(row.time_us),
         f"{about}{si(row.flops + row.shared_flops)}",
         f"{about}{si(row.flops_per_sec)}",
         percent(row.peak_share) if row.peak_share is None else f"{about}{percent(row.peak_share)}",
@@ -159,12 +158,12 @@ def _uncounted(flops: TraceFlops, view: View) -> list[str]:
     if not flops.uncounted:
         return []
     rows = [
-        [layout.shortened_inside(row.name, chars=_OPERATOR_CHARS), plain(row.calls), row.reason]
-        for row in view.sorted(flops.uncounted, name=lambda row: row.name, calls=lambda row: row.calls)[: view.rows]
+        [layout.shortened_inside(row.name, chars=OPERATOR_CHARS), plain(row.calls), row.reason]
+        for row in view.first(flops.uncounted, name=lambda row: row.name, calls=lambda row: row.calls)
     ]
     lines = ["", *view.paragraph(f"Not counted, so that figures with {_AT_LEAST} are lower bounds:")]
     lines += view.table(["", "calls", "why"], rows, left=(0, 2))
-    return [*lines, *layout.and_more(len(flops.uncounted) - len(rows))]
+    return [*lines, *view.more(flops.uncounted)]
 
 
 def module_flops_head(flops: TraceFlops | None) -> list[str]:

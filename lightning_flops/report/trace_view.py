@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 from lightning_flops.report import layout
+from lightning_flops.schema.trace_steps import Durations
 
 SortKey = Literal["name", "calls", "total", "self", "mean", "max", "min", "flops", "rate", "bytes"]
 SORT_KEYS: tuple[str, ...] = get_args(SortKey)
 
 _Row = TypeVar("_Row")
+_DURATIONS = {"total": "total_us", "mean": "mean_us", "max": "max_us", "min": "min_us"}
+"""The keys that ``Durations`` has, and its fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +28,45 @@ class View:
     width: int | None = None
     """Of the terminal, in columns; None for no limit."""
 
-    def sorted(self, rows: Sequence[_Row], /, **keys: Callable[[_Row], Any]) -> list[_Row]:
+    def sorted(
+        self,
+        rows: Sequence[_Row],
+        /,
+        *,
+        durations: Callable[[_Row], Durations | None] | None = None,
+        **keys: Callable[[_Row], Any],
+    ) -> list[_Row]:
         """*rows* by what was asked for, the largest first, names by the alphabet; as they are if there is no such key.
 
         Args:
             rows: of a table.
-            keys: what a row has under each key that the table knows; None sorts last.
+            durations: what a row has under the keys ``total``, ``mean``, ``max`` and ``min``.
+            keys: what a row has under each other key that the table knows; None sorts last.
         """
+        if durations is not None and self.sort in _DURATIONS:
+            field = _DURATIONS[self.sort]
+            return sorted(rows, key=lambda row: -(getattr(durations(row), field, None) or 0.0))
         key = None if self.sort is None else keys.get(self.sort)
         if key is None:
             return list(rows)
         if self.sort == "name":
             return sorted(rows, key=lambda row: str(key(row)))
         return sorted(rows, key=lambda row: -(key(row) or 0.0))
+
+    def first(
+        self,
+        rows: Sequence[_Row],
+        /,
+        *,
+        durations: Callable[[_Row], Durations | None] | None = None,
+        **keys: Callable[[_Row], Any],
+    ) -> list[_Row]:
+        """Those of *rows* that are shown, as ``sorted``."""
+        return self.sorted(rows, durations=durations, **keys)[: self.rows]
+
+    def more(self, rows: Sequence[object]) -> list[str]:
+        """What stands below a table that does not show all of *rows*."""
+        return layout.and_more(0 if self.rows is None else len(rows) - self.rows)
 
     def table(
         self,
