@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import math
 import reprlib
 from array import array
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import (
     CollectiveArguments,
-    Lane,
-    LaunchShape,
     MemoryEvents,
     Trace,
     TraceFormatError,
 )
 from lightning_flops.analysis.trace.decoding import ABSENT, event_of
+from lightning_flops.analysis.trace.growing import (
+    Column,
+    finite,
+    fractions,
+    integers,
+    nanoseconds,
+    spread,
+    times,
+    whole_column,
+)
 from lightning_flops.analysis.trace.head import devices_of, place_in_run
-from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.interning import FOREIGN, Details, Kinds, Lanes, Numbers, bytes_of_text
 from lightning_flops.analysis.trace.names import (
     ELEMENT_BYTES,
-    KIND_OF_CATEGORY,
     Kind,
     host_collective,
     is_scope_written_as_operator,
 )
-from lightning_flops.analysis.trace.values import LARGEST_INTEGER, bytes_of, whole
+from lightning_flops.analysis.trace.values import bytes_of, launch_shape, text_of, value_of, whole
 from lightning_flops.records import RecordedInputs
 
 TEXTS_LIMIT_BYTES = 64 << 20
@@ -40,17 +45,8 @@ TEXTS_LIMIT_BYTES = 64 << 20
 DETAILS_LIMIT_BYTES = 64 << 20
 """Most bytes of all distinct shapes and call stacks of a trace. What comes beyond it is left out, with a note."""
 
-_LONGEST_US = 2**62 / 1000
-"""Sums of a time and a length stay below the largest integer of a column; 146 years."""
-
-_BYTES_OF_A_LANE = 400
 _CATEGORIES_NAMED = 5
-_FOREIGN = 255
-_Value = TypeVar("_Value", np.int8, np.int32, np.int64, np.float64)
-_Key = TypeVar("_Key", bound=Hashable)
-_Column = bytearray
-"""The values of a column; it grows in place, and leaves no holes behind as many small arrays would."""
-_Found = list[tuple[_Column, "array[Any]"]]
+_Found = list[tuple[Column, "array[Any]"]]
 """What a batch adds: a column and its new values."""
 
 
@@ -64,72 +60,7 @@ _RUNTIME = _mask(Kind.RUNTIME)
 _ON_DEVICE = _mask(*(kind for kind in Kind if kind >= Kind.KERNEL))
 _COMMUNICATES = _mask(Kind.ANNOTATION, *(kind for kind in Kind if kind >= Kind.KERNEL))
 _OF_TORCH = _mask(*Kind)
-_OF_OTHERS = _mask(_FOREIGN)
-
-
-class _Numbers(dict[_Key, int]):
-    """A number for each different key, in order of first appearance.
-
-    Args:
-        admit: is given each new key, and raises if there may be no more.
-    """
-
-    def __init__(self, admit: Callable[[_Key], None]) -> None:
-        super().__init__()
-        self._admit = admit
-
-    def __missing__(self, key: _Key) -> int:
-        self._admit(key)
-        self[key] = number = len(self)
-        return number
-
-
-class _Details(dict[_Key, int]):
-    """As ``_Numbers``, but once *room* says that there is none, new keys have no number, and their uses are counted."""
-
-    def __init__(self, room: Callable[[_Key], bool]) -> None:
-        super().__init__()
-        self._room = room
-        self.left_out = 0
-
-    def __missing__(self, key: _Key) -> int:
-        if not self._room(key):
-            self.left_out += 1
-            return ABSENT
-        self[key] = number = len(self)
-        return number
-
-
-class _Lanes(dict[tuple[Any, Any], int]):
-    """The number of a lane by process and thread as they are written."""
-
-    def __init__(self, keep: Callable[[int], None]) -> None:
-        super().__init__()
-        self._keep = keep
-        self.lanes: dict[Lane, int] = {}
-
-    def __missing__(self, key: tuple[Any, Any]) -> int:
-        # Old traces write a thread as a number in one event and as a text in the next.
-        lane = Lane(process=str(key[0]), thread=str(key[1]))
-        # The key, the lane and their texts, which the columns hold as numbers.
-        self._keep(_BYTES_OF_A_LANE + 2 * (_bytes_of_text(lane.process) + _bytes_of_text(lane.thread)))
-        self[key] = number = self.lanes.setdefault(lane, len(self.lanes))
-        return number
-
-
-class _Kinds(dict[str, int]):
-    """The kind of a category as it is written; ``_FOREIGN`` for one of another tool."""
-
-    def __init__(self, keep: Callable[[int], None]) -> None:
-        super().__init__()
-        self._keep = keep
-
-    def __missing__(self, category: str) -> int:
-        kind = KIND_OF_CATEGORY.get(category.lower())
-        if kind is None:
-            self._keep(_bytes_of_text(category))
-        self[category] = number = _FOREIGN if kind is None else int(kind)
-        return number
+_OF_OTHERS = _mask(FOREIGN)
 
 
 class TraceBuilder:
@@ -145,39 +76,39 @@ class TraceBuilder:
         self._clamped = 0
         self.foreign: dict[str, int] = {}
         self._texts_bytes = self._details_bytes = 0
-        self._kinds = _Kinds(self._keep)
-        self._names: _Numbers[str] = _Numbers(self._admit_name)
-        self._lanes = _Lanes(self._keep)
+        self._kinds = Kinds(self._keep)
+        self._names: Numbers[str] = Numbers(self._admit_name)
+        self._lanes = Lanes(self._keep)
         self._groups: dict[str, str] = {}
         self._rows = 0
-        self._name: _Column = bytearray()
-        self._lane: _Column = bytearray()
-        self._kind: _Column = bytearray()
-        self._start_us: _Column = bytearray()
-        self._duration_us: _Column = bytearray()
+        self._name: Column = bytearray()
+        self._lane: Column = bytearray()
+        self._kind: Column = bytearray()
+        self._start_us: Column = bytearray()
+        self._duration_us: Column = bytearray()
         # Of operators and scopes:
-        self._external_id: _Column = bytearray()
-        self._sequence: _Column = bytearray()
-        self._forward_thread: _Column = bytearray()
-        self._inputs: _Column = bytearray()
-        self._stack: _Column = bytearray()
-        self._input_texts: _Details[tuple[bytes, ...]] = _Details(self._has_room)
-        self._stack_texts: _Details[bytes] = _Details(self._has_room)
+        self._external_id: Column = bytearray()
+        self._sequence: Column = bytearray()
+        self._forward_thread: Column = bytearray()
+        self._inputs: Column = bytearray()
+        self._stack: Column = bytearray()
+        self._input_texts: Details[tuple[bytes, ...]] = Details(self._has_room)
+        self._stack_texts: Details[bytes] = Details(self._has_room)
         # Of runtime calls:
-        self._launch_correlation: _Column = bytearray()
+        self._launch_correlation: Column = bytearray()
         # Of device events:
-        self._correlation: _Column = bytearray()
-        self._device_external_id: _Column = bytearray()
-        self._device: _Column = bytearray()
-        self._stream: _Column = bytearray()
-        self._bytes: _Column = bytearray()
-        self._blocks: _Column = bytearray()
-        self._occupancy: _Column = bytearray()
-        self._launch_shape: _Column = bytearray()
-        self._launch_texts: _Details[tuple[Any, ...]] = _Details(self._has_room)
+        self._correlation: Column = bytearray()
+        self._device_external_id: Column = bytearray()
+        self._device: Column = bytearray()
+        self._stream: Column = bytearray()
+        self._bytes: Column = bytearray()
+        self._blocks: Column = bytearray()
+        self._occupancy: Column = bytearray()
+        self._launch_shape: Column = bytearray()
+        self._launch_texts: Details[tuple[Any, ...]] = Details(self._has_room)
         self._collectives: dict[int, CollectiveArguments] = {}
         # Of allocations: lane, time, bytes, kind of device, device, address, bytes allocated and reserved.
-        self._memory: tuple[_Column, ...] = tuple(bytearray() for _ in range(8))
+        self._memory: tuple[Column, ...] = tuple(bytearray() for _ in range(8))
 
     def add(self, events: Sequence[Any]) -> None:
         """Append what *events* say; an event of another tool is counted and left out.
@@ -224,7 +155,7 @@ class TraceBuilder:
     def _admit_name(self, name: str) -> None:
         if not isinstance(name, str):
             raise TypeError("name must be a text")
-        self._keep(_bytes_of_text(name))
+        self._keep(bytes_of_text(name))
 
     def _has_room(self, texts: bytes | tuple[Any, ...]) -> bool:
         parts = (texts,) if isinstance(texts, bytes) else texts
@@ -241,12 +172,12 @@ class TraceBuilder:
         if len(spans) < len(events):
             found += self._memory_columns([event for event in events if event.ph == "i" and event.name == "[memory]"])
         kinds = bytes(list(map(self._kinds.__getitem__, [span.cat for span in spans])))
-        if _FOREIGN in kinds:
+        if FOREIGN in kinds:
             for span in compress(spans, kinds.translate(_OF_OTHERS)):
                 if span.cat != "Trace":  # around the whole of old traces
                     self.foreign[span.cat] = self.foreign.get(span.cat, 0) + 1
             spans = list(compress(spans, kinds.translate(_OF_TORCH)))
-            kinds = kinds.translate(None, bytes([_FOREIGN]))
+            kinds = kinds.translate(None, bytes([FOREIGN]))
         found += self._span_columns(spans, kinds)
         for column, values in found:
             column += values
@@ -258,12 +189,12 @@ class TraceBuilder:
         found: _Found = [
             (self._name, array("i", list(map(self._names.__getitem__, [span.name for span in spans])))),
             (self._lane, self._lane_numbers(spans)),
-            (self._start_us, _times([span.ts for span in spans])),
-            (self._duration_us, _times([span.dur for span in spans])),
+            (self._start_us, times([span.ts for span in spans])),
+            (self._duration_us, times([span.dur for span in spans])),
         ]
         found += self._host_columns(list(compress(arguments, kinds.translate(_ON_HOST))))
         launches = compress(arguments, kinds.translate(_RUNTIME))
-        found.append((self._launch_correlation, _integers([one.correlation for one in launches])))
+        found.append((self._launch_correlation, integers([one.correlation for one in launches])))
         on_device = kinds.translate(_ON_DEVICE)
         if 1 in on_device:
             found += self._device_columns(list(compress(arguments, on_device)), list(compress(spans, on_device)))
@@ -278,8 +209,8 @@ class TraceBuilder:
     def _host_columns(self, arguments: list[Any]) -> _Found:
         found: _Found = [
             (self._external_id, _external_ids(arguments)),
-            (self._sequence, _integers([one.sequence for one in arguments])),
-            (self._forward_thread, _integers([one.forward_thread for one in arguments])),
+            (self._sequence, integers([one.sequence for one in arguments])),
+            (self._forward_thread, integers([one.forward_thread for one in arguments])),
         ]
         sizes = [one.input_sizes for one in arguments]
         if _is_written(sizes):
@@ -310,13 +241,13 @@ class TraceBuilder:
             strict=True,
         )
         return [
-            (self._correlation, _integers([one.correlation for one in arguments])),
+            (self._correlation, integers([one.correlation for one in arguments])),
             (self._device_external_id, _external_ids(arguments)),
-            (self._device, array("i", _integers(devices))),
-            (self._stream, _integers([one.stream for one in arguments])),
-            (self._bytes, _integers([one.copied_bytes for one in arguments])),
-            (self._blocks, _fractions([one.blocks_per_sm for one in arguments])),
-            (self._occupancy, _fractions([one.occupancy_percent for one in arguments])),
+            (self._device, array("i", integers(devices))),
+            (self._stream, integers([one.stream for one in arguments])),
+            (self._bytes, integers([one.copied_bytes for one in arguments])),
+            (self._blocks, fractions([one.blocks_per_sm for one in arguments])),
+            (self._occupancy, fractions([one.occupancy_percent for one in arguments])),
             (self._launch_shape, array("i", list(map(self._launch_texts.__getitem__, shapes)))),
         ]
 
@@ -324,13 +255,13 @@ class TraceBuilder:
         arguments = [event.args for event in events]
         values = (
             self._lane_numbers(events),
-            _times([event.ts for event in events]),
+            times([event.ts for event in events]),
             array("q", [int(one.allocated_bytes) for one in arguments]),
             array("q", [int(one.device_type) for one in arguments]),
             array("q", [int(one.device_index) for one in arguments]),
-            _integers([one.address for one in arguments]),
-            _integers([one.total_allocated for one in arguments]),
-            _integers([one.total_reserved for one in arguments]),
+            integers([one.address for one in arguments]),
+            integers([one.total_allocated for one in arguments]),
+            integers([one.total_reserved for one in arguments]),
         )
         return list(zip(self._memory, values, strict=True))
 
@@ -356,47 +287,47 @@ class TraceBuilder:
     def _once(self, text: str) -> str:
         """The one copy of *text*: thousands of calls name the same group, and the name may list thousands of ranks."""
         if text not in self._groups:
-            self._keep(_bytes_of_text(text))
+            self._keep(bytes_of_text(text))
         return self._groups.setdefault(text, text)
 
     def trace(self, metadata: Mapping[str, Any]) -> Trace:
         """The finished trace; the builder is used up."""
         names = tuple(self._names)
-        name, kind = _whole(self._name, np.int32), _whole(self._kind, np.int8)
+        name, kind = whole_column(self._name, np.int32), whole_column(self._kind, np.int8)
         host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
         runtime, device = kind == Kind.RUNTIME, kind >= Kind.KERNEL
         scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind) if names else kind
         if not (kind > Kind.PYTHON).any():
             raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
-        duration_ns = _nanoseconds(self._duration_us)
+        duration_ns = nanoseconds(self._duration_us)
         self._clamped = int((duration_ns < 0).sum())
-        recorded, inputs = self._recorded_inputs(), _spread(host, self._inputs, np.int32)
-        stacks = tuple(_text_of(text) for text in self._stack_texts)
+        recorded, inputs = self._recorded_inputs(), spread(host, self._inputs, np.int32)
+        stacks = tuple(text_of(text) for text in self._stack_texts)
         return Trace(
             source=self.source,
             names=names,
             lanes=tuple(self._lanes.lanes),
             name=name,
             kind=kind,
-            lane=_whole(self._lane, np.int32),
-            start_ns=_nanoseconds(self._start_us),
+            lane=whole_column(self._lane, np.int32),
+            start_ns=nanoseconds(self._start_us),
             duration_ns=np.maximum(duration_ns, 0, out=duration_ns),
-            correlation=_spread(runtime, self._launch_correlation, np.int64, device, self._correlation),
-            external_id=_spread(host, self._external_id, np.int64, device, self._device_external_id),
-            sequence=_spread(host, self._sequence, np.int64),
-            forward_thread=_spread(host, self._forward_thread, np.int64),
-            device=_spread(device, self._device, np.int32),
-            stream=_spread(device, self._stream, np.int64),
-            blocks_per_sm=_finite(_spread(device, self._blocks, np.float64, elsewhere=np.nan)),
-            occupancy_percent=_finite(_spread(device, self._occupancy, np.float64, elsewhere=np.nan)),
-            bytes=_spread(device, self._bytes, np.int64),
+            correlation=spread(runtime, self._launch_correlation, np.int64, device, self._correlation),
+            external_id=spread(host, self._external_id, np.int64, device, self._device_external_id),
+            sequence=spread(host, self._sequence, np.int64),
+            forward_thread=spread(host, self._forward_thread, np.int64),
+            device=spread(device, self._device, np.int32),
+            stream=spread(device, self._stream, np.int64),
+            blocks_per_sm=finite(spread(device, self._blocks, np.float64, elsewhere=np.nan)),
+            occupancy_percent=finite(spread(device, self._occupancy, np.float64, elsewhere=np.nan)),
+            bytes=spread(device, self._bytes, np.int64),
             inputs=inputs,
             recorded_inputs=recorded,
-            stack=_spread(host, self._stack, np.int32),
+            stack=spread(host, self._stack, np.int32),
             stacks=stacks,
-            launch_shape=_spread(device, self._launch_shape, np.int32),
-            launch_shapes=tuple(_launch_shape(*texts) for texts in self._launch_texts),
+            launch_shape=spread(device, self._launch_shape, np.int32),
+            launch_shapes=tuple(launch_shape(*texts) for texts in self._launch_texts),
             collectives=self._collectives | self._host_collectives(kind, name, inputs, recorded),
             memory=self._memory_events(),
             devices=devices_of(metadata.get("deviceProperties")),
@@ -406,7 +337,7 @@ class TraceBuilder:
         )
 
     def _recorded_inputs(self) -> tuple[RecordedInputs, ...]:
-        values = ([_value_of(text) for text in texts] for texts in self._input_texts)
+        values = ([value_of(text) for text in texts] for texts in self._input_texts)
         return tuple(
             RecordedInputs(dims=sizes, types=types or (), concrete=concrete, strides=strides)
             for sizes, types, concrete, strides in values
@@ -431,10 +362,10 @@ class TraceBuilder:
         if not self._memory[0]:
             return None
         lane, moments, *others = self._memory
-        size, device_type, device, address, allocated, reserved = (_whole(column, np.int64) for column in others)
+        size, device_type, device, address, allocated, reserved = (whole_column(column, np.int64) for column in others)
         return MemoryEvents(
-            lane=_whole(lane, np.int32),
-            time_ns=_nanoseconds(moments),
+            lane=whole_column(lane, np.int32),
+            time_ns=nanoseconds(moments),
             bytes=size,
             device_type=device_type.astype(np.int32),
             device=device.astype(np.int32),
@@ -474,95 +405,10 @@ class TraceBuilder:
         return tuple(notes)
 
 
-def _whole(column: _Column, dtype: type[_Value]) -> npt.NDArray[_Value]:
-    """All of *column*, without a copy."""
-    return np.frombuffer(column, dtype=dtype)
-
-
-def _spread(
-    rows: npt.NDArray[np.bool_],
-    column: _Column,
-    dtype: type[_Value],
-    other_rows: npt.NDArray[np.bool_] | None = None,
-    other_column: _Column | None = None,
-    *,
-    elsewhere: float = ABSENT,
-) -> npt.NDArray[_Value]:
-    """A column of the whole trace: the values in *rows*, and *elsewhere* in the others; the columns are emptied."""
-    spread = np.full(len(rows), elsewhere, dtype=dtype)
-    for where, values in ((rows, column), (other_rows, other_column)):
-        if where is not None and values:
-            spread[where] = _whole(values, dtype)
-            values.clear()
-    return spread
-
-
-def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    values[np.isinf(values)] = np.nan
-    return values
-
-
-def _times(times_us: list[Any]) -> array[float]:
-    """Times as they are written, in microseconds, which are checked."""
-    times = array("d", times_us)
-    latest = float(np.abs(times).max(initial=0.0))
-    if math.isnan(latest):
-        raise ValueError("it has no time")
-    if latest >= _LONGEST_US:
-        raise OverflowError("no time that a clock shows")
-    return times
-
-
-def _nanoseconds(times_us: _Column) -> Ints:
-    """Whole nanoseconds: files give microseconds with three decimals, so that sums are exact."""
-    times = _whole(times_us, np.float64)
-    whole_us = np.floor(times)
-    rest_ns = times - whole_us
-    rest_ns *= 1000
-    np.rint(rest_ns, out=rest_ns)
-    found: Ints = whole_us.astype(np.int64)
-    found *= 1000
-    found += rest_ns.astype(np.int64)
-    del times
-    times_us.clear()
-    return found
-
-
-def _integers(values: list[Any]) -> array[int]:
-    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
-    try:
-        return array("q", values)
-    except (TypeError, OverflowError):
-        return array("q", map(_integer, values))
-
-
-def _integer(value: Any) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return ABSENT
-    return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else ABSENT
-
-
-def _fractions(values: list[Any]) -> array[float]:
-    """Float arguments; NaN for one that the event does not have."""
-    try:
-        return array("d", values)
-    except (TypeError, OverflowError):
-        return array("d", map(_fraction, values))
-
-
-def _fraction(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return np.nan
-
-
 def _external_ids(arguments: list[Any]) -> array[int]:
-    numbers = _integers([one.external_id for one in arguments])
+    numbers = integers([one.external_id for one in arguments])
     if ABSENT in numbers:  # as older traces write it
-        older = _integers([one.old_external_id for one in arguments])
+        older = integers([one.old_external_id for one in arguments])
         numbers = array("q", (b if a == ABSENT else a for a, b in zip(numbers, older, strict=True)))
     return numbers
 
@@ -570,45 +416,6 @@ def _external_ids(arguments: list[Any]) -> array[int]:
 def _is_written(texts: list[Any]) -> bool:
     """Whether any of *texts* stands in the file; those that do not are one object."""
     return bool(texts) and not (texts.count(texts[0]) == len(texts) and not bytes(texts[0]))
-
-
-def _value_of(text: bytes) -> Any:
-    """The JSON value of *text*; None for no text, and for what Python cannot hold."""
-    try:
-        return json.loads(text) if text else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _text_of(text: bytes) -> str:
-    value = _value_of(text)
-    return value if isinstance(value, str) else ""
-
-
-def _launch_shape(grid: bytes, block: bytes, registers: Any, shared_memory: Any) -> LaunchShape:
-    return LaunchShape(
-        grid=_triple(_value_of(grid)),
-        block=_triple(_value_of(block)),
-        registers=_natural(registers),
-        shared_memory=_natural(shared_memory),
-    )
-
-
-def _triple(value: Any) -> tuple[int, int, int] | None:
-    """Three integers; None for anything else."""
-    if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
-        return None
-    return value[0], value[1], value[2]
-
-
-def _natural(value: Any) -> int | None:
-    number = whole(value)
-    return None if number is None or number < 0 else number
-
-
-def _bytes_of_text(text: str) -> int:
-    """About what *text* takes as the key of a dict; a character is at most 4 bytes."""
-    return 100 + (1 if text.isascii() else 4) * len(text)
 
 
 def _categories(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightning_flops.analysis.trace.columns import LaunchShape
 from lightning_flops.analysis.trace.names import ELEMENT_BYTES
 
 LARGEST_INTEGER = 2**63 - 1
@@ -45,3 +47,39 @@ def int64(column: array[int]) -> npt.NDArray[np.int64]:
 def int32(column: array[int]) -> npt.NDArray[np.int32]:
     """*column* without a copy."""
     return np.frombuffer(column, dtype=np.int32) if column else np.zeros(0, dtype=np.int32)
+
+
+def value_of(text: bytes) -> Any:
+    """The JSON value of *text*; None for no text, and for what Python cannot hold."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def text_of(text: bytes) -> str:
+    """The JSON text in *text*; empty for any other value."""
+    value = value_of(text)
+    return value if isinstance(value, str) else ""
+
+
+def launch_shape(grid: bytes, block: bytes, registers: Any, shared_memory: Any) -> LaunchShape:
+    """How a kernel was launched, as the file writes it."""
+    return LaunchShape(
+        grid=_triple(value_of(grid)),
+        block=_triple(value_of(block)),
+        registers=_natural(registers),
+        shared_memory=_natural(shared_memory),
+    )
+
+
+def _triple(value: Any) -> tuple[int, int, int] | None:
+    """Three integers; None for anything else."""
+    if not isinstance(value, list) or len(value) != 3 or not all(type(one) is int for one in value):
+        return None
+    return value[0], value[1], value[2]
+
+
+def _natural(value: Any) -> int | None:
+    number = whole(value)
+    return None if number is None or number < 0 else number

@@ -1,0 +1,108 @@
+"""Columns that grow by a batch at a time, and what becomes of them in the end."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_flops.analysis.trace.decoding import ABSENT
+from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.values import LARGEST_INTEGER
+
+_LONGEST_US = 2**62 / 1000
+"""Sums of a time and a length stay below the largest integer of a column; 146 years."""
+
+_Value = TypeVar("_Value", np.int8, np.int32, np.int64, np.float64)
+
+Column = bytearray
+"""The values of a column; it grows in place, and leaves no holes behind as many small arrays would."""
+
+
+def whole_column(column: Column, dtype: type[_Value]) -> npt.NDArray[_Value]:
+    """All of *column*, without a copy."""
+    return np.frombuffer(column, dtype=dtype)
+
+
+def spread(
+    rows: npt.NDArray[np.bool_],
+    column: Column,
+    dtype: type[_Value],
+    other_rows: npt.NDArray[np.bool_] | None = None,
+    other_column: Column | None = None,
+    *,
+    elsewhere: float = ABSENT,
+) -> npt.NDArray[_Value]:
+    """A column of the whole trace: the values in *rows*, and *elsewhere* in the others; the columns are emptied."""
+    spread = np.full(len(rows), elsewhere, dtype=dtype)
+    for where, values in ((rows, column), (other_rows, other_column)):
+        if where is not None and values:
+            spread[where] = whole_column(values, dtype)
+            values.clear()
+    return spread
+
+
+def finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """*values* with NaN for what is infinite."""
+    values[np.isinf(values)] = np.nan
+    return values
+
+
+def times(times_us: list[Any]) -> array[float]:
+    """Times as they are written, in microseconds, which are checked."""
+    times = array("d", times_us)
+    latest = float(np.abs(times).max(initial=0.0))
+    if math.isnan(latest):
+        raise ValueError("it has no time")
+    if latest >= _LONGEST_US:
+        raise OverflowError("no time that a clock shows")
+    return times
+
+
+def nanoseconds(times_us: Column) -> Ints:
+    """Whole nanoseconds: files give microseconds with three decimals, so that sums are exact."""
+    times = whole_column(times_us, np.float64)
+    whole_us = np.floor(times)
+    rest_ns = times - whole_us
+    rest_ns *= 1000
+    np.rint(rest_ns, out=rest_ns)
+    found: Ints = whole_us.astype(np.int64)
+    found *= 1000
+    found += rest_ns.astype(np.int64)
+    del times
+    times_us.clear()
+    return found
+
+
+def integers(values: list[Any]) -> array[int]:
+    """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError):
+        return array("q", map(_integer, values))
+
+
+def _integer(value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return ABSENT
+    return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else ABSENT
+
+
+def fractions(values: list[Any]) -> array[float]:
+    """Float arguments; NaN for one that the event does not have."""
+    try:
+        return array("d", values)
+    except (TypeError, OverflowError):
+        return array("d", map(_fraction, values))
+
+
+def _fraction(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
