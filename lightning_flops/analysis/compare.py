@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lightning_flops.analysis.advice_rules import STARVED
+from lightning_flops.analysis.compare_checks import contradiction_in
 from lightning_flops.analysis.compare_figures import EXACT, figure_difference
 from lightning_flops.analysis.compare_modules import Matches, match_modules
 from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, NO_WORK, CauseSums, Work, shared_out, split
@@ -70,7 +71,8 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
         sources: where they are from, for the report.
 
     Raises:
-        ComparisonError: the two cannot be compared: one has no timed step, or one run trains and the other does not.
+        ComparisonError: the two cannot be compared: one has no timed step, contradicts itself or has figures that no
+            float holds, or one run trains and the other does not.
         LightningFlopsError: numpy is not installed.
     """
     if importlib.util.find_spec("numpy") is None:
@@ -81,7 +83,10 @@ def compare_profiles(a: Profile, b: Profile, *, sources: tuple[str, str] = ("A",
             f"the steps cannot be compared: {sources[0]} is of a {a.context.loop} loop, {sources[1]} of a "
             f"{b.context.loop} loop"
         )
-    return _Comparing(run_a, run_b).result()
+    try:
+        return _Comparing(run_a, run_b).result()
+    except ArithmeticError:
+        raise ComparisonError("the steps cannot be compared: figures of theirs are beyond what floats hold") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,8 @@ class _Run:
         """*profile*, which must have been timed."""
         if profile.timing is None:
             raise ComparisonError(f"the steps cannot be compared: {source} has no timed step")
+        if contradiction := contradiction_in(profile, profile.timing):
+            raise ComparisonError(f"{source} cannot be compared, because it contradicts itself: {contradiction}")
         return cls(profile, profile.timing, source)
 
     def identity(self) -> ComparedRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from lightning_flops.schema.comparison import FigureDifference
@@ -37,6 +38,8 @@ def figure_difference(
         reason = f"not known in {which}" + (f": {words}" if words else "")
     elif not a and b:
         reason = "0 in A"
+    elif a and abs(b) / sys.float_info.max >= abs(a):
+        reason = "too far apart"
     else:
         ratio = b / a if a else 1.0
         ends = noise() if ratio != 1.0 or a else EXACT

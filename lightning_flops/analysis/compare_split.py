@@ -114,7 +114,7 @@ def logarithmic_mean(x: float, y: float) -> float:
         return 0.0
     off = (y - x) / (x + y)
     if abs(off) > _FAR:
-        return (y - x) / math.log(y / x)
+        return (y - x) / (math.log(y) - math.log(x))
     return (x + y) / 2 * (off / math.atanh(off) if abs(off) > _NEAR else 1 - off * off / 3)
 
 

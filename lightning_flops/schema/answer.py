@@ -97,11 +97,11 @@ def longest_modules(
         return _heaviest(timed, whole=tables.step_times.mean.wall_us * _SEC_PER_US, most=most), "traced step"
     if timed:
         return _heaviest(timed, whole=sum(timed.values()), most=most), "forward"
-    flops = {module.name: float(module.own.total) for module in modules}
+    flops = {module.name: module.own.total for module in modules}  # no float may hold them
     return _heaviest(flops, whole=sum(flops.values()) + profile.outside.total, most=most), "FLOPs"
 
 
-def _heaviest(weights: Mapping[str, float], *, whole: float, most: int) -> tuple[LongModule, ...]:
+def _heaviest(weights: Mapping[str, float] | Mapping[str, int], *, whole: float, most: int) -> tuple[LongModule, ...]:
     ordered = sorted((name for name, weight in weights.items() if weight), key=lambda name: -weights[name])
     return tuple(LongModule(name=name, share=weights[name] / whole) for name in ordered[:most] if whole)
 

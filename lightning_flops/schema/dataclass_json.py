@@ -26,6 +26,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 LONGEST_PROFILE = 1 << 28
 """Most characters of a profile that is read; one of a model with 1,000 modules and a traced step has a million."""
 
+_GREATEST = 1e100
+"""Greatest number that is read, integers apart, which have no limit."""
+
 _SHOWN_CHARS = 60
 _LINE_CHARS = 100
 
@@ -325,6 +328,8 @@ def _read_number(plain: Any) -> float:
         number = math.inf
     if not math.isfinite(number):
         _wrong("a finite number", plain)
+    if abs(number) > _GREATEST:  # the sum or the product of two would not be finite
+        _wrong(f"a number of at most {_GREATEST:g}", plain)
     return number
 
 

@@ -470,6 +470,48 @@ def test_what_cannot_be_compared_says_why() -> None:
     assert isinstance(caught.value, LightningFlopsError)
 
 
+def _with_a_short_part(profile: Profile) -> Profile:
+    assert profile.timing is not None
+    first, *others = profile.timing.parts
+    short = replace(first, steps_sec=first.steps_sec[:-1])
+    return replace(profile, timing=replace(profile.timing, parts=(short, *others)))
+
+
+def _with_a_part_twice(profile: Profile) -> Profile:
+    assert profile.timing is not None
+    first, *_ = profile.timing.parts
+    return replace(profile, timing=replace(profile.timing, parts=(first, first)))
+
+
+def _with_a_module_below_none(profile: Profile) -> Profile:
+    *others, last = profile.modules
+    return replace(profile, modules=(*others, replace(last, name="no.such")))
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (_with_a_short_part, r"timing.parts\[0\].steps_sec must have as many steps as timing.global_step.steps_sec"),
+        (_with_a_part_twice, r"timing.parts\[1\].name must be phases that no other part has"),
+        (_with_a_module_below_none, r"modules\[[0-9]+\] is below no module before it"),
+        (lambda profile: replace(profile, params=10**400), "figures of theirs are beyond what floats hold"),
+    ],
+    ids=["short", "twice", "below none", "huge"],
+)
+def test_a_file_that_contradicts_itself_is_not_compared(broken: Callable[[Profile], Profile], words: str) -> None:
+    read = Profile.from_json(broken(run()).to_json())  # each of its values may be in a file
+    with pytest.raises(ComparisonError, match=words):
+        compare_profiles(run(), read)
+
+
+def test_figures_that_are_too_far_apart_have_no_ratio() -> None:
+    few, many = (replace(run(), rates=replace(run().rates, samples_per_sec=samples)) for samples in (1e-300, 1e90))
+    comparison = compare_profiles(few, many)
+    found = figure(comparison, "samples_per_sec")
+    assert (found.ratio, found.reason) == (None, "too far apart")
+    assert Comparison.from_json(comparison.to_json()) == comparison
+
+
 def test_notes_of_the_runs_and_lower_bounds_are_told() -> None:
     a, b = run(notes=("Only A.", "Both.")), run(notes=("Both.",), variable=False)
     notes = compare_profiles(a, replace(b, lower_bound=True)).notes

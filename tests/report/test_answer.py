@@ -13,6 +13,7 @@ from lightning_flops.records import ModuleRecord, PhaseSeconds
 from lightning_flops.report.headline import MOST_LINES, _apportioned, answer_lines
 from lightning_flops.report.text import render_text
 from lightning_flops.schema.advice import Advice
+from lightning_flops.schema.answer import longest_modules
 from lightning_flops.schema.profile import Profile
 from tests.golden_files import golden
 from tests.report import windows
@@ -132,3 +133,17 @@ def test_modules_are_told_by_their_own_time_of_the_traced_step() -> None:
     answer = PROFILES["cpu"].answer
     assert answer.longest_of == "traced step"
     assert [(one.name, round(one.share * 22, 9)) for one in answer.longest] == [("fc1", 5.0), ("fc2", 5.0), ("", 1.5)]
+
+
+def test_flops_that_no_float_holds_have_shares() -> None:
+    profile = build_profile(windows.mlp_window(), config=ProfilerConfig())
+    huge = replace(
+        profile,
+        traced=None,
+        modules=tuple(
+            replace(module, times=None, own=replace(module.own, optimizer=10**400 if place == 1 else 0))
+            for place, module in enumerate(profile.modules)
+        ),
+    )
+    (longest, *_), of = longest_modules(huge, most=3)
+    assert (longest.name, round(longest.share, 3), of) == (profile.modules[1].name, 1.0, "FLOPs")
