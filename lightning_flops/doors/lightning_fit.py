@@ -77,7 +77,9 @@ class LightningFit:
         self._module = pl_module
         self._config = config
         self._engine = engine_of(trainer)
-        self._in_strategy_step = False
+        self._manual_steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+        self._left_open = 0
+        """Updates of manual optimization that had begun and not ended when the latest batch was done: they raised."""
         self._waits_since: float | None = None
         """When the fetch that runs began, if nobody but the monitor needs to know."""
         self._raw_updates = 0
@@ -246,15 +248,8 @@ class LightningFit:
         # is the optimizer's. In manual optimization it is the user's own forward and backward, or does nothing.
         around_closure, around_step = taps.part("forward" if manual else "other"), taps.part("optimizer")
 
-        def begins(*args: Any, **kwargs: Any) -> bool:
-            self._in_strategy_step = True
-            return True
-
-        def ends(_: bool) -> None:
-            self._in_strategy_step = False
-
         def make(step: Callable[..., Any]) -> Callable[..., Any]:
-            inside = taps.around(begins, ends)(around_step(step))
+            inside = around_step(step)
 
             def choose(_: Any, optimizer: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
                 if self._engine is not None and not self._engine.is_gradient_accumulation_boundary():
@@ -292,15 +287,20 @@ class LightningFit:
     def _raw_step_begins(self, *_: Any) -> None:
         # The hooks fire twice if a subclass's step calls its parent's, or if an optimizer wraps another one.
         self._raw_depth += 1
-        if self._raw_depth == 1 and not self._in_strategy_step:
+        if self._raw_depth == 1 and not self._in_lightnings_step():
             self.session.enter("optimizer")
 
     @guarded
     def _raw_step_ends(self, *_: Any) -> None:
         self._raw_depth -= 1
-        if self._raw_depth == 0 and not self._in_strategy_step:
+        if self._raw_depth == 0 and not self._in_lightnings_step():
             self._raw_updates += 1
             self.session.leave()
+
+    def _in_lightnings_step(self) -> bool:
+        """Whether Lightning's own wrapper of an optimizer runs, which counts the update itself."""
+        steps = self._manual_steps
+        return bool(steps.ready - steps.completed > self._left_open)
 
     # ---- events of the callback; these two are called for every batch of the run, and their caller catches errors
 
@@ -316,7 +316,9 @@ class LightningFit:
         steps = self._optimizer_steps()
         updates = steps - self._last_global_step + self._raw_updates
         self._last_global_step = steps
-        self._raw_updates = self._raw_depth = 0  # a step that raised, and was caught, did not fire its post hook
+        # A step that raised, and was caught, did not fire its post hook.
+        self._raw_updates = self._raw_depth = 0
+        self._left_open = self._manual_steps.ready - self._manual_steps.completed
         if self._hears_starts:
             self._consider_starts(batch)
         elif self.session.flops.wants_shapes:
