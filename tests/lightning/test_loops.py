@@ -110,7 +110,7 @@ def test_manual_optimization_with_two_optimizers(
         assert step.seconds == PhaseSeconds(forward=4.0, backward=backward, optimizer=16.0)
     # A bare loss.backward() runs where only the forward is seen: the two times are not told apart, and that is said.
     assert window.mixed_phases == (("forward", "backward") if raw else ())
-    # Steps outside of the window are known by as many updates as those in it, so all 8 have the FLOPs of the counted one.
+    # Steps outside of the window have as many updates as those in it, so all 8 have the FLOPs of the counted one.
     run = callback.throughput
     assert run is not None and (run.steps_counted, run.steps_predicted, run.steps_unknown) == (1, 7, 0)
     assert run.model_flops == 8 * batch_flops(times=2).total
