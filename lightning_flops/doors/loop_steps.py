@@ -38,6 +38,14 @@ _FEW_TOGETHER = 16
 _MOST_TOGETHER = 1024
 """Most batches of one step that may be fetched before its first forward, and are told apart."""
 
+_UNSEEN_WAIT = (
+    "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
+    "thread: it is in other."
+)
+_FEWER_FETCHED = (
+    "Fewer batches came from a torch DataLoader on the training thread than the steps computed on: some came from "
+    "elsewhere, or several are of one that was fetched. So the wait for data may not be seen whole: it is in other."
+)
 _SEVERAL_FETCHED = (
     "A loader delivered several batches before one forward, as where a generator fetches ahead or the loop passes over "
     "batches. Which of them a step computed on is not known: its shapes and samples may be those of a batch before or "
@@ -122,6 +130,11 @@ class LoopSteps:
         """The dtype that autocast computed in when the latest marked forward began; empty if it was off."""
         self._signs: set[str] = set()
         self._usual_signs: set[str] = set()
+
+    @property
+    def came_without_fetch(self) -> bool:
+        """The running batch came from no loader, but from the arguments of a forward."""
+        return self._batch is not None and not self._batch_is_fetched
 
     @property
     def half_done(self) -> bool:
@@ -462,10 +475,7 @@ class LoopSteps:
         # A loader may be one batch ahead, and have nothing to fetch in the last step of an epoch.
         if loaders.fetches + int(loaders.in_use) < self._batches_watched:
             recorder.cannot_tell_apart(("data_wait", "transfer", "other"))
-            session.notes.add_for_run(
-                "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the "
-                "training thread: it is in other."
-            )
+            session.notes.add_for_run(_FEWER_FETCHED if loaders.in_use else _UNSEEN_WAIT)
 
     def _enter_scope(self) -> None:
         self._session.window.enter_scope()

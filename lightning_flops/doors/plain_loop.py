@@ -56,6 +56,13 @@ _USUAL_STEP = bytes((FETCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDA
 _FACTS_OF_USUAL_STEP = sum(FACTS[kind] for kind in _USUAL_STEP)
 
 
+_ENDS_BETWEEN = (
+    "An optimizer made its update after the last one in the list, with which a step ends, and before another batch was "
+    "fetched: so steps end between two updates on one batch, and their samples may be those of two. Give the "
+    "optimizers in the order in which the loop updates them."
+)
+
+
 def _nobody() -> None:
     return None
 
@@ -322,11 +329,15 @@ class PlainLoop:
         if self.session.window.marking:
             self.session.leave()
         self._updates += 1
-        if not self._is_told and optimizer is self._optimizers[-1]:
-            if self._in_backward:  # hooks update each parameter as soon as it has its gradient
-                self._ends_after_backward = True
-            else:
-                self._step_ends()
+        if self._is_told:
+            return
+        if optimizer is not self._optimizers[-1]:
+            if self.loaders.in_use and self._steps.came_without_fetch and self._steps_done > self._steps_before:
+                self.session.notes.add_for_run(_ENDS_BETWEEN)
+        elif self._in_backward:  # hooks update each parameter as soon as it has its gradient
+            self._ends_after_backward = True
+        else:
+            self._step_ends()
 
     def _update_fails(self, _: Any, error: BaseException) -> None:
         self._updating = False

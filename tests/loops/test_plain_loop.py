@@ -204,6 +204,22 @@ def test_a_step_of_two_optimizers_ends_with_the_last(now: FakeNow, windows: list
     assert [(step.backward, step.optimizer) for step in seconds(windows)] == [(2 * BACKWARD_SEC, 2 * UPDATE_SEC)] * 2
 
 
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "turned round"])
+def test_optimizers_that_are_not_in_the_order_of_their_updates_are_told(in_order: bool, now: FakeNow) -> None:
+    critic, net = Net(now), Net(now)
+    optimizers = [SlowSGD(critic.parameters(), now), SlowSGD(net.parameters(), now)]
+    given = optimizers if in_order else optimizers[::-1]
+    with profile_training({"critic": critic, "net": net}, given, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            for model, optimizer in zip((critic, net), optimizers, strict=True):
+                loss_of(model(rows), now).backward()
+                optimizer.step()
+    notes = " ".join(profile_of(profiler).notes)
+    assert ("in the order in which the loop updates them" in notes) is not in_order
+    assert ("several are of one that was fetched" in notes) is not in_order
+    assert "did not come from a torch DataLoader" not in notes
+
+
 def test_several_forwards_before_one_backward(now: FakeNow, windows: list[Any]) -> None:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
