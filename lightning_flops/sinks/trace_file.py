@@ -104,13 +104,15 @@ def _with_args(lines: Iterable[bytes], texts: Mapping[bytes, bytes]) -> Iterator
 
 
 def _with_counters(lines: Iterable[bytes], counters: Sequence[CounterTrack], process: int) -> Iterator[bytes]:
-    """*lines* with the counters' events before torch's own, of which there is always one; their order means nothing."""
-    waiting = bool(counters)
+    """*lines* with the counters' events behind torch's own, of which there is always one: no other event moves."""
+    inside = False
     for line in lines:
+        if inside and counters and line.lstrip().startswith(b"]"):
+            inside = False
+            yield from (b",\n" + event for track in counters for event in _counter_events(track, process))
+            yield b"\n"
+        inside = inside or _EVENTS.search(line) is not None
         yield line
-        if waiting and _EVENTS.search(line):
-            waiting = False
-            yield from (event for track in counters for event in _counter_events(track, process))
 
 
 def _counter_events(track: CounterTrack, process: int) -> Iterator[bytes]:
@@ -119,4 +121,4 @@ def _counter_events(track: CounterTrack, process: int) -> Iterator[bytes]:
         moment = f"{time_ns // 1000}.{time_ns % 1000:03d}"
         # Six digits of a rate are more than a picture shows; bytes are exact.
         text = str(value) if isinstance(value, int) else f"{value:.6g}"
-        yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {moment}, "args": {{{unit}: {text}}}}},\n'.encode()
+        yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {moment}, "args": {{{unit}: {text}}}}}'.encode()

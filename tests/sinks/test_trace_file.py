@@ -92,8 +92,8 @@ def test_counters_are_events_of_their_own_and_change_no_other(tmp_path: Path) ->
     )  # fmt: skip
     text = Path(path).read_text(encoding="utf-8")
     found = json.loads(text)["traceEvents"]
-    assert found[3:] == others
-    assert found[:3] == [
+    assert found[:-3] == others  # where they were: some readers know events by their places
+    assert found[-3:] == [
         {"ph": "C", "name": "lightning_flops: memory allocated, host", "pid": 12, "ts": 10.001, "args": {"bytes": 7}},
         {
             "ph": "C",
@@ -104,6 +104,7 @@ def test_counters_are_events_of_their_own_and_change_no_other(tmp_path: Path) ->
         },
         {"ph": "C", "name": "lightning_flops: FLOP/s by operator", "pid": 12, "ts": 10, "args": {"FLOP/s": 1.23457e12}},
     ]
-    assert [line for line in text.splitlines() if '"ph": "C"' not in line] == plain.splitlines()
+    lines = [line for line in text.splitlines() if '"ph": "C"' not in line]
+    assert [line for line in lines if line != ","] == plain.splitlines()
     # What other readers take for work of torch has a length and a category.
-    assert not any({"dur", "cat", "tid"} & set(one) for one in found[:3])
+    assert not any({"dur", "cat", "tid"} & set(one) for one in found[-3:])
