@@ -16,8 +16,13 @@ PEAKS = {"float32": 1e12}
 
 def mm(start: float, length: float, **more: Any) -> Event:
     """A product of 10 x 10 matrices: 2000 FLOPs."""
-    shapes = {"Input Dims": [[10, 10], [10, 10]], "Input type": ["float", "float"], "Concrete Inputs": ["", ""]}
-    return operator("aten::mm", start, length, **shapes, **{"Input Strides": [[10, 1], [10, 1]]}, **more)
+    shapes: dict[str, Any] = {
+        "Input Dims": [[10, 10], [10, 10]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+        "Input Strides": [[10, 1], [10, 1]],
+    }
+    return operator("aten::mm", start, length, **shapes, **more)
 
 
 def tracks(
@@ -83,7 +88,7 @@ def test_a_part_of_a_step_has_the_counted_flops_over_its_time() -> None:
     }  # and no share of the peak, as that of float16 is not known
     both = tracks(*events, parts=parts, peaks={"float32": 1e12, "float16": 2e12})["share of peak by part of the step"]
     # 4000 / 1e12 + 2000 / 2e12 are 5 ns, of 20 us.
-    assert both[2] == (40, pytest.approx(0.025))
+    assert both[2][0] == 40 and both[2][1] == pytest.approx(0.025)
 
 
 def test_memory_has_what_is_allocated_and_reserved_of_each_device() -> None:
