@@ -161,6 +161,18 @@ def test_a_trace_without_shapes_has_flops_per_second_by_part_of_the_step(
     assert rate == pytest.approx(report.flops.forward / (forward["dur"] * 1e-6), rel=1e-4)
 
 
+def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ArithmeticError("no track")
+
+    monkeypatch.setattr("lightning_flops.session.results.counter_tracks_of", fail)
+    report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
+    assert report.notes == ("The kept trace has no counter tracks: no track.",)
+    assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
+
+
 def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:
     report = profile_of(trainer, new_net(root), trace_dir=f"memory://traces-{root}")
     assert report.traced is not None
