@@ -105,13 +105,19 @@ def _with_args(lines: Iterable[bytes], texts: Mapping[bytes, bytes]) -> Iterator
 
 def _with_counters(lines: Iterable[bytes], counters: Sequence[CounterTrack], process: int) -> Iterator[bytes]:
     """*lines* with the counters' events behind torch's own, of which there is always one: no other event moves."""
-    inside = False
+    if not counters:
+        yield from lines
+        return
+    inside, before = False, b""
     for line in lines:
-        if inside and counters and line.lstrip().startswith(b"]"):
+        text = line.strip()
+        # No event holds a list of objects: this one ends the list of events.
+        if inside and text.startswith(b"]") and before == b"}":
             inside = False
             yield from (b",\n" + event for track in counters for event in _counter_events(track, process))
             yield b"\n"
         inside = inside or _EVENTS.search(line) is not None
+        before = text.rpartition(b"\n")[2].strip() or before
         yield line
 
 
