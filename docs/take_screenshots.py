@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +28,9 @@ PAGES = {
     "tensorboard-text.png": ("#text", "", 1320),
 }
 """File, place within TensorBoard, the button to press there, and height of the picture."""
+
+TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "resnet50_num_workers_0.pt.trace.json.gz"
+"""Of a ResNet-50 on a V100, recorded by somebody else."""
 
 WIDTH = 1500
 FIRST_SCREEN = {"width": 1200, "height": 1050}
@@ -86,6 +90,18 @@ def take(browser: Any, logs: Path, folder: Path) -> None:
             page.close()
 
 
+def take_trace(browser: Any, folder: Path) -> None:
+    """Photograph the first screen of the page of a trace."""
+    with tempfile.TemporaryDirectory() as made:
+        written = Path(made) / "page.html"
+        command = [sys.executable, "-m", "lightning_flops", "trace", str(TRACE), "--html", str(written)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        page = browser.new_page(viewport=FIRST_SCREEN)
+        page.goto(written.as_uri())
+        page.locator("main[aria-busy=false] #provenance").wait_for()
+        page.screenshot(path=folder / "page-trace.png")
+
+
 def main() -> None:
     """Start a browser, photograph, stop it."""
     from playwright.sync_api import sync_playwright
@@ -99,6 +115,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:
             take(browser, options.logs, options.to)
+            take_trace(browser, options.to)
         finally:
             browser.close()
 

@@ -11,7 +11,17 @@ from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.analysis.module_names import with_those_above, with_those_below
 from lightning_flops.analysis.rates import mean, per_second, ratio
 from lightning_flops.errors import LightningFlopsError
-from lightning_flops.records import OUTSIDE, PhaseFlops, RunContext, StepSignature, TracedStepRecord, WindowRecord
+from lightning_flops.records import (
+    OUTSIDE,
+    CounterTrack,
+    PhaseFlops,
+    RecordedCall,
+    RecordedWork,
+    RunContext,
+    StepSignature,
+    TracedStepRecord,
+    WindowRecord,
+)
 from lightning_flops.schema.communication import CollectiveCalls
 from lightning_flops.schema.modules import ModuleTimes
 from lightning_flops.schema.trace import StepFilling, TracedPart, TracedStep, TraceReport
@@ -118,6 +128,36 @@ def _read(record: TracedStepRecord, context: RunContext, *, counted: Collection[
         # Some frameworks run their collectives all the same: a rank alone has nobody to wait for.
         return _Read(tables=replace(tables, overlap=None), parts=step_parts(trace), filling=filling, collectives=())
     return _Read(tables=tables, parts=step_parts(trace), filling=filling, collectives=collective_calls(trace))
+
+
+def counter_tracks_of(
+    record: TracedStepRecord,
+    window: WindowRecord,
+    *,
+    formulas: Callable[[RecordedCall], RecordedWork],
+    peaks: Mapping[str, float],
+) -> tuple[CounterTrack, ...]:
+    """Memory, FLOP/s and share of the peak over the time of a trace file; none where there is no file or no numpy.
+
+    Args:
+        record: the traced step.
+        window: whose step it is.
+        formulas: what a recorded call spent.
+        peaks: dense peak of the device in FLOP/s by dtype.
+
+    Raises:
+        LightningFlopsError: the file cannot be read.
+    """
+    if record.path is None or not can_read_traces():
+        return ()
+    from lightning_flops.analysis.trace import counter_tracks, flops_by_part, load_trace
+
+    trace = load_trace(record.path)
+    # Without the device's events the host's times are those of launches: no rate is made of them.
+    shows_work = trace.has_device or window.context.device_type == "cpu"
+    like_counted = not window.variable and record.signature == window.counted_steps[0].signature
+    parts = flops_by_part(window.flops.cells, steps=len(window.counted_steps)) if shows_work and like_counted else {}
+    return counter_tracks(trace, parts=parts, formulas=formulas if shows_work else None, peaks=peaks)
 
 
 def module_times(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from lightning_flops.report.layout import paragraph, rule, table, title
@@ -49,28 +50,60 @@ def render_law(report: LawReport) -> str:
 
 
 def law_lines(sums: Sequence[LawSum], names: Sequence[str]) -> list[str]:
-    """One line or more for each of *sums*: ``forward = B·(1,024·S + 64·S²)``."""
+    """The formulas, each wrapped to the report's width."""
+    return [line for formula in law_formulas(sums, names) for line in paragraph(formula, rest="    ")]
+
+
+def law_formulas(sums: Sequence[LawSum], names: Sequence[str]) -> list[str]:
+    """One formula for each of *sums*: ``forward = B·(1,024·S + 64·S²)``."""
     letters = letters_of(names)
     several = len({one.dtype for one in sums}) > 1
-    lines = []
+    found = []
     for one in sums:
         label = f"{one.bucket.replace('_', ' ')} ({one.dtype})" if several else one.bucket.replace("_", " ")
-        lines += paragraph(f"{label} = {_sum(one.terms, letters)}", rest="    ")
-    return lines
+        found.append(f"{label} = {_sum(one.terms, letters)}")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLawWords:
+    """The law of a run's steps in words."""
+
+    formulas: tuple[str, ...]
+    """One for each bucket."""
+    support: str
+    """For which sizes it is used, and what it rests on."""
+    length: str
+    """The size that steps are told apart by."""
+
+
+def step_law_words(law: StepLaw) -> StepLawWords:
+    """*law* in words, for any report."""
+    names = [one.name for one in law.variables]
+    return StepLawWords(
+        formulas=tuple(law_formulas(law.sums, names)),
+        support=(
+            f"Used for {' and '.join(map(range_text, law.variables))}. It rests on {plain(law.counted)} counted "
+            f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
+        ),
+        length=next((one for one in names if one != "B"), "B"),
+    )
+
+
+def no_law_sentence(why_none: str | None) -> str:
+    """Why a run whose sizes varied has no law; empty where nothing gave reason to look for one."""
+    return "" if why_none in (None, "", NO_STEP_TIMED, NO_OTHER_SIZE) else f"No law of the FLOPs: {why_none}."
 
 
 def step_law_lines(law: StepLaw | None, *, why_none: str) -> list[str]:
     """The law of a run's steps in words, and its steps by length; *why_none*, if there is none and sizes varied."""
     if law is None:
-        return [] if why_none in ("", NO_STEP_TIMED, NO_OTHER_SIZE) else paragraph(f"No law of the FLOPs: {why_none}.")
-    names = [one.name for one in law.variables]
+        return paragraph(no_law_sentence(why_none))
+    words = step_law_words(law)
     lines = [
         "FLOPs of a batch by its sizes:",
-        *(f"  {each}" for each in law_lines(law.sums, names)),
-        *paragraph(
-            f"Used for {' and '.join(map(range_text, law.variables))}. It rests on {plain(law.counted)} counted "
-            f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
-        ),
+        *(f"  {line}" for formula in words.formulas for line in paragraph(formula, rest="    ")),
+        *paragraph(words.support),
     ]
     if not law.lengths:
         return lines
@@ -85,8 +118,7 @@ def step_law_lines(law: StepLaw | None, *, why_none: str) -> list[str]:
         ]
         for row in law.lengths
     ]
-    name = next(one for one in names if one != "B")
-    return [*lines, *table([f"length ({name})", "of the steps", "model FLOPs", "step", "MFU"], rows)]
+    return [*lines, *table([f"length ({words.length})", "of the steps", "model FLOPs", "step", "MFU"], rows)]
 
 
 def letters_of(names: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_flops.analysis.profile import build_profile
-from lightning_flops.analysis.traced_step import build_traced_step, with_files
+from lightning_flops.analysis.traced_step import build_traced_step, counter_tracks_of, with_files
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_args import module_args
 from lightning_flops.schema.trace import TracedStep
 from lightning_flops.sinks.trace_file import keep_trace
@@ -15,7 +16,7 @@ from lightning_flops.text.printable import package_logger
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.records import MemoryRecord, RunFacts, WindowRecord
+    from lightning_flops.records import CounterTrack, MemoryRecord, RunFacts, WindowRecord
     from lightning_flops.schema.profile import Profile
     from lightning_flops.schema.throughput import ThroughputSummary
 
@@ -109,9 +110,21 @@ def _with_kept_traces(profile: Profile, window: WindowRecord, folder: str, *, wa
             continue
         # The rates are those of the one trace that was analysed.
         args = module_args(profile) if traced is not None and record.index == traced.index else {}
+        counters: tuple[CounterTrack, ...] = ()
+        try:
+            counters = counter_tracks_of(record, window, formulas=recorded_work, peaks=profile.peaks_flops_per_sec)
+        except Exception as error:  # a trace without them is still a trace
+            logger.debug("the counter tracks of a trace could not be made", exc_info=True)
+            notes.append(f"The kept trace has no counter tracks: {error}.")
         try:
             files[record.index] = keep_trace(
-                record.path, folder, rank=window.context.rank, step=record.index, module_args=args
+                record.path,
+                folder,
+                rank=window.context.rank,
+                step=record.index,
+                module_args=args,
+                counters=counters,
+                process=record.process,
             )
         except OSError as error:
             notes.append(f"The trace was not kept: {error}.")

@@ -1,16 +1,17 @@
-"""Keeps the trace file of one step, so written that viewers show modules and phases as the user's annotations."""
+"""Keeps the trace file of one step, so written that viewers show modules and phases, and figures over time above."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.trace_marks import PREFIXES, module_mark
 from lightning_flops.sinks.file import free_path, write_file
 
 if TYPE_CHECKING:
+    from lightning_flops.records import CounterTrack
     from lightning_flops.report.trace_args import ModuleArgs
 
 # torch records the fast marks as operators. In its trace files the category stands before the name, and "args" opens on
@@ -21,9 +22,23 @@ _NAME = re.compile(
 _CATEGORY = re.compile(rb'"cat": "cpu_op"(?=,\s*' + _NAME.pattern + b")")
 _ANNOTATION = b'"cat": "user_annotation"'
 _ARGS = re.compile(rb'"args": \{')
+_EVENTS = re.compile(rb'"traceEvents": \[\s*$')
+
+COUNTER = "lightning_flops: "
+"""How the name of every track that we add begins. No event of torch's is called so, and none of ours has a length: what
+adds up events finds nothing new in a kept file."""
 
 
-def keep_trace(path: str, folder: str, *, rank: int, step: int, module_args: ModuleArgs) -> str:
+def keep_trace(
+    path: str,
+    folder: str,
+    *,
+    rank: int,
+    step: int,
+    module_args: ModuleArgs,
+    counters: Sequence[CounterTrack] = (),
+    process: int = 0,
+) -> str:
     """Copy a trace file that torch wrote, marks turned into annotations, and say where it lies now.
 
     Args:
@@ -32,12 +47,14 @@ def keep_trace(path: str, folder: str, *, rank: int, step: int, module_args: Mod
         rank: the rank it is of.
         step: the step it is of.
         module_args: what the marks of each module say of it, beside what torch wrote there.
+        counters: figures over time, on the file's clock.
+        process: the number of the process, under which viewers show them.
 
     Raises:
         OSError: it cannot be read or written; the message names the file.
     """
     target = free_path(f"{folder.rstrip('/')}/rank{rank}_step{step}.pt.trace.json")
-    write_file(target, _kept(path, _texts(module_args)))
+    write_file(target, _with_counters(_kept(path, _texts(module_args)), counters, process))
     return target
 
 
@@ -84,3 +101,30 @@ def _with_args(lines: Iterable[bytes], texts: Mapping[bytes, bytes]) -> Iterator
                 line = line[:place] + waiting + comma + line[place:]
                 waiting, opened = None, False
         yield line
+
+
+def _with_counters(lines: Iterable[bytes], counters: Sequence[CounterTrack], process: int) -> Iterator[bytes]:
+    """*lines* with the counters' events behind torch's own, of which there is always one: no other event moves."""
+    if not counters:
+        yield from lines
+        return
+    inside, before = False, b""
+    for line in lines:
+        text = line.strip()
+        # No event holds a list of objects: this one ends the list of events.
+        if inside and text.startswith(b"]") and before == b"}":
+            inside = False
+            yield from (b",\n" + event for track in counters for event in _counter_events(track, process))
+            yield b"\n"
+        inside = inside or _EVENTS.search(line) is not None
+        before = text.rpartition(b"\n")[2].strip() or before
+        yield line
+
+
+def _counter_events(track: CounterTrack, process: int) -> Iterator[bytes]:
+    name, unit = json.dumps(COUNTER + track.name), json.dumps(track.unit)
+    for time_ns, value in zip(track.times_ns, track.values, strict=True):
+        moment = f"{time_ns // 1000}.{time_ns % 1000:03d}"
+        # Six digits of a rate are more than a picture shows; bytes are exact.
+        text = str(value) if isinstance(value, int) else f"{value:.6g}"
+        yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {moment}, "args": {{{unit}: {text}}}}}'.encode()

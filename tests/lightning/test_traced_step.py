@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops import FlopsProfilerCallback, Profile
-from lightning_flops.analysis.trace import load_trace
+from lightning_flops.analysis.trace import analyze_trace, load_trace
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.text import render_text
 from tests.lightning.nets import BATCH, HIDDEN, IN, OUT, loader, new_gan, new_net
 
@@ -102,6 +105,72 @@ def test_the_trace_is_kept_with_modules_and_phases_as_annotations(
     assert "operator  " in text and "size increase" in text
     assert "net.0.linear" in text[text.index("size increase") :]
     assert "activations that a forward keeps, with its outputs:" in text and "(of the traced step)" in text
+
+
+def test_a_kept_trace_has_counter_tracks_and_is_read_to_the_same_figures(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    report = profile_of(trainer, new_net(root), trace_dir=tmp_path, record_shapes=True, profile_memory=True)
+    assert report.traced is not None and report.traced.tables is not None and report.notes == ()
+    (file,) = report.traced.files
+    written = json.loads(Path(file).read_text())
+    counters = [event for event in written["traceEvents"] if event["ph"] == "C"]
+    tracks: dict[str, list[tuple[float, float]]] = {}
+    for event in counters:
+        assert event["name"].startswith("lightning_flops: ") and event["pid"] == os.getpid()
+        (value,) = event["args"].values()
+        tracks.setdefault(event["name"].removeprefix("lightning_flops: "), []).append((event["ts"], value))
+    assert tracks.keys() == {
+        *("FLOP/s by operator", "share of peak by operator", "memory allocated, host"),
+        *("FLOP/s by part of the step", "share of peak by part of the step"),
+    }
+    # A rate times its time is FLOPs: those of the step, whoever spends them.
+    for how in ("by operator", "by part of the step"):
+        points = tracks[f"FLOP/s {how}"]
+        flops = sum(value * (later[0] - time) * 1e-6 for (time, value), later in zip(points, points[1:], strict=False))
+        assert flops == pytest.approx(report.flops.hardware, rel=1e-4) and points[-1][1] == 0
+        shares = [value for _, value in tracks[f"share of peak {how}"]]
+        assert shares == pytest.approx([100 * value / 1e12 for _, value in points], rel=1e-4)
+    curves = report.traced.tables.memory_curves
+    assert curves is not None
+    assert max(value for _, value in tracks["memory allocated, host"]) == curves[0].peak_bytes
+    # Without them the file gives the same figures.
+    written["traceEvents"] = [event for event in written["traceEvents"] if event["ph"] != "C"]
+    (tmp_path / "without.json").write_text(json.dumps(written))
+    with_them, without = (
+        replace(analyze_trace(load_trace(path), formulas=recorded_work), source="")
+        for path in (file, tmp_path / "without.json")
+    )
+    assert with_them == without and with_them.flops is not None
+
+
+def test_a_trace_without_shapes_has_flops_per_second_by_part_of_the_step(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
+    assert report.traced is not None and report.notes == ()
+    events = json.loads(Path(report.traced.files[0]).read_text())["traceEvents"]
+    counters = [event for event in events if event["ph"] == "C"]
+    assert {event["name"].removeprefix("lightning_flops: ") for event in counters} == {
+        *("FLOP/s by part of the step", "share of peak by part of the step"),
+    }
+    (forward,) = (event for event in events if event["name"] == "phase: forward")
+    (rate,) = (
+        event["args"]["FLOP/s"] for event in counters if event["ts"] == forward["ts"] and "FLOP/s" in event["args"]
+    )
+    assert rate == pytest.approx(report.flops.forward / (forward["dur"] * 1e-6), rel=1e-4)
+
+
+def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
+    root: str, trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ArithmeticError("no track")
+
+    monkeypatch.setattr("lightning_flops.session.results.counter_tracks_of", fail)
+    report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
+    assert report.notes == ("The kept trace has no counter tracks: no track.",)
+    assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
 
 
 def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from lightning_flops.records import CounterTrack
 from lightning_flops.sinks.trace_file import keep_trace
+from tests.analysis.trace_events import kernel, launch, operator
 
 ARGS = {"forward FLOPs of a step": 12, "forward FLOP/s": 3.5}
 
@@ -76,3 +78,63 @@ def test_a_mark_without_args_gives_them_to_nobody(tmp_path: Path) -> None:
     bare = '  {\n    "ph": "X", "cat": "cpu_op", "name": "module: fc1", "ts": 1, "dur": 2\n  },\n'
     _, (_, other) = kept(tmp_path, bare + event("aten::mm", '\n      "External id": 3\n    }'), {"fc1": ARGS})
     assert other["args"] == {"External id": 3}
+
+
+MEMORY = CounterTrack(name="memory allocated, host", unit="bytes", times_ns=(10_001, 2_000_000_500), values=(7, 0))
+RATE = CounterTrack(name="FLOP/s by operator", unit="FLOP/s", times_ns=(10_000,), values=(1.23456789e12,))
+
+
+def test_counters_are_events_of_their_own_and_change_no_other(tmp_path: Path) -> None:
+    events = event("module: fc1", '\n      "External id": 3\n    }') + event("aten::mm", "\n    }")
+    plain, others = kept(tmp_path, events, {"fc1": ARGS})
+    path = keep_trace(
+        str(tmp_path / "from.json"), str(tmp_path / "to"), rank=0, step=8, module_args={"fc1": ARGS},
+        counters=[MEMORY, RATE], process=12,
+    )  # fmt: skip
+    text = Path(path).read_text(encoding="utf-8")
+    found = json.loads(text)["traceEvents"]
+    assert found[:-3] == others  # where they were: some readers know events by their places
+    assert found[-3:] == [
+        {"ph": "C", "name": "lightning_flops: memory allocated, host", "pid": 12, "ts": 10.001, "args": {"bytes": 7}},
+        {
+            "ph": "C",
+            "name": "lightning_flops: memory allocated, host",
+            "pid": 12,
+            "ts": 2000000.5,
+            "args": {"bytes": 0},
+        },
+        {"ph": "C", "name": "lightning_flops: FLOP/s by operator", "pid": 12, "ts": 10, "args": {"FLOP/s": 1.23457e12}},
+    ]
+    lines = [line for line in text.splitlines() if '"ph": "C"' not in line]
+    assert [line for line in lines if line != ","] == plain.splitlines()
+    # What other readers take for work of torch has a length and a category.
+    assert not any({"dur", "cat", "tid"} & set(one) for one in found[-3:])
+
+
+def test_torchs_own_reader_of_traces_sees_no_counter(tmp_path: Path) -> None:
+    reader = pytest.importorskip("torch._inductor.analysis.profile_analysis")
+    identity = {"External id": 7}
+    shapes: dict[str, Any] = {
+        "Input Dims": [[64, 32], [32, 16]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+        "Input Strides": [[32, 1], [16, 1]],
+    }
+    events = [
+        operator("aten::mm", 0, 30, **identity, **shapes),
+        launch(1, 5),
+        kernel(1, 10, 20, name="gemm", **identity),
+    ]
+    devices = [{"id": 0, "name": "NVIDIA H100", "numSms": 132}]
+    file = tmp_path / "from.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": devices, "traceEvents": events}, indent=1))
+    found = []
+    for number, counters in enumerate(([], [MEMORY, RATE])):
+        path = keep_trace(str(file), str(tmp_path), rank=0, step=number, module_args={}, counters=counters, process=1)
+        profile = reader.JsonProfile(path, "this run", dtype="float32")
+        profile.augment_trace()
+        read = [one for one in profile.data["traceEvents"] if one["ph"] != "C"]
+        found.append((read, len(profile.data["traceEvents"]), profile.report()))
+    (plain, several, said), (counted, more, same) = found
+    assert plain == counted and said == same and more == several + 3
+    assert plain[-1]["args"]["kernel_flop"] == 2 * 64 * 32 * 16  # it found what it looks for

@@ -6,6 +6,8 @@ it. Times are in microseconds, as in the file; what a trace does not contain is 
 """
 
 from lightning_flops.analysis.trace.compare import compare_traces as compare_traces
+from lightning_flops.analysis.trace.counters import counter_tracks as counter_tracks
+from lightning_flops.analysis.trace.counters import flops_by_part as flops_by_part
 from lightning_flops.analysis.trace.files import analyze_each as analyze_each
 from lightning_flops.analysis.trace.files import analyze_files as analyze_files
 from lightning_flops.analysis.trace.filling import step_filling as step_filling

@@ -310,7 +310,7 @@ def trace_flops(trace: Trace, formulas: Formulas, modules: ModuleTable | None = 
     if not (trace.inputs >= 0).any() or not len(trace.links.operators):
         return None
     counted = count_trace(trace, formulas)
-    calls = _Calls(trace, counted)
+    calls = CountedCalls(trace, counted)
     kernels_alone = _kernels_alone(trace, counted)
     uncounted = _uncounted(trace, counted, kernels_alone)
     return TraceFlops(
@@ -329,7 +329,7 @@ def trace_flops(trace: Trace, formulas: Formulas, modules: ModuleTable | None = 
     )
 
 
-class _Calls:
+class CountedCalls:
     """The calls that count, a column for each property, and the device that ran them."""
 
     def __init__(self, trace: Trace, counted: Counted) -> None:
@@ -398,7 +398,7 @@ def step_of(trace: Trace, moments_ns: Ints) -> Ints:
     return np.where(inside, index, -1).astype(np.int64)
 
 
-def _steps(trace: Trace, calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
+def _steps(trace: Trace, calls: CountedCalls, uncounted: Ints) -> tuple[TracedStepFlops, ...]:
     incomplete = set(step_of(trace, trace.start_ns[uncounted]).tolist())
     wall_ns = trace.steps.end_ns - trace.steps.start_ns
     model = calls.parts[FlopPart.FORWARD] + calls.parts[FlopPart.BACKWARD]
@@ -424,14 +424,14 @@ def _steps(trace: Trace, calls: _Calls, uncounted: Ints) -> tuple[TracedStepFlop
     return tuple(found)
 
 
-def _by_dtype(calls: _Calls, flops: Ints, here: npt.NDArray[np.bool_]) -> dict[str, int]:
+def _by_dtype(calls: CountedCalls, flops: Ints, here: npt.NDArray[np.bool_]) -> dict[str, int]:
     return {
         calls.dtypes[index]: int(flops[here & (calls.dtype == index)].sum())
         for index in np.unique(calls.dtype[here]).tolist()
     }
 
 
-def _operators(calls: _Calls) -> tuple[OperatorFlops, ...]:
+def _operators(calls: CountedCalls) -> tuple[OperatorFlops, ...]:
     counted = calls.counted
     names = tuple(dict.fromkeys(calls.operators))
     places = {name: place for place, name in enumerate(names)}
@@ -475,7 +475,7 @@ def _operators(calls: _Calls) -> tuple[OperatorFlops, ...]:
     return tuple(sorted(found, key=lambda row: (-(row.time_us or 0.0), row.operator, row.dtype)))
 
 
-def _kernels(trace: Trace, calls: _Calls) -> tuple[KernelFlops, ...]:
+def _kernels(trace: Trace, calls: CountedCalls) -> tuple[KernelFlops, ...]:
     """FLOPs of each kernel: an operator's are those of the kernels in it whose names say that they multiply.
 
     Where there are several, such as both halves of a convolution's backward, they are divided by time. Where no name
@@ -523,7 +523,7 @@ def _kernels(trace: Trace, calls: _Calls) -> tuple[KernelFlops, ...]:
     return tuple(sorted(found, key=lambda row: (-row.time_us, row.name)))
 
 
-def _owners(trace: Trace, calls: _Calls) -> Ints:
+def _owners(trace: Trace, calls: CountedCalls) -> Ints:
     """For each call the index of the module that owns it; below zero where none does, as in an optimizer."""
     frames = trace.frames
     if frames is None:
@@ -532,7 +532,7 @@ def _owners(trace: Trace, calls: _Calls) -> Ints:
     return np.where(frame >= 0, frames.owner[np.maximum(frame, 0)], -1).astype(np.int64)
 
 
-def _modules(trace: Trace, calls: _Calls, table: ModuleTable) -> tuple[TracedModuleFlops, ...]:
+def _modules(trace: Trace, calls: CountedCalls, table: ModuleTable) -> tuple[TracedModuleFlops, ...]:
     frames = trace.frames
     if frames is None:
         return ()

@@ -86,6 +86,6 @@ function deviceWords({ device_metrics: metrics, flops }: TraceReport): string {
 }
 
 function modulesWords({ modules }: TraceReport): string {
-  if (modules === null) return "none in the trace (with_stack=True or with_modules=True shows them)";
+  if (modules === null) return "none in the trace (with_stack=True shows them)";
   return `${plain(modules.rows.length)}, timed on the ${modules.clock}`;
 }
