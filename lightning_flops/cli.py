@@ -636,8 +636,6 @@ def _compared(options: argparse.Namespace) -> tuple[Comparison | TraceComparison
 
     traces = [traces_at(path) for path in (options.a, options.b)]
     if traces[0] is not None and traces[1] is not None:
-        if options.html is not None:
-            raise LightningFlopsError("--html shows two profiles compared; of traces, --json has the whole comparison")
         return _compared_traces(options, traces[0], traces[1])
     from lightning_flops.analysis.compare import compare_profiles
     from lightning_flops.report.compare_text import render_comparison
@@ -657,6 +655,7 @@ def _compared_traces(
 ) -> tuple[TraceComparison, str, str]:
     from lightning_flops.analysis.compare import NEEDS_NUMPY
     from lightning_flops.report.compare_traces_text import render_trace_comparison
+    from lightning_flops.report.html_page import render_trace_comparison_page
     from lightning_flops.sinks.progress import ProgressLine
 
     if importlib.util.find_spec("numpy") is None:
@@ -674,8 +673,10 @@ def _compared_traces(
         )
     finally:
         progress.end()
-    comparison = compare_traces(analyzed[: len(a)], analyzed[len(a) :], sources=(options.a, options.b))
-    return comparison, render_trace_comparison(comparison, width=_terminal_width()), ""
+    sources = (options.a, options.b)
+    comparison = compare_traces(analyzed[: len(a)], analyzed[len(a) :], sources=sources)
+    page = "" if options.html is None else render_trace_comparison_page(comparison, sources=sources)
+    return comparison, render_trace_comparison(comparison, width=_terminal_width()), page
 
 
 def _why_not_both_kinds(trace: str, profile: Profile, source: str) -> str:

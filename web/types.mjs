@@ -16,7 +16,9 @@ function withoutWordsBesideReferences(value) {
 
 const schema = withoutWordsBesideReferences(JSON.parse(await readFile(`${here}../docs/profile.schema.json`, "utf8")));
 // Of all that is written, what the page reads.
-schema.oneOf = ["Profile", "Comparison", "TracesReport"].map((name) => ({ $ref: `#/$defs/${name}` }));
+schema.oneOf = ["Profile", "Comparison", "TracesReport", "TraceComparison"].map((name) => ({
+  $ref: `#/$defs/${name}`,
+}));
 const types = await compile(schema, "Written", {
   bannerComment:
     "// Written by types.mjs from docs/profile.schema.json; change the dataclasses in lightning_flops/schema.",

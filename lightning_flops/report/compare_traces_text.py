@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.compare_words import Scale, difference_sentence, figure_lines, setting_lines
 from lightning_flops.report.layout import and_more, shortened_apart
-from lightning_flops.report.trace_view import View
+from lightning_flops.report.trace_view import WHOLE, View
 from lightning_flops.schema.trace_comparison import (
     ComparedTraces,
     TableName,
@@ -57,6 +57,12 @@ def render_trace_comparison(
     return page(_Report(comparison, View(rows=rows, width=width)).lines())
 
 
+def trace_comparison_headline(comparison: TraceComparison) -> str:
+    """The difference, and what of it is beyond noise."""
+    report = _Report(comparison, WHOLE)
+    return " ".join([report.sentence(), *report.named()])
+
+
 class _Report:
     """Writes one comparison, all times in the unit that fits its step."""
 
@@ -74,8 +80,8 @@ class _Report:
         if comparison.settings:
             yield from setting_lines(comparison.settings)
         yield ""
-        yield from view.paragraph(self._sentence())
-        yield from self._named()
+        yield from view.paragraph(self.sentence())
+        yield from (line for words in self.named() for line in view.paragraph(words))
         yield from self._parts()
         if comparison.ranks:
             yield from ["", view.title("By rank"), *self._table("step of", comparison.ranks)]
@@ -86,7 +92,8 @@ class _Report:
         yield from ["", *self._notes()]
         yield view.rule()
 
-    def _sentence(self) -> str:
+    def sentence(self) -> str:
+        """What the difference comes to."""
         step = self._comparison.step
         return difference_sentence(
             "One step" if self._comparison.a.marked else "The whole trace",
@@ -97,7 +104,7 @@ class _Report:
             scale=self._scale,
         )
 
-    def _named(self) -> Iterator[str]:
+    def named(self) -> Iterator[str]:
         """The parts that changed most, each with what in it did, if that is no noise."""
         found = sorted(
             (part for part in self._comparison.parts if part.noise is not None and part.noise.beyond),
@@ -108,7 +115,7 @@ class _Report:
             inside = self._most_of(part)
             words.append(f"{part.name} {self._scale.signed(part.difference_ns)}" + (f" ({inside})" if inside else ""))
         if words:
-            yield from self._view.paragraph(f"Beyond noise: {', '.join(words)}.")
+            yield f"Beyond noise: {', '.join(words)}."
 
     def _most_of(self, part: TimeDifference) -> str:
         """What changed most among that which fills a part, if it changed as the part did and is no noise."""

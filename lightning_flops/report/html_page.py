@@ -22,11 +22,13 @@ from typing import Any
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import mean
 from lightning_flops.report.compare_text import comparison_headline
+from lightning_flops.report.compare_traces_text import trace_comparison_headline
 from lightning_flops.report.law_text import no_law_sentence, step_law_words
 from lightning_flops.schema import dataclass_json
 from lightning_flops.schema.comparison import Comparison
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_comparison import TraceComparison
 from lightning_flops.schema.trace_flops import TraceFlops
 from lightning_flops.text.printable import printable
 from lightning_flops.units import plural
@@ -76,6 +78,27 @@ def render_comparison_page(comparison: Comparison) -> str:
     }
     title = printable(f"{comparison.a.source} and {comparison.b.source} compared")
     return "".join(_pieces(title, document, {"comparison": packed(comparison)}))
+
+
+def render_trace_comparison_page(comparison: TraceComparison, *, sources: tuple[str, str]) -> str:
+    """The page of two runs' traces compared, likewise.
+
+    Args:
+        comparison: what to show.
+        sources: what the user calls the two.
+
+    Raises:
+        ProfileFormatError: a number of the comparison is not finite.
+    """
+    a, b = map(printable, sources)
+    document = {
+        "kind": "trace_comparison",
+        "written_by": package_version(),
+        "a": a,
+        "b": b,
+        "headline": printable(trace_comparison_headline(comparison)),
+    }
+    return "".join(_pieces(f"{a} and {b} compared", document, {"comparison": packed(comparison)}))
 
 
 def render_traces_page(report: TracesReport) -> str:
@@ -172,7 +195,7 @@ def _shown_window(window: _PageWindow) -> Mapping[str, Any]:
     return window.figures if window.packed else {**window.figures, "page": window.page}
 
 
-def packed(report: Profile | Comparison | TraceReport | TracesReport) -> bytes:
+def packed(report: Profile | Comparison | TraceReport | TracesReport | TraceComparison) -> bytes:
     """The JSON of *report*, compressed by gzip; the same bytes for equal reports.
 
     Raises:

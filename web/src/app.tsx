@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import type { Source } from "./data";
 import { Profiles } from "./profiles";
 import { Comparison } from "./sections/comparison";
+import { TraceComparison } from "./sections/trace_comparison";
 import { Traces } from "./traces";
 
 export function App({ source }: { source: Source }): JSX.Element {
@@ -13,6 +14,8 @@ export function App({ source }: { source: Source }): JSX.Element {
       return <Profiles source={source} first={document} />;
     case "comparison":
       return <Comparison source={source} document={document} />;
+    case "trace_comparison":
+      return <TraceComparison source={source} document={document} />;
     case "traces":
       return <Traces source={source} document={document} />;
   }

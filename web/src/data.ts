@@ -1,6 +1,6 @@
 // Where the page's profiles come from: the file that the page itself is, or TensorBoard's server.
 
-import type { Comparison, Profile, StepTime, TraceReport, TracesReport } from "./schema";
+import type { Comparison, Profile, StepTime, TraceComparison, TraceReport, TracesReport } from "./schema";
 
 /** One window in a few figures: what a strip of many windows shows without reading any profile. */
 export interface WindowFigures {
@@ -41,9 +41,9 @@ export interface ProfilesDocument {
   runs: Run[];
 }
 
-/** Two runs compared. */
+/** Two runs compared, by their profiles or by their traces. */
 export interface ComparisonDocument {
-  kind: "comparison";
+  kind: "comparison" | "trace_comparison";
   written_by: string;
   a: string;
   b: string;
@@ -86,6 +86,8 @@ export interface Source {
   profile(run: number, window: number): Promise<Profile>;
   /** In a page that compares two runs. */
   comparison?(): Promise<Comparison>;
+  /** In one that compares two traces. */
+  traceComparison?(): Promise<TraceComparison>;
   /** In a page of traces. */
   trace?(at: number): Promise<TraceReport>;
   /** What several traces say together, without themselves. */
@@ -103,6 +105,7 @@ export function embeddedSource(page: Document): Source | null {
     document: JSON.parse(text) as PageDocument,
     profile: remembered((run, window) => unpack<Profile>(packed(`profile-${run}-${window}`))),
     comparison: () => unpack<Comparison>(packed("comparison")),
+    traceComparison: () => unpack<TraceComparison>(packed("comparison")),
     trace: remembered((at) => unpack<TraceReport>(packed(`trace-${at}`))),
     together: () => unpack<TracesReport>(packed("together")),
   };

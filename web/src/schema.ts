@@ -1,6 +1,6 @@
 // Written by types.mjs from docs/profile.schema.json; change the dataclasses in lightning_flops/schema.
 
-export type WhatLightningFlopsWritesAsJSON = Profile | Comparison | TracesReport;
+export type WhatLightningFlopsWritesAsJSON = Profile | Comparison | TracesReport | TraceComparison;
 
 /**
  * One window of one rank, counted, timed and divided; immutable.
@@ -3182,4 +3182,131 @@ export interface RankCollectiveRow {
    * The rest of the matched calls: waiting for the other ranks.
    */
   wait_us: number | null;
+}
+/**
+ * The traces of run B held against those of run A; immutable.
+ */
+export interface TraceComparison {
+  /**
+   * Of the JSON: ``SCHEMA_VERSION``.
+   */
+  schema_version: 1;
+  /**
+   * What tells its JSON from that of two profiles compared.
+   */
+  kind: "traces";
+  a: ComparedTraces;
+  b: ComparedTraces;
+  /**
+   * Devices, ranks and what was recorded, where they differ.
+   */
+  settings: SettingDifference[];
+  step: TimeDifference;
+  /**
+   * What filled the step, each moment under the first of these that ran then, as in ``StepTime``.
+   */
+  parts: TimeDifference[];
+  /**
+   * The step of each rank that both runs have; empty if that is one alone.
+   */
+  ranks: TimeDifference[];
+  /**
+   * By phase, module, kernel, operator and collective, as far as both runs show them.
+   */
+  tables: TimeTable[];
+  /**
+   * Step time, MFU, FLOPs, waiting and memory.
+   */
+  figures: FigureDifference[];
+  /**
+   * Of the noise intervals.
+   */
+  confidence: number;
+  /**
+   * What could not be told, in sentences.
+   */
+  notes: string[];
+}
+/**
+ * The traces of one of the two runs.
+ */
+export interface ComparedTraces {
+  /**
+   * Files or URLs, by rank.
+   */
+  sources: string[];
+  /**
+   * How many of the run's ranks they are of.
+   */
+  ranks: number;
+  /**
+   * How many steps every one of them has: what is compared are the means over these.
+   */
+  steps: number;
+  /**
+   * False if they have no marks of steps: each is then one step as a whole.
+   */
+  marked: boolean;
+  /**
+   * Name of the device that ran the kernels; empty without one, or where it is not told.
+   */
+  device: string;
+}
+/**
+ * The time of something in one step of A and of B: means over the traced steps, and over the ranks.
+ */
+export interface TimeDifference {
+  /**
+   * Of what took the time.
+   */
+  name: string;
+  /**
+   * In a step of A.
+   */
+  a_ns: number;
+  /**
+   * In a step of B.
+   */
+  b_ns: number;
+  /**
+   * B - A.
+   */
+  difference_ns: number;
+  /**
+   * How often it runs in a step of A; None for what is not called, as the next three.
+   */
+  calls_a: number | null;
+  /**
+   * In a step of B.
+   */
+  calls_b: number | null;
+  /**
+   * Of the difference: more calls, or fewer; all of it for what only one of the runs has.
+   */
+  calls_ns: number | null;
+  /**
+   * Of the difference: each call takes longer, or shorter.
+   */
+  length_ns: number | null;
+  /**
+   * Of the difference. None if single steps are not known, or too few.
+   */
+  noise: NoiseInterval | null;
+}
+/**
+ * All things of one kind that at least one of the runs has.
+ */
+export interface TimeTable {
+  /**
+   * Which kind.
+   */
+  of: "phases" | "modules" | "kernels" | "operators" | "collectives";
+  /**
+   * Where their time passes. Operators have a table of each clock.
+   */
+  clock: "host" | "device";
+  /**
+   * The largest difference first.
+   */
+  rows: TimeDifference[];
 }

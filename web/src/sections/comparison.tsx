@@ -6,7 +6,14 @@ import type { ComparisonDocument, Source } from "../data";
 import { CAUSES, type ComparedModule, comparedModules, detailsOf, signed } from "../model/causes";
 import { duration, percent, plain, si } from "../model/format";
 import { partLabel } from "../model/steps";
-import type { Causes, Comparison as Compared, NoiseInterval, PartDifference } from "../schema";
+import type {
+  Causes,
+  Comparison as Compared,
+  FigureDifference,
+  NoiseInterval,
+  PartDifference,
+  SettingDifference,
+} from "../schema";
 import { type Column, SearchableGrid } from "../ui/grid";
 import { PlainTable, Section } from "../ui/section";
 import { Term, Tip } from "../ui/tip";
@@ -41,7 +48,7 @@ export function Comparison({ source, document }: { source: Source; document: Com
             <Answer compared={compared} headline={document.headline} />
             <Parts compared={compared} />
             <Modules compared={compared} />
-            <Figures compared={compared} />
+            <Figures figures={compared.figures} note="Of Profile.summary(); the ratio is B over A." />
             <Provenance compared={compared} writtenBy={document.written_by} />
           </>
         ) : null}
@@ -91,15 +98,7 @@ function Answer({ compared, headline }: { compared: Compared; headline: string }
             : `Within the noise of the timed steps (${percent(compared.confidence, 0)}: ${interval(difference)}).`}
       </p>
       {compared.settings.length ? (
-        <>
-          <h3>Set up differently</h3>
-          <PlainTable
-            caption="Set up differently"
-            head={["setting", "A", "B"]}
-            text={[0, 1, 2]}
-            rows={compared.settings.map((one) => [<code>{one.name}</code>, one.a, one.b])}
-          />
-        </>
+        <Settings settings={compared.settings} />
       ) : (
         <p class="note">Set up alike: device, ranks, batch, versions and settings.</p>
       )}
@@ -107,7 +106,21 @@ function Answer({ compared, headline }: { compared: Compared; headline: string }
   );
 }
 
-function interval(one: NoiseInterval): string {
+export function Settings({ settings }: { settings: readonly SettingDifference[] }): JSX.Element {
+  return (
+    <>
+      <h3>Set up differently</h3>
+      <PlainTable
+        caption="Set up differently"
+        head={["setting", "A", "B"]}
+        text={[0, 1, 2]}
+        rows={settings.map((one) => [<code>{one.name}</code>, one.a, one.b])}
+      />
+    </>
+  );
+}
+
+export function interval(one: NoiseInterval): string {
   return `${signed(one.low_ns)} to ${signed(one.high_ns)}`;
 }
 
@@ -151,7 +164,7 @@ function Bridge({ causes }: { causes: Causes }): JSX.Element {
 }
 
 /** A difference with its bar, to the right for slower and to the left for faster. */
-function Delta({ ns, most }: { ns: number; most: number }): JSX.Element {
+export function Delta({ ns, most }: { ns: number; most: number }): JSX.Element {
   const width = most > 0 ? Math.min(50, (50 * Math.abs(ns)) / most) : 0;
   return (
     <span class="delta">
@@ -298,14 +311,14 @@ function change(a: number | undefined, b: number | undefined): string {
   return `${a === undefined ? "–" : si(a)} → ${b === undefined ? "–" : si(b)}`;
 }
 
-function Figures({ compared }: { compared: Compared }): JSX.Element {
+export function Figures({ figures, note }: { figures: readonly FigureDifference[]; note: string }): JSX.Element {
   return (
-    <Section id="figures" title="Figures of both" note="Of Profile.summary(); the ratio is B over A.">
+    <Section id="figures" title="Figures of both" note={note}>
       <PlainTable
         caption="Figures of both"
         head={["figure", "A", "B", "B / A", "by noise"]}
         text={[0, 4]}
-        rows={compared.figures.map((one) => [
+        rows={figures.map((one) => [
           <code>{one.name}</code>,
           one.a === null ? "n/a" : plain(Number(one.a.toPrecision(6))),
           one.b === null ? "n/a" : plain(Number(one.b.toPrecision(6))),
