@@ -172,6 +172,7 @@ def entries_of_with(code: CodeType) -> dict[int, int]:
 _CALLS = "call(*args, **kwargs) if kwargs else call(*args)"
 
 HANDS_OVER: dict[str, tuple[str, ...]] = {
+    "deepspeed.py": ("result = original(param_dict)", "original(engine, *args, **kwargs)"),
     "instrument/border.py": ("result = original(*args, **kwargs)",),
     "instrument/counting/counting_mode.py": (
         f"return {_CALLS}",
