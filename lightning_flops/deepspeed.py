@@ -58,11 +58,18 @@ class Handle(ProfiledRun):
 
     def detach(self) -> None:
         """Report what there is if a window is open, and leave nothing on the engine; the profiles stay."""
-        self._detached = True
-        door = self._door()
-        if door is not None and not door.session.out:
-            door.end()
-            self._throughput = door.session.throughput
+        try:
+            self._detached = True
+            door = self._door()
+            if door is not None and not door.session.out:
+                door.end()
+                self._throughput = door.session.throughput
+        except BaseException as error:
+            door = self._door()
+            if door is not None:
+                door.border.broke(error)
+            elif not isinstance(error, Exception):
+                raise
 
 
 # By identity: an engine and what DeepSpeed reads are others' objects, which may be equal to others or have no hash.
@@ -103,7 +110,12 @@ def install(*, keep_builtin: bool = False) -> None:
 
 def uninstall() -> None:
     """Give the block back to DeepSpeed; engines that are profiled already stay so until they are detached."""
-    _installed.undo()
+    try:
+        _installed.undo()
+    except BaseException as error:
+        _installed.undo()  # for what it did not get to
+        if not isinstance(error, Exception):
+            raise
 
 
 def attach(
@@ -170,8 +182,8 @@ def _start(engine: Any, handle: Handle, *, keep_builtin: bool) -> None:
             whole_steps=staged,  # a stage's micro-batches overlap, and are looked at together
             keep_builtin=keep_builtin,
         )
-    except Exception as error:  # training goes on without us
-        logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
+    except Exception as error:
+        _say_not_profiled(error)
         return
     handle._door = weakref.ref(door)
     door.session.begin()
@@ -249,20 +261,34 @@ def _attaching_at_the_end(original: Callable[..., None], *, keep_builtin: bool) 
     """An engine's ``__init__`` after which the engine is profiled, if its block says so."""
 
     def make(engine: Any, *args: Any, **kwargs: Any) -> None:
-        outermost = engine not in _being_made
-        _being_made[engine] = True
+        outermost = False
+        try:
+            outermost = engine not in _being_made
+            _being_made[engine] = True
+        except Exception as error:
+            outermost = False
+            _say_not_profiled(error)
         try:
             original(engine, *args, **kwargs)
         finally:
-            if outermost:
-                _being_made.pop(engine, None)
-        if outermost:
             try:
+                if outermost:
+                    _being_made.pop(engine, None)
+            except Exception as error:
+                outermost = False
+                _say_not_profiled(error)
+        try:
+            if outermost:
                 _attach_by_block(engine, keep_builtin=keep_builtin)
-            except Exception as error:  # training goes on without us
-                logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
+        except Exception as error:
+            _say_not_profiled(error)
 
     return make
+
+
+def _say_not_profiled(error: Exception) -> None:
+    """Our side raised *error*: training goes on without us."""
+    logger.warning("this engine is not profiled: %s: %s", type(error).__name__, error)
 
 
 _being_made: MutableMapping[Any, bool] = WeakIdKeyDictionary()

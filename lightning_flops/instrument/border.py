@@ -167,17 +167,20 @@ def listening(
 def on_deletion(function: Callable[_Arguments, object]) -> Callable[_Arguments, object]:
     """Wraps a function that Python calls because an object is deleted, as ``__del__`` and a weak reference's callback.
 
-    Python drops what is raised there. If the user's Ctrl-C arrives in *function*, this is called once more, for what it
-    did not get to, and Ctrl-C arrives again right after that. Another error is dropped: Python prints it.
+    Python drops what is raised there. What *function* raises the first time is not for Python: *function* is called
+    once more, for what it did not get to. If it was the user's Ctrl-C, that arrives again right afterwards.
     """
 
     @functools.wraps(function)
     def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> object:
         try:
             function(*args, **kwargs)
-        except KeyboardInterrupt:
+        except BaseException as error:
             function(*args, **kwargs)
-            return InterruptsWhenDropped()
+            if isinstance(error, KeyboardInterrupt):
+                return InterruptsWhenDropped()
+            if not isinstance(error, Exception):
+                raise  # Python says that it came, and drops it
         return None
 
     return run

@@ -326,18 +326,22 @@ class _Shared:
 class _Kept:
     """An attribute of an instance that keeps something alive; it is not in pickles or copies of the instance."""
 
-    def __init__(self, target: Any, kept: Any, kind: type) -> None:
+    def __init__(self, target: Any, kept: Any) -> None:
         self._attributes = vars(target)
-        self._holder = self._attributes[_KEPT] = _Holder(kept)
+        self._holder = _Holder(kept)
+        self._on_class = UndoLedger()
+
+    def put_on(self, kind: type) -> None:
+        weakref.finalize(self._holder, on_deletion(self._on_class.close)).atexit = False
         # A copy is made of what __getstate__ returns, which every object has from Python 3.11 on.
-        self._without = _Shared(kind, "__getstate__", _without_kept, missing=vars)
-        weakref.finalize(self._holder, on_deletion(self._without.undo)).atexit = False
+        self._on_class.add(_Shared(kind, "__getstate__", _without_kept, missing=vars).undo)
+        self._attributes[_KEPT] = self._holder
 
     def undo(self) -> None:
         self._holder.kept = None
         if self._attributes.get(_KEPT) is self._holder:
             del self._attributes[_KEPT]
-        self._without.undo()
+        self._on_class.close()
 
 
 class _Holder(StandsFor):
@@ -426,7 +430,9 @@ class Patches:
             kept: may hold *target* in turn.
             kind: a class that is pickled by its name, so that what we add to it here is in no pickle.
         """
-        self._ledger.add(_Kept(target, kept, kind).undo)
+        one = _Kept(target, kept)
+        self._ledger.add(one.undo)
+        one.put_on(kind)
 
     def undo(self) -> None:
         """Undo every replacement, the last one first. If one raises, the others are still undone."""

@@ -240,3 +240,15 @@ def test_what_runs_on_deletion_gets_its_arguments_and_raises_its_own_errors() ->
     empty: dict[int, object] = {}
     with pytest.raises(LookupError):
         on_deletion(empty.__getitem__)(3)
+
+
+def test_what_fails_the_first_time_that_it_runs_on_deletion_is_done_the_second_time() -> None:
+    done: list[str] = []
+
+    def undo() -> None:
+        done.append("called")
+        if len(done) == 1:
+            raise LookupError("at first")
+
+    on_deletion(undo)()
+    assert done == ["called"] * 2

@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+import signal
 import sys
 import types
 import weakref
@@ -12,7 +13,9 @@ from typing import Any, ClassVar
 
 import cloudpickle
 import pytest
+from torch import nn
 
+from benchmarks.fault_lines import ERRORS, PACKAGE, Site, Tripwire, can_fail, hands_over
 from lightning_flops.instrument.patches import Patches, untapped
 
 
@@ -340,3 +343,71 @@ def test_a_replaced_function_is_pickled_by_its_name_and_one_that_was_taken_befor
     finally:
         patches.undo()
     assert spying is taken and pickle.dumps(taken) == plain and pickle.loads(plain) is taken
+
+
+# ---- an error of ours, or the user's Ctrl-C, at any line
+
+
+class Stage(nn.Module):
+    """What anything is put on."""
+
+    table: ClassVar[dict[str, Callable[..., Any]]] = {"upper": str.upper}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: Callable[..., Any] = str.upper
+
+    def run(self, what: str) -> str:
+        return what
+
+    def forward(self, what: str) -> str:
+        return what
+
+
+PUT: dict[str, Callable[[Patches, Stage], None]] = {
+    "a method": lambda patches, stage: patches.replace(stage, "run", spying([])),
+    "an attribute of its own": lambda patches, stage: patches.replace(stage, "own", spying([])),
+    "a class": lambda patches, stage: patches.replace(Stage, "run", spying([])),
+    "a table": lambda patches, stage: patches.replace_entries(stage, "table", {"upper": spying([])}),
+    "calls": lambda patches, stage: patches.replace_calls(stage, spying([])),
+    "what is kept": lambda patches, stage: patches.keep(stage, Loop(), kind=Stage),
+}
+
+
+@pytest.fixture
+def no_ctrl_c() -> Iterator[None]:
+    """A Ctrl-C that arrives a second time, where an object was deleted, raises nothing."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("no_ctrl_c")
+@pytest.mark.parametrize("error", ERRORS.values())
+@pytest.mark.parametrize("put", PUT.values(), ids=list(PUT))
+def test_a_failure_at_any_line_leaves_nothing_once_it_is_undone(
+    put: Callable[[Patches, Stage], None], error: type[BaseException]
+) -> None:
+    def put_on_and_undone(wire: Tripwire) -> bool:
+        """Whether all is as it was."""
+        stage, patches = Stage(), Patches()
+        before = dict(vars(stage)), dict(vars(Stage)), dict(vars(nn.Module))
+        with wire:
+            try:
+                put(patches, stage)
+                patches.undo()
+            except error:
+                pass
+        patches.undo()
+        return before == (dict(vars(stage)), dict(vars(Stage)), dict(vars(nn.Module)))
+
+    all_lines = Tripwire()
+    assert put_on_and_undone(all_lines)
+    sites = [
+        Site(file=file.removeprefix(f"{PACKAGE}/"), line=line, hit=hit)
+        for (file, line), hits in all_lines.hits.items()
+        for hit in range(1, hits + 1)
+    ]
+    tried = [site for site in sites if can_fail(site.place) and not hands_over(site.place)]
+    assert len(tried) > 20
+    assert [str(site) for site in tried if not put_on_and_undone(Tripwire(site, error))] == []

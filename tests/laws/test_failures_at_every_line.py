@@ -22,7 +22,15 @@ from tests.forks import run_fork
 from tests.ranks import DEEPSPEED, DEEPSPEED_ON_CPU, LIGHTNING
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-RUNS = {"count_flops": 110, "FlopsProfiler": 70, "lightning": 20, "lightning-manual": 0, "deepspeed": 0}
+RUNS = {
+    "lightning": 60,
+    "lightning-manual": 0,
+    "profile_training": 60,
+    "deepspeed": 30,
+    "transformers": 0,
+    "count_flops": 30,
+    "FlopsProfiler": 20,
+}
 """The trainings, with the lines of each that are drawn where not all are tried: 200 together."""
 
 

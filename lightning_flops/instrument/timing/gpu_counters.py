@@ -133,7 +133,7 @@ def open_meter(device: torch.device, undo: UndoLedger) -> GpuMeter | None:
     undo.add(let_go)
     try:
         held.append((nvml.nvmlInit(), nvml)[1])
-    except Exception:  # there is no driver, or it is another version's
+    except Exception:  # there is no driver, or it is another version's; or the package has no such function
         logger.debug("NVML cannot be used", exc_info=True)
         return None
     try:

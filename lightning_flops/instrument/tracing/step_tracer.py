@@ -189,7 +189,7 @@ class StepTracer:
                         profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
                     if not recording or records:
                         profiler.stop_trace()
-            except Exception:
+            except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
                 logger.warning("torch.profiler could not be stopped", exc_info=True)
 
     # ---- inside
