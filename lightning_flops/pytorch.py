@@ -21,7 +21,7 @@ from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import SeveralModels, called_in
 from lightning_flops.doors.standalone import FlopsProfiler, get_model_profile
-from lightning_flops.errors import ConfigError
+from lightning_flops.errors import ConfigError, LightningFlopsError
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.counting.formulas import register_flop_formula
 from lightning_flops.instrument.counting.offline import count_on_fake_tensors
@@ -232,9 +232,12 @@ def profile_training(
     for name, value, least in (("log_every_n_steps", log_every_n_steps, 1), ("initial_step", initial_step, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} must be an integer >= {least}, got {shown(value)}")
-    config, optimizers = config_from(settings, owner="profile_training"), optimizers_in(optimizer)
+    config = config_from(settings, owner="profile_training")
+    trained = _Trained(model, optimizers_in(optimizer))
+    del model, optimizer  # or the function below holds them
 
     def loop(publish: Callable[[Profile], None]) -> PlainLoop:
+        model, optimizers = trained.found()
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         return PlainLoop(
             model,
@@ -247,7 +250,49 @@ def profile_training(
             initial_step=initial_step,
         )
 
-    return TrainingProfiler(loop, config=config)
+    return TrainingProfiler(loop, config=config, over=trained.let_go)
+
+
+class _Trained:
+    """What a loop trains. Once the loop is over, only its user holds it, who may keep the profiler for its figures.
+
+    Args:
+        model: what the loop calls, or what holds several of it.
+        optimizers: those of the loop.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
+        self._held: tuple[nn.Module, tuple[Any, ...]] | None = (model, optimizers)
+        self._names = tuple(name for name, _ in model.named_children()) if isinstance(model, SeveralModels) else None
+        self._models = [weakref.ref(one) for one in called_in(model)]
+        self._optimizers = [_weakly(one) for one in optimizers]
+
+    def let_go(self) -> None:
+        """The loop is over."""
+        self._held = None
+
+    def found(self) -> tuple[nn.Module, tuple[Any, ...]]:
+        """The model and the optimizers, for a loop that begins.
+
+        Raises:
+            LightningFlopsError: they are gone since a loop before.
+        """
+        if self._held is None:
+            models = [one for reference in self._models if (one := reference()) is not None]
+            optimizers = tuple(one for reference in self._optimizers if (one := reference()) is not None)
+            if len(models) < len(self._models) or len(optimizers) < len(self._optimizers):
+                raise LightningFlopsError("its model or an optimizer is gone")
+            names = self._names
+            model = models[0] if names is None else SeveralModels(dict(zip(names, models, strict=True)))
+            self._held = model, optimizers
+        return self._held
+
+
+def _weakly(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # an object without a place for references
+        return lambda: thing
 
 
 def _as_one(models: Mapping[str, nn.Module]) -> nn.Module:
@@ -289,11 +334,19 @@ class TrainingProfiler(ProfiledRun):
     Args:
         loop: makes the door of the loop, given what takes its profiles.
         config: the settings.
+        over: is called when the loop is over.
     """
 
-    def __init__(self, loop: Callable[[Callable[[Profile], None]], PlainLoop], *, config: ProfilerConfig) -> None:
+    def __init__(
+        self,
+        loop: Callable[[Callable[[Profile], None]], PlainLoop],
+        *,
+        config: ProfilerConfig,
+        over: Callable[[], None],
+    ) -> None:
         self._config = config
         self._make = loop
+        self._over = over
         self._loop: PlainLoop | None = None
         self._start_anew()
 
@@ -327,6 +380,7 @@ class TrainingProfiler(ProfiledRun):
         if loop is not None:
             loop.end(error)
             self._throughput = loop.session.throughput
+            self._over()
             self._loop = None
 
     def _broke(self, error: BaseException) -> None:

@@ -154,18 +154,27 @@ def test_a_compiled_step_stays_one_graph_and_is_compiled_once() -> None:
     assert frames[0] == frames[1] == (1, 3)
 
 
-def test_a_loop_that_is_over_keeps_neither_the_model_nor_the_optimizer() -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["a model", "several models"])
+def test_a_profiler_whose_loop_is_over_keeps_neither_the_model_nor_the_optimizer(
+    several: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     net = nn.Linear(WIDE, NARROW)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with profile_training(net, optimizer, profile_step=0, timing_steps=1, trace=False) as profiler:
-        for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
-            net(rows).sum().backward()
-            optimizer.step()
-    assert profiler.profile is not None
+    model = {"net": net} if several else net
+    profiler = profile_training(model, optimizer, profile_step=0, timing_steps=1, trace=False)
+    for _ in range(2):  # it can be put around another loop of theirs
+        with profiler:
+            for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
+                net(rows).sum().backward()
+                optimizer.step()
+        assert profiler.profile is not None and profiler.profile.params == (WIDE + 1) * NARROW
     gone = weakref.ref(net), weakref.ref(optimizer)
-    del net, optimizer, profiler
+    del net, optimizer, model
     gc.collect()
     assert [one() for one in gone] == [None, None]
+    caplog.clear()
+    profiler.start()
+    assert "this loop is not profiled" in caplog.text and "its model or an optimizer is gone" in caplog.text
 
 
 def test_a_ctrl_c_while_an_iterator_is_deleted_is_not_lost_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
