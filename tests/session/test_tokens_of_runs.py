@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,12 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
 from lightning_flops.analysis.step_laws import StepKey, StepLaws
+from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTokens
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.throughput import ThroughputSummary
+from tests.every_step import watched_sessions
+from tests.fake_clock import FakeNow
 from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
 
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
@@ -91,22 +98,52 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert laws.without_padding({key: 1}, tokens) == {"float32": sum(map(one_sequence, lengths))}
 
 
-def test_useful_mfu_leaves_padding_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a step that nobody knows, the useful share is that of the sequences by themselves."""
-    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1.0)
-    monkeypatch.setattr("lightning_flops.session.samples._GUESS", 0)
-    data, model = padded(300), Masked()
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The monitor's clock, which only the test's own loop moves."""
+    now = FakeNow()
+    monkeypatch.setattr("lightning_flops.session.session.Monitor", functools.partial(Monitor, now))
+    return now
+
+
+PEAK = 2**40
+"""FLOP/s; a power of two, so that dividing by it is exact."""
+
+
+def utilization(flops: int, *, steps: int) -> float:
+    """The share of the peak that *flops* are in so many steps of a second each, rounded once."""
+    return float(Fraction(flops, PEAK * steps))
+
+
+def run_of_seconds(
+    now: FakeNow, batches: Sequence[dict[str, torch.Tensor]]
+) -> tuple[ThroughputSummary, list[int]]:
+    """Trains on *batches*, one a second; also the numbers of the steps that were neither counted nor traced."""
+    model = Masked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with profile_training(model, optimizer, **SETTINGS) as profiler:
-        for batch in profiler.batches([batch for _, batch in data]):
+    with (
+        watched_sessions(share=1.0) as sessions,
+        profile_training(model, optimizer, **{**SETTINGS, "peak_flops_per_sec": PEAK}) as profiler,
+    ):
+        for batch in profiler.batches(batches):
+            now.sleep(1.0)
             train(model, optimizer, batch)
-    summary = profiler.throughput
-    assert summary is not None
-    assert summary.mfu is not None and summary.useful_mfu is not None
-    useful = sum(one_sequence(length) for lengths, _ in data for length in lengths)
-    spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths, _ in data)
-    assert summary.model_flops == spent
-    assert summary.useful_mfu / summary.mfu == pytest.approx(useful / spent, rel=0.02)  # without the counted steps
+    (watched,) = sessions
+    assert profiler.throughput is not None and len(watched.steps) == len(batches)
+    return profiler.throughput, [number for number, step in enumerate(watched.steps) if not step.slowed]
+
+
+def test_useful_mfu_leaves_padding_out(now: FakeNow) -> None:
+    """Both are of the same steps and seconds: those that counting did not slow down."""
+    data = padded(300)
+    summary, undisturbed = run_of_seconds(now, [batch for _, batch in data])
+    assert summary.model_flops == sum(len(lengths) * one_sequence(max(lengths)) for lengths, _ in data)
+    assert summary.batches == len(undisturbed) < 300
+    lengths_of = [data[number][0] for number in undisturbed]
+    spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths in lengths_of)
+    useful = sum(one_sequence(length) for lengths in lengths_of for length in lengths)
+    assert summary.mfu == utilization(spent, steps=len(undisturbed))
+    assert summary.useful_mfu == utilization(useful, steps=len(undisturbed))
 
 
 def test_the_windows_own_report_has_the_law_in_words_and_the_steps_by_length() -> None:
@@ -167,22 +204,17 @@ def test_a_window_with_too_few_sizes_says_why_it_has_no_law() -> None:
     assert f"No law of the FLOPs: {profile.why_no_law}." in " ".join(render_text(profile).split())
 
 
-def test_batches_of_one_sample_have_a_useful_mfu() -> None:
-    numbers, model = random.Random(4), Masked()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = []
+def test_batches_of_one_sample_have_a_useful_mfu(now: FakeNow) -> None:
+    numbers, data = random.Random(4), []
     for _ in range(60):
         mask = torch.ones(1, numbers.randint(10, 20), dtype=torch.long)
         mask[0, 8:] = 0
         data.append({"input_ids": torch.randint(VOCAB, mask.shape), "attention_mask": mask})
-    with profile_training(model, optimizer, **SETTINGS) as profiler:
-        for batch in profiler.batches(data):
-            train(model, optimizer, batch)
-    summary = profiler.throughput
-    assert summary is not None and summary.mfu is not None and summary.useful_mfu is not None
+    summary, undisturbed = run_of_seconds(now, data)
     assert "useful_mfu" not in summary.unavailable
-    spent = sum(one_sequence(batch["input_ids"].shape[1]) for batch in data)
-    assert summary.useful_mfu / summary.mfu == pytest.approx(60 * one_sequence(8) / spent, rel=0.02)
+    spent = sum(one_sequence(data[number]["input_ids"].shape[1]) for number in undisturbed)
+    assert summary.mfu == utilization(spent, steps=len(undisturbed))
+    assert summary.useful_mfu == utilization(len(undisturbed) * one_sequence(8), steps=len(undisturbed))
 
 
 def known_steps(*steps: list[tuple[int, int]], wrong: int = 0) -> tuple[StepLaws, list[StepKey]]:
