@@ -45,9 +45,10 @@ counted by itself on another model of its kind; both are the same for every step
 what the run says of it (forward, backward, recompute, optimizer, what causal attention skips) differs from that by one
 FLOP. Losses and weights of every run are those of the same training without the profiler, to the last bit.
 
-*Counted* are steps in which the counter ran: those of the window, and those outside of it (at most 64). *Predicted* are
-those that a law of the sizes gives, or that have sizes which were counted. Of figures that are logged every ten steps,
-the last that was n/a is the last one before the law was found.
+*Counted* are steps in which the counter ran: those of the window, and those outside of it (at most 64). *Predicted*
+are those that a law of the sizes gives, or that have sizes which were counted. Model FLOPs are logged every ten steps:
+these figures are n/a until the law is found, and where a step of the ten has a size beyond those counted until then.
+Of a step that is predicted *by half*, model FLOPs are known, and what kernels execute is not.
 
 Again: `make bench-every-step`.
 """
@@ -77,22 +78,32 @@ def report(cells: Sequence[Cell], as_it_is: Sequence[Cell]) -> str:
             "",
         ]
     ran = f"*{date.today()}, {code_in_words()}. {machine_in_words()}. "
-    return "\n".join([*lines, ran + ", ".join(f"{each} {version}" for each, version in versions(_PACKAGES).items()) + ".*", ""])
+    return "\n".join(
+        [*lines, ran + ", ".join(f"{each} {version}" for each, version in versions(_PACKAGES).items()) + ".*", ""]
+    )
 
 
 def _table(cells: Sequence[Cell]) -> list[str]:
     lines = [
-        "| model | door | in the window | outside | predicted | n/a | **wrong** | last n/a figure at step | time of "
-        "those outside | law |",
+        "| model | door | in the window | outside | predicted | n/a | **wrong** | logged figures n/a | time of those "
+        "outside | law |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for cell in cells:
-        law = "yes" if cell.law else f"no: {cell.why_no_law}"
-        lines.append(
-            f"| {cell.model} | {cell.door} | {cell.counted - cell.outside} | {cell.outside} | {cell.predicted} "
-            f"| {cell.unknown} | {cell.wrong + cell.readings_wrong} | {cell.last_unknown_reading or '–'} "
-            f"| {100 * cell.outside_sec / cell.seconds:.2f}% | {law} |"
+        predicted = f"{cell.predicted}" + (f", {cell.model_alone} by half" if cell.model_alone else "")
+        columns = (
+            cell.model,
+            cell.door,
+            cell.counted - cell.outside,
+            cell.outside,
+            predicted,
+            cell.unknown,
+            cell.wrong + cell.readings_wrong,
+            f"{cell.readings_unknown} of {cell.readings}",
+            f"{100 * cell.outside_sec / cell.seconds:.2f}%",
+            "yes" if cell.law else f"no: {cell.why_no_law}",
         )
+        lines.append(f"| {' | '.join(map(str, columns))} |")
     return lines
 
 

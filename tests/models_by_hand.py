@@ -128,7 +128,7 @@ def gpt2_spends(batch: int, sequence: int, padded: int = 0) -> Spent:
     """The backward of fused attention repeats the scores.
 
     A kernel that is told to be causal skips what is above the diagonal: in both products of the forward, in the four of
-    the backward, and in the repeated one. With padding transformers gives it a mask in place of that, and it skips none.
+    the backward, and in the repeated one. With padding transformers gives it a mask in place of that: it skips nothing.
     """
     rows = batch * sequence
     scores = attention_scores(batch, 2, sequence, sequence, 6)
@@ -368,16 +368,12 @@ def checkpointed_spends(batch: int, sequence: int) -> Spent:
 MODELS = (
     ByHand(name="BERT", make=bert, sizes=lengths, batch=padded, spent=bert_spends),
     ByHand(name="GPT-2", make=gpt2, sizes=lengths, batch=sentences, spent=gpt2_spends),
-    ByHand(
-        name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, spent=gpt2_spends
-    ),
+    ByHand(name="GPT-2 with padding", make=gpt2, sizes=lengths_and_padding, batch=padded_or_not, spent=gpt2_spends),
     ByHand(name="T5", make=t5, sizes=t5_lengths, batch=pairs, spent=t5_spends),
     ByHand(name="Mixtral", make=mixtral, sizes=lengths, batch=padded, spent=mixtral_spends),
     ByHand(name="Qwen2", make=qwen2, sizes=lengths, batch=padded, spent=qwen2_spends),
     ByHand(name="ViT", make=Images, sizes=image_sizes, batch=images, spent=vit_spends),
-    ByHand(
-        name="Conformer", make=Conformer, sizes=frames, batch=recordings, spent=conformer_spends, has_law=False
-    ),
+    ByHand(name="Conformer", make=Conformer, sizes=frames, batch=recordings, spent=conformer_spends, has_law=False),
     ByHand(name="LoRA", make=LoRA, sizes=lengths, batch=sentences, spent=lora_spends),
     ByHand(name="checkpointing", make=Checkpointed, sizes=lengths, batch=sentences, spent=checkpointed_spends),
     ByHand(

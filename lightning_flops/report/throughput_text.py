@@ -53,6 +53,8 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
         f"Model FLOPs: {plain(summary.model_flops)}{bound}, hardware FLOPs: {plain(summary.hardware_flops)}{bound}, "
         f"MFU: {percent(summary.mfu)}{bound}"
     ]
+    if reason := summary.unavailable.get("hardware_flops"):
+        lines += paragraph(f"Hardware FLOPs are {NOT_AVAILABLE}: {reason}.")
     shares = [
         f"{percent(number / steps)} {words}"
         for number, words in (

@@ -56,8 +56,8 @@ class ThroughputSummary:
     steps_counted: int = 0
     """Steps that were counted themselves."""
     steps_predicted: int = 0
-    """Steps that were not counted, and whose FLOPs follow exactly from those that were: they had the same shapes, or a
-    law of the shapes holds that was checked."""
+    """Steps that were not counted, and whose model FLOPs follow exactly from those that were: they had the same shapes,
+    or a law of the shapes holds that was checked."""
     steps_unknown: int = 0
     """Steps whose FLOPs nobody knows."""
     model_flops_per_sec: float | None = None
@@ -80,7 +80,7 @@ class ThroughputSummary:
     law: StepLaw | None = None
     """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Why ``law`` or ``useful_mfu`` is None, in a few words."""
+    """Why ``hardware_flops``, ``law`` or ``useful_mfu`` is None, in a few words."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

@@ -34,10 +34,13 @@ class StepFlops:
         note: adds a sentence to every report of the run.
         shown: somebody sees what this rank's steps spend one by one.
         share: of the wall time, what counting outside of windows may take.
+        padding_counts: as for ``StepLaws``.
     """
 
-    def __init__(self, root: nn.Module, note: Callable[[str], None], *, shown: bool, share: float) -> None:
-        self.laws = StepLaws(note)
+    def __init__(
+        self, root: nn.Module, note: Callable[[str], None], *, shown: bool, share: float, padding_counts: bool
+    ) -> None:
+        self.laws = StepLaws(note, padding_counts=padding_counts)
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
         """Every step of the run."""

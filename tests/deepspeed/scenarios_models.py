@@ -16,6 +16,4 @@ def trains(model: ByHand) -> dict[str, Any]:
     return run(model, "DeepSpeed", Path.cwd()).as_json()
 
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    model.name: functools.partial(trains, model) for model in MODELS
-}
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {model.name: functools.partial(trains, model) for model in MODELS}

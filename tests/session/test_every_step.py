@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, profile_training
 from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.records import WITHOUT_PADDING
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.lengths import VOCAB, Encoder, Strided, hold_to, sentences, truths, watch_sessions
 
@@ -251,7 +252,7 @@ def test_every_step_under_the_trainer_of_transformers(
         save_strategy="no", disable_tqdm=True, logging_steps=50,
     )  # fmt: skip
     Trainer(model=model, args=arguments, train_dataset=Sentences(), data_collator=collate, callbacks=[callback]).train()
-    keys: Counter[StepKey] = Counter(((((shape := tuple(batch.shape)), shape, shape),), 1) for batch in data)
+    keys: Counter[StepKey] = Counter((((*(tuple(batch.shape),) * 3, WITHOUT_PADDING),), 1) for batch in data)
 
     def step(batches: tuple[Any, ...]) -> None:
         for shapes in batches:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from lightning_flops.analysis.step_laws import StepLaws
+from lightning_flops.analysis.step_laws import Foretold, StepKey, StepLaws
 from tests.every_step import COUNTED_IN_WINDOW, DOORS, run, what_must_hold
 from tests.models_by_hand import MODELS, ByHand, model_named
 
@@ -37,9 +37,11 @@ def test_a_run_that_says_a_wrong_figure_is_seen(tmp_path: Path) -> None:
     """These tests can fail: a law that is one FLOP off is found, and so is what follows from it."""
     foretell, model = StepLaws._foretell, model_named("LoRA")
 
-    def one_too_many(self: StepLaws, key: object) -> object:
-        flops = foretell(self, key)  # type: ignore[arg-type]
-        return None if flops is None else {**flops, ("forward", "float32"): flops["forward", "float32"] + 1}
+    def one_too_many(self: StepLaws, key: StepKey) -> Foretold | None:
+        known = foretell(self, key)
+        if known is None:
+            return None
+        return known._replace(flops={**known.flops, ("forward", "float32"): known.flops["forward", "float32"] + 1})
 
     with patch.object(StepLaws, "_foretell", one_too_many):
         cell = run(model, "plain loop", tmp_path, steps=60, share=None)

@@ -15,6 +15,7 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
 from lightning_flops.analysis.step_laws import StepKey, StepLaws
+from lightning_flops.instrument.batches import known_by
 from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTokens
 from lightning_flops.report.throughput_text import render_throughput
@@ -58,6 +59,12 @@ def padded(number: int) -> list[tuple[list[int], dict[str, torch.Tensor]]]:
     return found
 
 
+def known_as(shape: tuple[int, ...], *, real: int) -> StepKey:
+    """What a step on one batch of two tensors of *shape* is known by, with so many tokens that are no padding."""
+    processed = shape[0] * shape[1]
+    return ((known_by((shape, shape), BatchTokens(processed, real, None, None, None)),), 1)
+
+
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
     optimizer.zero_grad()
     model(**batch).square().mean().backward()
@@ -94,7 +101,7 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
     tokens = BatchTokens(shape[0] * shape[1], sum(lengths), None, len(lengths), sum(one**2 for one in lengths))
-    key = (((shape, shape),), 1)
+    key = known_as(shape, real=sum(lengths))
     assert laws.without_padding({key: 1}, tokens) == {"float32": sum(map(one_sequence, lengths))}
 
 
@@ -115,9 +122,7 @@ def utilization(flops: int, *, steps: int) -> float:
     return float(Fraction(flops, PEAK * steps))
 
 
-def run_of_seconds(
-    now: FakeNow, batches: Sequence[dict[str, torch.Tensor]]
-) -> tuple[ThroughputSummary, list[int]]:
+def run_of_seconds(now: FakeNow, batches: Sequence[dict[str, torch.Tensor]]) -> tuple[ThroughputSummary, list[int]]:
     """Trains on *batches*, one a second; also the numbers of the steps that were neither counted nor traced."""
     model = Masked()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -273,7 +278,7 @@ def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatc
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
     of_batch = BatchTokens(sum(lengths), sum(lengths), None, 4, sum(one**2 for one in lengths))
-    useful = sessions[0].flops.laws.without_padding({(((shape, shape),), 1): 1}, of_batch)
+    useful = sessions[0].flops.laws.without_padding({known_as(shape, real=sum(lengths)): 1}, of_batch)
     assert useful == {"float32": sum(map(one_sequence, lengths))}
 
 
