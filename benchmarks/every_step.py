@@ -134,15 +134,15 @@ def _begin_process_group() -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 
 
-def in_a_process(door: str, models: Sequence[str], *, limited: bool) -> list[Cell]:
-    """The same, in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "cells.json"
+def in_a_process(door: str, models: Sequence[str], *, limited: bool, work: Path) -> list[Cell]:
+    """The same, in a process of its own; what it came to is kept below *work*, and taken from there if it is there."""
+    found = work / f"{door}{' limited' if limited else ''}.json"
+    if not found.exists():
         limit = ["--limited"] if limited else []
         command = [sys.executable, "-W", "ignore", "-m", MODULE, "--doors", door, "--models", *models, *limit]
         environment = {**os.environ, **one_thread_environment(), "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run([*command, "--json", str(found)], cwd=ROOT, check=True, env=environment)
-        return [Cell(**one) for one in json.loads(found.read_text())]
+    return [Cell(**one) for one in json.loads(found.read_text())]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", choices=names, metavar="MODEL", help="only these; prints their table")
     parser.add_argument("--limited", action="store_true", help="with one door: leave the limit of the time as it is")
     parser.add_argument("--json", type=Path, help="run the one door in this process, and write what it came to here")
+    parser.add_argument("--work", type=Path, help="keeps what each door came to, to go on there; all by one commit")
     parser.add_argument("--output", type=Path, default=RESULT)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -164,9 +165,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cells = run_door(door, models, share=None if options.limited else 1.0)
         options.json.write_text(json.dumps([cell.as_json() for cell in cells]))
         return 0
-    by_door = {door: in_a_process(door, models, limited=False) for door in doors}
-    cells = [cell for place in range(len(models)) for cell in (by_door[door][place] for door in doors)]
-    as_it_is = in_a_process(AS_IT_IS, models, limited=True) if AS_IT_IS in doors else []
+    with tempfile.TemporaryDirectory() as folder:
+        work = options.work or Path(folder)
+        by_door = {door: in_a_process(door, models, limited=False, work=work) for door in doors}
+        as_it_is = in_a_process(AS_IT_IS, models, limited=True, work=work) if AS_IT_IS in doors else []
+    cells = [by_door[door][place] for place in range(len(models)) for door in doors]
     page = report(cells, as_it_is)
     if options.doors or options.models:
         print(page)

@@ -44,7 +44,8 @@ class ThroughputSummary:
     batch_cost_sec: Spread
     """Wall time of a batch, the wait for it included; validation, checkpoints and epoch restarts are not."""
     ips: Spread | None
-    """Items per second, all ranks that see different data together; None if no batch took any time."""
+    """Items per second of this rank, times the ranks that see different data: the others are taken to do the same. None
+    if no batch took any time."""
     ips_unit: Literal["samples/s", "batches/s"]
     """Batches where the number of samples was not known."""
     model_flops: int | None = None
@@ -76,7 +77,8 @@ class ThroughputSummary:
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None
-    """Real tokens per second, all ranks that see different data together, without counted and traced steps."""
+    """Real tokens per second of this rank, times the ranks that see different data: the others are taken to have as
+    many. Without counted and traced steps."""
     law: StepLaw | None = None
     """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
     unavailable: Mapping[str, str] = field(default_factory=dict)

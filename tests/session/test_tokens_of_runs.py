@@ -23,6 +23,7 @@ from lightning_flops.schema.throughput import ThroughputSummary
 from tests.every_step import watched_sessions
 from tests.fake_clock import FakeNow
 from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
+from tests.models_by_hand import model_named
 
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
 
@@ -149,6 +150,27 @@ def test_useful_mfu_leaves_padding_out(now: FakeNow) -> None:
     useful = sum(one_sequence(length) for lengths in lengths_of for length in lengths)
     assert summary.mfu == utilization(spent, steps=len(undisturbed))
     assert summary.useful_mfu == utilization(useful, steps=len(undisturbed))
+
+
+def test_what_kernels_skip_without_padding_is_not_known_before_such_a_step_was_counted() -> None:
+    """Every counted batch had padding, and a mask; without padding transformers tells the kernel to be causal."""
+    kind = model_named("GPT-2 with padding")
+    lengths = (5, 7, 8, 11, 13, 17, 18, 19, 20, 21, 22, 23)
+    sizes = [((2, 5, 3)[place % 3], length, 1) for place, length in enumerate(lengths)]
+    run = [*5 * sizes, (3, 8, 0), (2, 19, 0)]
+    model = kind.make().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **SETTINGS) as profiler:
+        for batch in profiler.batches([kind.batch(*one) for one in run]):
+            optimizer.zero_grad()
+            model(**batch)["loss"].backward()
+            optimizer.step()
+    summary = profiler.throughput
+    assert summary is not None and summary.law is not None
+    assert (summary.steps_unknown, summary.model_flops) == (0, sum(kind.spent(*one).model for one in run))
+    assert summary.hardware_flops is None
+    assert "a mask may decide" in summary.unavailable["hardware_flops"]
+    assert "Hardware FLOPs are n/a: steps with padding" in " ".join(render_throughput(summary).split())
 
 
 def test_the_windows_own_report_has_the_law_in_words_and_the_steps_by_length() -> None:
