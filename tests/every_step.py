@@ -406,7 +406,6 @@ def _cell(
     assert summary is not None and profile is not None
     spent = [truth[sizes] for sizes in data.sizes]
     known = [watched.known(step) for step in watched.steps]
-    wrong = sum(one is not None and not _agrees(one, true) for one, true in zip(known, spent, strict=True))
     readings = [(one, sum(spent[number].model for number in one.steps)) for one in watched.readings if one.steps]
     unknown = [one for one, _ in readings if one.model_flops is None]
     model_flops = None if None in known else sum(one.model for one in spent)
@@ -423,7 +422,7 @@ def _cell(
         predicted=summary.steps_predicted,
         unknown=summary.steps_unknown,
         model_alone=sum(one is not None and not one.whole for one in known),
-        wrong=wrong,
+        wrong=wrong_steps(watched, spent),
         readings=len(readings),
         readings_wrong=sum(one.model_flops not in (None, true) for one, true in readings),
         readings_unknown=len(unknown),
@@ -440,6 +439,12 @@ def _cell(
         why_no_law=summary.unavailable.get("law", ""),
         report_says=law,
     )
+
+
+def wrong_steps(watched: Watched, spent: Sequence[Spent]) -> int:
+    """Of how many steps the run says something else than what they have *spent*, one by one."""
+    known = [watched.known(step) for step in watched.steps]
+    return sum(one is not None and not _agrees(one, true) for one, true in zip(known, spent, strict=True))
 
 
 def _agrees(known: Foretold, true: Spent) -> bool:
