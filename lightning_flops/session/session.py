@@ -280,11 +280,20 @@ class Session:
         """An epoch ends: until the next one begins, time belongs to no step."""
         self.window.recorder.epoch_ends()
         self.training_stops("epoch restart")
+        self.flops.epoch_ends(steps_done=self._steps_done_now())
 
     def epoch_begins(self) -> None:
         """An epoch begins: time belongs to steps again."""
         self.window.recorder.epoch_begins()
         self.training_goes_on("epoch restart")
+        self.flops.epoch_begins(steps_done=self._steps_done_now())
+        self.spare = min(self.spare, self._batches_to_spare())
+
+    def _steps_done_now(self) -> int:
+        """Steps that have ended, those that only the monitor has noted included."""
+        if self.monitor is not None:
+            self.monitor.add_up()
+        return self.steps.steps_done
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch."""
@@ -396,9 +405,9 @@ class Session:
             return 0
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
-        if self.window.step is None:
-            return LONGEST_LOG
-        return max(0, min(LONGEST_LOG, self.window.step - self.steps.steps_done - 1))
+        done, opens = self.steps.steps_done, self.window.step
+        steps = min(LONGEST_LOG, self.flops.look_at - done, LONGEST_LOG if opens is None else opens - done - 1)
+        return max(0, int(steps))
 
     def _describe_passed(
         self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
