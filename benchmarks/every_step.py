@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -54,7 +55,7 @@ Again: `make bench-every-step`.
 """
 
 
-def report(cells: Sequence[Cell], as_it_is: Sequence[Cell]) -> str:
+def report(cells: Sequence[Cell], as_it_is: Sequence[Cell], *, code: str) -> str:
     """The whole page."""
     lines = [_HEAD]
     if cells:
@@ -77,7 +78,7 @@ def report(cells: Sequence[Cell], as_it_is: Sequence[Cell]) -> str:
             *_table(as_it_is),
             "",
         ]
-    ran = f"*{date.today()}, {code_in_words()}. {machine_in_words()}. "
+    ran = f"*{date.today()}, {code}. {machine_in_words()}. "
     return "\n".join(
         [*lines, ran + ", ".join(f"{each} {version}" for each, version in versions(_PACKAGES).items()) + ".*", ""]
     )
@@ -134,7 +135,16 @@ def _begin_process_group() -> None:
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 
 
-def in_a_process(door: str, models: Sequence[str], *, limited: bool, work: Path) -> list[Cell]:
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the runs under one door came to."""
+
+    code: str
+    """The commit that ran."""
+    cells: list[Cell]
+
+
+def in_a_process(door: str, models: Sequence[str], *, limited: bool, work: Path) -> Ran:
     """The same, in a process of its own; what it came to is kept below *work*, and taken from there if it is there."""
     found = work / f"{door}{' limited' if limited else ''}.json"
     if not found.exists():
@@ -142,7 +152,8 @@ def in_a_process(door: str, models: Sequence[str], *, limited: bool, work: Path)
         command = [sys.executable, "-W", "ignore", "-m", MODULE, "--doors", door, "--models", *models, *limit]
         environment = {**os.environ, **one_thread_environment(), "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run([*command, "--json", str(found)], cwd=ROOT, check=True, env=environment)
-    return [Cell(**one) for one in json.loads(found.read_text())]
+    kept = json.loads(found.read_text())
+    return Ran(kept["code"], [Cell(**one) for one in kept["cells"]])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,20 +174,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(1)
         (door,) = doors
         cells = run_door(door, models, share=None if options.limited else 1.0)
-        options.json.write_text(json.dumps([cell.as_json() for cell in cells]))
+        kept = {"code": code_in_words(), "cells": [cell.as_json() for cell in cells]}
+        options.json.write_text(json.dumps(kept))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder)
         by_door = {door: in_a_process(door, models, limited=False, work=work) for door in doors}
-        as_it_is = in_a_process(AS_IT_IS, models, limited=True, work=work) if AS_IT_IS in doors else []
-    cells = [by_door[door][place] for place in range(len(models)) for door in doors]
-    page = report(cells, as_it_is)
+        as_it_is = in_a_process(AS_IT_IS, models, limited=True, work=work) if AS_IT_IS in doors else Ran("", [])
+    cells = [by_door[door].cells[place] for place in range(len(models)) for door in doors]
+    codes = dict.fromkeys(one.code for one in (*by_door.values(), as_it_is) if one.code)
+    page = report(cells, as_it_is.cells, code="; ".join(codes))
     if options.doors or options.models:
         print(page)
     else:
         options.output.write_text(page)
         logger.info("wrote %s", options.output)
-    return int(any(what_must_hold(cell, model_named(cell.model)) for cell in cells))
+    wrong = any(cell.wrong or cell.readings_wrong for cell in as_it_is.cells)
+    return int(wrong or any(what_must_hold(cell, model_named(cell.model)) for cell in cells))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ STEPS = 500
 LOG_EVERY = 10
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
 
-COUNTED_IN_WINDOW = 1 + SETTINGS["timing_steps"]
+COUNTED_IN_WINDOW: int = SETTINGS["timing_steps"]
 MOST_COUNTED_OUTSIDE = 64
 
 
