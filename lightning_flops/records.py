@@ -22,6 +22,12 @@ BucketFlops = Mapping[tuple[str, str], int]
 UNKNOWN_SHAPE = (-1,)
 """Stands for the shape of a tensor that has none."""
 
+PADDING_MARK = -3
+"""Begins a shape that is no tensor's, but tells of a whole batch: the number after it is 1 if none of its tokens is
+padding, else 0."""
+
+WITH_PADDING, WITHOUT_PADDING = (PADDING_MARK, 0), (PADDING_MARK, 1)
+
 TimePhase = Literal["data_wait", "transfer", "forward", "backward", "bubble", "optimizer", "other"]
 """The part of a step a moment belongs to; ``PhaseSeconds`` has one field for each."""
 

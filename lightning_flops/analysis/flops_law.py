@@ -13,6 +13,7 @@ from lightning_flops.records import BucketFlops
 from lightning_flops.schema import shown
 from lightning_flops.schema.law import (
     SCHEMA_VERSION,
+    WHOLE,
     LawReport,
     LawSum,
     LawTerm,
@@ -248,9 +249,9 @@ def law_sums(law: Law, names: Sequence[str]) -> Iterator[LawSum]:
 
 
 def letters(variables: Sequence[Variable]) -> list[str]:
-    """What stands for *variables* whose names nobody knows: B for samples, then S, T, U ..."""
+    """What stands for *variables* whose names nobody knows: B for samples, then S, T, U ..., F for a flag."""
     free = iter("STUVWXYZ")
-    return ["B" if one.is_batch else next(free, "?") for one in variables]
+    return ["B" if one.is_batch else WHOLE if one.is_flag else next(free, "?") for one in variables]
 
 
 _GROUPS = 6
@@ -264,12 +265,15 @@ def step_law(run: RunLaw, *, peak_sec: Callable[[Mapping[str, int]], float | Non
         peak_sec: seconds that FLOPs by dtype take at the device's peaks.
     """
     names = letters(run.finder.variables)
+    sums = tuple(law_sums(run.law, names))
+    used = {name for one in sums for term in one.terms for name in term.powers}
     return StepLaw(
         variables=tuple(
             LawVariable(name=name, least=one.counted[0], greatest=one.counted[-1], apart=one.apart, between=one.between)
             for name, one in zip(names, run.law.ranges, strict=True)
+            if name != WHOLE or name in used
         ),
-        sums=tuple(law_sums(run.law, names)),
+        sums=sums,
         counted=run.law.counted,
         checks=run.law.checks,
         lengths=tuple(_length_rows(run, peak_sec=peak_sec)),

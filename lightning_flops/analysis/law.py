@@ -15,7 +15,7 @@ from fractions import Fraction
 from operator import itemgetter, mul
 from typing import Any
 
-from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, common_denominator
+from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, Part, common_denominator
 from lightning_flops.records import BatchTokens, BucketFlops
 from lightning_flops.schema.law import NO_OTHER_SIZE
 
@@ -24,6 +24,9 @@ Sizes = tuple[int, ...]
 
 Powers = tuple[int, ...]
 """Of each variable, in one term."""
+
+FLAG = -1
+"""In place of an axis: what stands there is no size, but 0 or 1."""
 
 MOST_TERMS = 32
 """Laws of more terms are not looked for: they would need more counted steps than a run has to spare."""
@@ -37,8 +40,15 @@ class Variable:
     """Indexes into ``Sizes``."""
     is_batch: bool = False
     """It counts samples."""
+    is_flag: bool = False
+    """It is no size, but 0 or 1: whether something holds for the batch."""
     degree: int = 2
-    """The highest power that FLOPs may have of it: twice the number of its axes in one tensor."""
+    """The highest power that FLOPs may have of it: twice the number of its axes in one tensor, and 1 of a flag."""
+
+    @property
+    def is_size(self) -> bool:
+        """It is a size of samples, and not their number."""
+        return not (self.is_batch or self.is_flag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,38 +112,24 @@ class Monomials:
         return {powers[place] for powers in self.terms}
 
 
-class Law:
-    """FLOPs of a step by bucket and dtype, as an exact function of the values of the variables in its batches.
+class Scope:
+    """Steps that a law is used for: their terms are a sum of those of counted steps, and their sizes lie among theirs.
 
     Args:
-        monomials: the terms.
-        believed: the coefficients, and how they were found.
+        part: the counted steps.
         ranges: for each variable, the values that the law is used for.
     """
 
-    def __init__(self, monomials: Monomials, believed: Believed, ranges: Sequence[Range]) -> None:
-        self.monomials = monomials
+    def __init__(self, part: Part, ranges: Sequence[Range]) -> None:
         self.ranges = tuple(ranges)
-        self.counted = len(believed.equations)
-        """Steps that it rests on."""
-        self.checks = believed.checks
-        """How many of them were foretold by the others."""
-        self.coefficients: Mapping[tuple[str, str], tuple[Fraction, ...]] = {
-            key: unknowns for key, unknowns in believed.solution.unknowns.items() if any(unknowns)
-        }
+        self._constraints = part.constraints
         self._limits = [
             (one.counted[0], one.counted[-1], one.apart, None if one.between else frozenset(one.counted))
             for one in self.ranges
         ]
-        self.constraints = believed.solution.constraints
-        """What the terms of all counted steps fulfil; empty where they have settled every coefficient."""
-        self._whole = [
-            (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
-            for key, unknowns in self.coefficients.items()
-        ]
 
-    def in_range(self, batches: Iterable[Sequence[int]]) -> bool:
-        """Whether every value is one that the law is used for."""
+    def has(self, batches: Iterable[Sequence[int]], features: Sequence[int]) -> bool:
+        """Whether a step is in it, with these values of the variables in each batch, and these terms."""
         for values in batches:
             for one, value in zip(self._limits, values, strict=True):
                 least, greatest, apart, only = one
@@ -142,12 +138,41 @@ class Law:
                         return False
                 elif not least <= value <= greatest or (value - least) % apart:
                     return False
-        return True
+        return not any(sum(map(mul, constraint, features)) for constraint in self._constraints)
+
+
+class Law:
+    """FLOPs of a step by bucket and dtype, as an exact function of the values of the variables in its batches.
+
+    Args:
+        monomials: the terms.
+        believed: the coefficients, and how they were found.
+        scopes: the steps that it is used for, those of each part of *believed*.
+    """
+
+    def __init__(self, monomials: Monomials, believed: Believed, scopes: Sequence[Scope]) -> None:
+        self.monomials = monomials
+        self.ranges = scopes[0].ranges
+        """For each variable, the values that the law is used for: those of the part that most counted steps are in."""
+        self.counted = sum(len(part.equations) for part in believed.parts)
+        """Steps that it rests on."""
+        self.checks = sum(part.checks for part in believed.parts)
+        """How many of them were foretold by the others."""
+        self.coefficients: Mapping[tuple[str, str], tuple[Fraction, ...]] = {
+            key: unknowns for key, unknowns in believed.solution.unknowns.items() if any(unknowns)
+        }
+        self.is_settled = not believed.solution.constraints
+        """The counted steps have settled every coefficient."""
+        self._scopes = tuple(scopes)
+        self._whole = [
+            (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
+            for key, unknowns in self.coefficients.items()
+        ]
 
     def flops(
         self, batches: Sequence[Sequence[int]], *, buckets: Collection[str] | None = None
     ) -> dict[tuple[str, str], int] | None:
-        """What a step spends; None where its terms are no sum of those of the counted steps.
+        """What a step spends; None where the law is not used for it.
 
         Args:
             batches: for each batch of the step, the values of the variables.
@@ -155,9 +180,8 @@ class Law:
         """
         monomials = self.monomials
         features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
-        for constraint in self.constraints:
-            if sum(map(mul, constraint, features)):
-                return None
+        if not any(scope.has(batches, features) for scope in self._scopes):
+            return None
         flops: dict[tuple[str, str], int] = {}
         for key, scale, whole in self._whole:
             if buckets is not None and key[0] not in buckets:
@@ -254,7 +278,7 @@ class LawFinder:
         if law is None:
             return None
         values = self._values(batches)
-        return None if values is None or not law.in_range(values) else law.flops(values, buckets=buckets)
+        return None if values is None else law.flops(values, buckets=buckets)
 
     def values_of(self, batches: tuple[Sizes, ...]) -> list[tuple[int, ...]] | None:
         """The variables' values in each batch; None if the batches are none of this law's."""
@@ -269,7 +293,7 @@ class LawFinder:
         law = self.law
         if law is None:
             return self.why_no_law
-        if law.constraints:
+        if not law.is_settled:
             return "the counted steps do not settle every term of the law of their FLOPs"
         batch = next((place for place, one in enumerate(self.variables) if one.is_batch), None)
         if batch is None and any(size != 1 for size in self._leading):
@@ -311,7 +335,10 @@ class LawFinder:
                 "the FLOPs of the counted steps follow no polynomial of their sizes (as with strided convolutions, and "
                 "with work that depends on the data)"
             )
-        counted = len({batches for batches, _ in self._steps})
+        places = [place for place, (_, axis) in enumerate(self._axes) if axis != FLAG]
+        counted = len(
+            {tuple(tuple(sizes[place] for place in places) for sizes in batches) for batches, _ in self._steps}
+        )
         if counted < 2:
             return NO_OTHER_SIZE
         return f"steps of {counted} different sizes were counted, too few to find a law and check it"
@@ -373,12 +400,19 @@ class LawFinder:
             return
         monomials, fit = self._fit
         believed = fit.believed()
-        self.law = None if believed is None else Law(monomials, believed, tuple(self._ranges(monomials, believed)))
+        if believed is None:
+            self.law = None
+        else:
+            scopes = [Scope(part, tuple(self._ranges(monomials, part))) for part in believed.parts]
+            self.law = Law(monomials, believed, scopes)
 
-    def _ranges(self, monomials: Monomials, believed: Believed) -> Iterator[Range]:
-        steps = [self._values(self._steps[number][0]) or [] for number in believed.equations]
-        for place in range(len(self.variables)):
-            counted = tuple(sorted({values[place] for step in steps for values in step}))
+    def _ranges(self, monomials: Monomials, part: Part) -> Iterator[Range]:
+        steps = [self._values(self._steps[number][0]) or [] for number in part.equations]
+        for place, variable in enumerate(self.variables):
+            seen = [{values[place] for values in step} for step in steps]
+            counted = tuple(sorted({value for each in seen for value in each}))
+            if variable.is_flag:  # one step alone may agree by chance
+                counted = tuple(value for value in counted if sum(value in each for each in seen) >= NEEDED_CHECKS)
             enough = len(counted) >= len(monomials.powers_of(place)) + NEEDED_CHECKS
             apart = math.gcd(*(size - counted[0] for size in counted))
             yield Range(counted=counted, apart=max(1, apart), between=enough)
@@ -399,12 +433,12 @@ def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tupl
         rows: the sizes of batches.
         axes: for each place, its tensor and its axis.
     """
-    columns: dict[tuple[int, ...], list[int]] = {}
-    for place in range(len(axes)):
-        columns.setdefault(tuple(sizes[place] for sizes in rows), []).append(place)
+    columns: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+    for place, (_, axis) in enumerate(axes):
+        columns.setdefault((axis == FLAG, tuple(sizes[place] for sizes in rows)), []).append(place)
     leading = {place for place, (_, axis) in enumerate(axes) if axis == 0}
     found = []
-    for column, places in columns.items():
+    for (is_flag, column), places in columns.items():
         if len(set(column)) < 2:
             continue
         tensors = [axes[place][0] for place in places]
@@ -412,7 +446,8 @@ def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tupl
             Variable(
                 places=tuple(places),
                 is_batch=bool(leading) and leading <= set(places),
-                degree=2 * max(map(tensors.count, tensors)),
+                is_flag=is_flag,
+                degree=1 if is_flag else 2 * max(map(tensors.count, tensors)),
             )
         )
     return tuple(found)
@@ -420,26 +455,31 @@ def variables_in(rows: Sequence[Sizes], axes: Sequence[tuple[int, int]]) -> tupl
 
 def families(variables: Sequence[Variable]) -> list[Monomials]:
     """Sets of terms that a law of *variables* may have, from the smallest to the largest."""
-    others = [place for place, one in enumerate(variables) if not one.is_batch]
+    sizes = [place for place, one in enumerate(variables) if one.is_size]
+    flags = [place for place, one in enumerate(variables) if one.is_flag]
     batch = next((place for place, one in enumerate(variables) if one.is_batch), None)
-    degrees = [variables[place].degree for place in others]
-    inner = [
-        _bounded([2] * len(others), most=2),
+    degrees = [variables[place].degree for place in sizes]
+    of_sizes = [
+        _bounded([2] * len(sizes), most=2),
         _bounded(degrees, most=max(degrees, default=0)),
-        _bounded([2] * len(others), most=None),
+        _bounded([2] * len(sizes), most=None),
         _bounded(degrees, most=None),
     ]
+    # Without any flag, and with each of their products beside each product of sizes.
+    of_flags = [_bounded([0] * len(flags), most=None), _bounded([1] * len(flags), most=None)]
     found: list[tuple[Powers, ...]] = []
     for wanted in _with_batch(batch is not None):
         found.extend(
             tuple(
                 dict.fromkeys(
-                    _placed(powers, others, batch, of_batch, len(variables))
+                    _placed((*powers, *raised), (*sizes, *flags), batch, of_batch, len(variables))
                     for of_batch, whole in wanted
                     for powers in (terms if whole else terms[:1])
+                    for raised in (products if whole else products[:1])
                 )
             )
-            for terms in inner
+            for terms in of_sizes
+            for products in of_flags
         )
     return [
         Monomials(terms)

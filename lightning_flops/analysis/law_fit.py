@@ -108,26 +108,29 @@ class ExactFit:
         return {key: value for key, value in sums.items() if value}
 
     def believed(self) -> Believed | None:
-        """The largest group of equations that belong together and were checked often enough; None without one."""
+        """The equations that belong together and were checked often enough; None without any."""
         if not self.agrees:
             return None
-        groups = {
-            group: [one for one, its in enumerate(self._group) if its == group] for group in dict.fromkeys(self._group)
-        }
-        checked = [
-            members
-            for group, members in groups.items()
-            if sum(self._group[met] == group for met, _ in self._checks) >= NEEDED_CHECKS
-        ]
-        if not checked:
+        parts, basis = [], []
+        for group in dict.fromkeys(self._group):
+            checks = sum(self._group[met] == group for met, _ in self._checks)
+            if checks < NEEDED_CHECKS:
+                continue
+            members = [self._basis[one] for one, its in enumerate(self._group) if its == group]
+            basis += members
+            parts.append(
+                Part(
+                    constraints=_solve(members, self.width).constraints,
+                    equations=tuple(
+                        number for one, number in self._members if one is not None and self._group[one] == group
+                    ),
+                    checks=checks,
+                )
+            )
+        if not parts:
             return None
-        members = max(checked, key=len)
-        group = self._group[members[0]]
-        return Believed(
-            solution=_solve([self._basis[one] for one in members], self.width),
-            equations=tuple(number for one, number in self._members if one is not None and self._group[one] == group),
-            checks=sum(self._group[met] == group for met, _ in self._checks),
-        )
+        parts.sort(key=lambda part: len(part.equations), reverse=True)
+        return Believed(solution=_solve(basis, self.width), parts=tuple(parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +144,26 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Equations that belong together, and were checked by others of them."""
+
+    constraints: tuple[tuple[int, ...], ...]
+    """As those of a ``Solution``, of the sums of these equations alone."""
+    equations: tuple[int, ...]
+    """Their numbers, those that checked others included."""
+    checks: int
+    """How many of them checked others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Believed:
     """A law that was settled by some equations and checked by others."""
 
     solution: Solution
-    equations: tuple[int, ...]
-    """Numbers of the equations that it rests on, those that checked it included."""
-    checks: int
-    """How many of them checked it."""
+    """It gives the values of all its equations."""
+    parts: tuple[Part, ...]
+    """The law is believed for sums of the equations of one of them; no check has met those of two. The part of most
+    equations is the first."""
 
 
 def _solve(equations: Sequence[tuple[Sequence[int], BucketFlops]], width: int) -> Solution:

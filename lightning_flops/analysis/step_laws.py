@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from lightning_flops.analysis.law import Law, LawFinder, Sizes
-from lightning_flops.records import UNKNOWN_SHAPE, BatchTokens, BucketFlops
-from lightning_flops.schema.law import NO_STEP_TIMED
+from lightning_flops.analysis.law import FLAG, Law, LawFinder, Sizes
+from lightning_flops.records import (
+    PADDING_MARK,
+    UNKNOWN_SHAPE,
+    WITH_PADDING,
+    WITHOUT_PADDING,
+    BatchTokens,
+    BucketFlops,
+)
+from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED
 
 
 class StepSeconds(NamedTuple):
@@ -21,7 +28,10 @@ class StepSeconds(NamedTuple):
 
 
 StepKey = tuple[tuple[tuple[tuple[int, ...], ...], ...], int]
-"""The shapes of the tensors of each batch of a step, and the step's optimizer attempts."""
+"""The shapes of the tensors of each batch of a step, with what else tells of the batch (``known_by``), and the step's
+optimizer attempts."""
+
+_T = TypeVar("_T")
 
 _Kind = tuple[tuple[tuple[int, ...], ...], int]
 
@@ -50,16 +60,20 @@ class StepLaws:
 
     Args:
         note: gets a sentence if what was foretold turns out to be wrong.
+        padding_counts: model FLOPs, too, may depend on whether a batch has padding: where only half of the scores of
+            causal attention count, an operator is told to be causal only without a mask. Otherwise they are over all
+            scores, whatever a mask rules out.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], *, padding_counts: bool = False) -> None:
         self._note = note
+        self._padding_counts = padding_counts
         self._exact: dict[StepKey, BucketFlops] = {}
         self._finders: dict[_Kind, LawFinder] = {}
         self._unreliable: set[_Kind] = set()
         self._samples: list[tuple[StepKey, BucketFlops]] = []
         self._samples_are_whole: bool | None = None
-        self._ready: dict[StepKey, BucketFlops | None] = {}
+        self._ready: dict[StepKey, Foretold | None] = {}
         self._given_up = False
 
     @property
@@ -72,23 +86,36 @@ class StepLaws:
         return self._finders.values()
 
     def foretell(self, key: StepKey) -> BucketFlops | None:
-        """What a step spends; None where nobody knows."""
-        flops = self._ready.get(key)
-        if flops is not None or key in self._ready:
-            return flops
+        """All that a step spends; None where nobody knows."""
+        known = self.known(key)
+        return None if known is None or not known.whole else known.flops
+
+    def known(self, key: StepKey) -> Foretold | None:
+        """What is known of what a step spends; None where nobody knows even its model FLOPs."""
+        known = self._ready.get(key)
+        if known is not None or key in self._ready:
+            return known
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
-        flops = self._ready[key] = self._foretell(key)
-        return flops
+        known = self._ready[key] = self._foretell(key)
+        return known
 
-    def _foretell(self, key: StepKey) -> BucketFlops | None:
+    def _foretell(self, key: StepKey) -> Foretold | None:
         kind = _kind_of(key)
         if self._given_up or kind in self._unreliable:
             return None
+        finder = self._finders.get(kind)
         flops = self._exact.get(key)
-        if flops is None and (finder := self._finders.get(kind)) is not None:
-            return finder.flops(_sizes_of(key))
-        return flops
+        if flops is None and finder is not None:
+            flops = finder.flops(_sizes_of(key))
+        if flops is not None:
+            return Foretold(flops, whole=True)
+        if finder is not None and not self._padding_counts:
+            for alike in _but_for_padding(key):
+                flops = finder.flops(_sizes_of(alike), buckets=_MODEL)
+                if flops is not None:
+                    return Foretold(flops, whole=False)
+        return None
 
     def report(self, seconds: Mapping[StepKey, StepSeconds]) -> RunLaw | str:
         """The law of the steps that most time was spent on, and its steps by length; in words, why there is none."""
@@ -102,16 +129,18 @@ class StepLaws:
         finder = self._finder_of(kind)
         if isinstance(finder, str):
             return finder
-        if finder.law is None or not finder.variables:
+        if finder.law is None:
             return finder.why_no_law
-        length = next((place for place, one in enumerate(finder.variables) if not one.is_batch), None)
+        if all(one.is_flag for one in finder.variables):
+            return NO_OTHER_SIZE
+        length = next((place for place, one in enumerate(finder.variables) if one.is_size), None)
         steps = []
         for key, its in seconds.items():
-            flops = self.foretell(key) if its.steps and _kind_of(key) == kind else None
-            values = None if flops is None else finder.values_of(_sizes_of(key))
-            if flops is not None and values and length is not None:
+            known = self.known(key) if its.steps and _kind_of(key) == kind else None
+            values = None if known is None else _first(map(finder.values_of, _alike(key)))
+            if known is not None and values and length is not None:
                 sums = FlopSums()
-                sums.add(flops, steps=its.steps)
+                sums.add(known, steps=its.steps)
                 steps.append((max(one[length] for one in values), its, sums))
         return RunLaw(finder=finder, law=finder.law, steps=steps)
 
@@ -149,7 +178,7 @@ class StepLaws:
         for key, steps in keys.items():
             if _kind_of(key) != main and not self._batches_agree(finder, main, key):
                 return "the run had steps of several forms, and one law does not hold for all"
-            by_shape = finder.tokens_by_shape(_sizes_of(key), one)
+            by_shape = _first(finder.tokens_by_shape(sizes, one) for sizes in _alike(key))
             if by_shape is None:
                 return "a step had sizes that the law of the FLOPs does not cover"
             processed += steps * by_shape
@@ -165,9 +194,10 @@ class StepLaws:
         if {*kind[0], *_kind_of(key)[0]} != {kind[0][0]}:
             return False
         # What an optimizer spends once in a step is no batch's, so it is not asked for.
-        known, by_law = self.foretell(key), finder.flops(_sizes_of(key), buckets=_MODEL)
+        known = self.known(key)
+        by_law = _first(finder.flops(sizes, buckets=_MODEL) for sizes in _alike(key))
         return known is not None and by_law == {
-            one: value for one, value in known.items() if value and one[0] in _MODEL
+            one: value for one, value in known.flops.items() if value and one[0] in _MODEL
         }
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
@@ -223,6 +253,15 @@ class StepLaws:
         self._note(DEPENDS)
 
 
+class Foretold(NamedTuple):
+    """What is known of what a step spends."""
+
+    flops: BucketFlops
+    whole: bool
+    """Every bucket is known; otherwise model FLOPs alone: no step was counted that was like this one in its padding,
+    which may decide what kernels skip."""
+
+
 @dataclass(slots=True, kw_only=True)
 class FlopSums:
     """FLOPs of several steps."""
@@ -230,22 +269,24 @@ class FlopSums:
     steps: int = 0
     model: int = 0
     """Forward and backward."""
-    hardware: int = 0
-    """All that kernels execute."""
+    hardware: int | None = 0
+    """All that kernels execute; None if it is not known of one step."""
     model_by_dtype: dict[str, int] = field(default_factory=dict)
 
-    def add(self, flops: BucketFlops, *, steps: int = 1) -> None:
-        """So many *steps* have spent *flops* each."""
+    def add(self, known: Foretold, *, steps: int = 1) -> None:
+        """So many *steps* have each spent what is *known*."""
         self.steps += steps
-        for (bucket, dtype), amount in flops.items():
+        hardware = 0
+        for (bucket, dtype), amount in known.flops.items():
             amount *= steps
             if bucket == "causal_skipped":
-                self.hardware -= amount
+                hardware -= amount
                 continue
-            self.hardware += amount
-            if bucket in ("forward", "backward"):
+            hardware += amount
+            if bucket in _MODEL:
                 self.model += amount
                 self.model_by_dtype[dtype] = self.model_by_dtype.get(dtype, 0) + amount
+        self.hardware = self.hardware + hardware if known.whole and self.hardware is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,25 +354,25 @@ class RunFlops:
             books[key] = left
         else:
             books.pop(key, None)
-        self._counted.add(flops)
+        self._counted.add(Foretold(flops, whole=True))
 
     def _fold(self, slowed: bool) -> None:
         books, self._open[slowed] = self._open[slowed], {}
         for key, steps in books.items():
-            flops = self.laws.foretell(key)
-            if flops is None:
+            known = self.laws.known(key)
+            if known is None:
                 self._unknown += steps
             else:
-                self._folded[slowed].add(flops, steps=steps)
+                self._folded[slowed].add(known, steps=steps)
 
     def sums(self, keys: Mapping[StepKey, int]) -> FlopSums | None:
-        """FLOPs of so many steps of each key; None if those of one are not known."""
+        """FLOPs of so many steps of each key; None if the model FLOPs of one are not known."""
         sums = FlopSums()
         for key, steps in keys.items():
-            flops = self.laws.foretell(key)
-            if flops is None:
+            known = self.laws.known(key)
+            if known is None:
                 return None
-            sums.add(flops, steps=steps)
+            sums.add(known, steps=steps)
         return sums
 
     def totals(self) -> RunTotals:
@@ -341,23 +382,19 @@ class RunFlops:
         unknown = {False: 0, True: 0}
         for slowed, books in self._open.items():
             folded = self._folded[slowed]
-            known = sums[slowed] = FlopSums(
-                steps=folded.steps,
-                model=folded.model,
-                hardware=folded.hardware,
-                model_by_dtype=dict(folded.model_by_dtype),
-            )
+            of_these = sums[slowed] = replace(folded, model_by_dtype=dict(folded.model_by_dtype))
             for key, steps in books.items():
-                flops = self.laws.foretell(key)
-                if flops is None:
+                known = self.laws.known(key)
+                if known is None:
                     unknown[slowed] += steps
                 else:
-                    known.add(flops, steps=steps)
+                    of_these.add(known, steps=steps)
         nobody_knows = self._unknown + unknown[False] + unknown[True]
-        whole = not nobody_knows
+        every = (self._counted, sums[False], sums[True])
+        hardware = [one.hardware for one in every if one.hardware is not None]
         return RunTotals(
-            model_flops=self._counted.model + sums[False].model + sums[True].model if whole else None,
-            hardware_flops=self._counted.hardware + sums[False].hardware + sums[True].hardware if whole else None,
+            model_flops=None if nobody_knows else sum(one.model for one in every),
+            hardware_flops=None if nobody_knows or len(hardware) < len(every) else sum(hardware),
             steps_counted=self._counted.steps,
             steps_predicted=sums[False].steps + sums[True].steps,
             steps_unknown=nobody_knows,
@@ -373,6 +410,7 @@ class RunTotals:
     model_flops: int | None
     """None if one step is not known."""
     hardware_flops: int | None
+    """None also if only model FLOPs are known of a step."""
     steps_counted: int
     """Steps that were counted themselves."""
     steps_predicted: int
@@ -406,9 +444,34 @@ def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
 
 
 def _axes_of(key: StepKey) -> list[tuple[int, int]]:
-    """The tensor and the axis of each size. What tells the loader of a batch is no tensor, and counts no samples."""
+    """The tensor and the axis of each size. What tells of a whole batch is no tensor, and counts no samples."""
     return [
-        (number, axis if shape[0] >= 0 else axis + 1)
+        (number, axis if shape[0] >= 0 else FLAG if _is_flag(shape, axis) else axis + 1)
         for number, shape in enumerate(key[0][0])
         for axis in range(len(shape))
     ]
+
+
+def _but_for_padding(key: StepKey) -> Iterator[StepKey]:
+    """The keys of steps that differ from that of *key* in nothing but their padding, of all batches alike."""
+    batches, updates = key
+    if not any(_is_flag(shape, 1) for shape in batches[0]):
+        return
+    for mark in (WITH_PADDING, WITHOUT_PADDING):
+        yield tuple([tuple([mark if _is_flag(one, 1) else one for one in shapes]) for shapes in batches]), updates
+
+
+def _alike(key: StepKey) -> Iterator[tuple[Sizes, ...]]:
+    """The sizes of *key*, and then of the keys that differ from it in nothing but padding."""
+    yield _sizes_of(key)
+    yield from map(_sizes_of, _but_for_padding(key))
+
+
+def _first(found: Iterable[_T | None]) -> _T | None:
+    """The first that is not None."""
+    return next((one for one in found if one is not None), None)
+
+
+def _is_flag(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether it is not a size that stands there, but whether tokens of the batch are padding."""
+    return shape[:1] == (PADDING_MARK,) and axis == 1

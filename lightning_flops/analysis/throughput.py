@@ -11,6 +11,10 @@ from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunLaw, RunTotals
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 
+_PADDING = (
+    "steps with padding, or those without, were not counted in these sizes, and a mask may decide what kernels skip"
+)
+
 
 def build_throughput(
     totals: BatchTotals,
@@ -73,7 +77,11 @@ def build_throughput(
         law=step_law(law, peak_sec=peak_sec) if isinstance(law, RunLaw) else None,
         unavailable={
             name: reason
-            for name, reason in (("law", law), ("useful_mfu", useful_flops_peak_sec))
+            for name, reason in (
+                ("hardware_flops", None if flops.model_flops is None or flops.hardware_flops is not None else _PADDING),
+                ("law", law),
+                ("useful_mfu", useful_flops_peak_sec),
+            )
             if isinstance(reason, str)
         },
         tokens=tokens.processed,

@@ -101,6 +101,15 @@ class FetchedBatches:
         """Of the batches that the Trainer has not trained on yet."""
         return tuple(batch.shapes for batch in self._waiting)
 
+    def read_waiting(self, reader: TokenReader) -> tuple[BatchTokens | None, ...]:
+        """The tokens of the batches that the Trainer has not trained on yet, read now if they were not."""
+        if reader.reads:
+            self._waiting = deque(
+                batch if batch.was_read else batch._replace(tokens=reader.of(batch.inputs), was_read=True)
+                for batch in self._waiting
+            )
+        return tuple(batch.tokens for batch in self._waiting)
+
     def next(self) -> Fetched:
         """The Trainer is through with the next batch."""
         self.current = self._waiting.popleft() if self._waiting else NOTHING

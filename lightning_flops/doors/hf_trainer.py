@@ -328,7 +328,8 @@ class HfTraining:
         self._fetched = id(batches)
         self._batches.fetched(batches, counts=self.session.window.is_open and self._config.tokens_per_sample is None)
         if self.session.flops.wants_shapes:
-            self.session.step_begins(self._batches.shapes)
+            tokens = self._batches.read_waiting(self.session.tokens)
+            self.session.step_begins(self._batches.shapes, tokens)
 
     def _fetch_fails(self, _: object, error: BaseException) -> None:
         self._in_loop = False

@@ -240,7 +240,9 @@ class LightningEvaluation:
         self._batch = batch
         self._shapes = tensor_shapes(batch)
         if session.flops.wants_shapes:
-            session.step_begins((self._of_loader(self._shapes, dataloader_idx),))
+            if self._tokens is None and session.tokens.reads:
+                self._tokens = session.tokens.of(batch)
+            session.step_begins((self._of_loader(self._shapes, dataloader_idx),), (self._tokens,))
 
     def _of_loader(self, shapes: Shapes, dataloader_idx: int) -> Shapes:
         """*shapes*, so that batches of two loaders are never alike."""

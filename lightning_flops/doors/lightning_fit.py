@@ -309,7 +309,9 @@ class LightningFit:
         self._batch = batch
         self._shapes = tensor_shapes(batch)
         if self.session.flops.wants_shapes:
-            self.session.step_begins((self._shapes,))
+            if self._tokens is None and self.session.tokens.reads:
+                self._tokens = self.session.tokens.of(batch)
+            self.session.step_begins((self._shapes,), (self._tokens,))
 
     def batch_ends(self, batch: Any) -> None:
         """A batch is done, and perhaps a step with it."""

@@ -297,7 +297,7 @@ class LoopSteps:
             if not self._batch_is_fetched:
                 self._takes_arguments(args, kwargs)
             if begins and session.flops.wants_shapes and self.is_whole:
-                session.step_begins((self._shapes,))
+                session.step_begins((self._shapes,), (self._tokens,))
                 if window.in_scope:
                     self._door.loaders.scope_is_entered()
             return False

@@ -11,7 +11,7 @@ import torch
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
-from lightning_flops.records import UNKNOWN_SHAPE
+from lightning_flops.records import UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens
 from lightning_flops.text.json_text import is_too_long, shown
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -69,6 +69,20 @@ def from_loader(shapes: Shapes, index: int) -> Shapes:
     What is computed on a batch may depend on its loader.
     """
     return ((_FROM_LOADER, index), *shapes)
+
+
+def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
+    """What a batch of these *shapes* and *tokens* is known by: also by whether one of its tokens is padding.
+
+    What is computed may depend on that. Transformers, for one, leaves a mask away that rules nothing out, and tells a
+    fused kernel to be causal in its place; the kernel then skips half of the scores.
+    """
+    if tokens is None:
+        return shapes
+    processed, real, _, _, _ = tokens
+    if real is None:
+        return shapes
+    return (*shapes, WITHOUT_PADDING if real == processed else WITH_PADDING)
 
 
 def samples_in(shapes: Shapes) -> int | None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from lightning_flops.report.layout import paragraph, rule, table, title
-from lightning_flops.schema.law import NO_OTHER_SIZE, NO_STEP_TIMED, LawReport, LawSum, LawTerm, LawVariable, StepLaw
+from lightning_flops.schema.law import (
+    NO_OTHER_SIZE,
+    NO_STEP_TIMED,
+    WHOLE,
+    LawReport,
+    LawSum,
+    LawTerm,
+    LawVariable,
+    StepLaw,
+)
 from lightning_flops.text.printable import page
 from lightning_flops.units import duration, percent, plain, plural, si
 
@@ -80,10 +89,12 @@ class StepLawWords:
 def step_law_words(law: StepLaw) -> StepLawWords:
     """*law* in words, for any report."""
     names = [one.name for one in law.variables]
+    sizes = [one for one in law.variables if one.name != WHOLE]
+    flag = f"{WHOLE} is 1 for a batch without padding, and 0 for one with padding. " if WHOLE in names else ""
     return StepLawWords(
         formulas=tuple(law_formulas(law.sums, names)),
         support=(
-            f"Used for {' and '.join(map(range_text, law.variables))}. It rests on {plain(law.counted)} counted "
+            f"{flag}Used for {' and '.join(map(range_text, sizes))}. It rests on {plain(law.counted)} counted "
             f"{plural('step', law.counted)}, {plain(law.checks)} of which the others foretold to the last FLOP."
         ),
         length=next((one for one in names if one != "B"), "B"),

@@ -30,10 +30,10 @@ def render_throughput(summary: ThroughputSummary) -> str:
             ],
         ),
         *paragraph(
-            f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank; ips adds up all "
-            "ranks that see different data. Averages are totals over totals. Not in it: batches that were counted or "
-            "traced, validation, checkpoints and what lies "
-            "between epochs."
+            f"Over {plain(summary.batches)} {plural('batch', summary.batches)} of this rank; ips is this rank's "
+            "times the ranks that see different data: the others are taken to do the same. Averages are totals over "
+            "totals. Not in it: batches that were counted or traced, validation, checkpoints and what lies between "
+            "epochs."
         ),
         *_flops_lines(summary),
         *_token_lines(summary),
@@ -53,6 +53,8 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
         f"Model FLOPs: {plain(summary.model_flops)}{bound}, hardware FLOPs: {plain(summary.hardware_flops)}{bound}, "
         f"MFU: {percent(summary.mfu)}{bound}"
     ]
+    if reason := summary.unavailable.get("hardware_flops"):
+        lines += paragraph(f"Hardware FLOPs are {NOT_AVAILABLE}: {reason}.")
     shares = [
         f"{percent(number / steps)} {words}"
         for number, words in (

@@ -16,6 +16,9 @@ NO_STEP_TIMED = "no step was timed"
 NO_OTHER_SIZE = "no counted step had another size"
 """Why a run has no law, if its sizes gave none to look for."""
 
+WHOLE = "F"
+"""The variable of a run's law that is 1 for a batch without padding, and 0 for one with padding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawVariable:
@@ -111,7 +114,8 @@ class StepLaw:
     """The law of the FLOPs of a run's steps."""
 
     variables: tuple[LawVariable, ...]
-    """B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch."""
+    """B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch
+    without padding and 0 in one with padding; it is there if FLOPs depend on that."""
     sums: tuple[LawSum, ...]
     """FLOPs of a step of one batch; those of several batches add up."""
     counted: int

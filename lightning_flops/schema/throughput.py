@@ -44,7 +44,8 @@ class ThroughputSummary:
     batch_cost_sec: Spread
     """Wall time of a batch, the wait for it included; validation, checkpoints and epoch restarts are not."""
     ips: Spread | None
-    """Items per second, all ranks that see different data together; None if no batch took any time."""
+    """Items per second of this rank, times the ranks that see different data: the others are taken to do the same. None
+    if no batch took any time."""
     ips_unit: Literal["samples/s", "batches/s"]
     """Batches where the number of samples was not known."""
     model_flops: int | None = None
@@ -56,8 +57,8 @@ class ThroughputSummary:
     steps_counted: int = 0
     """Steps that were counted themselves."""
     steps_predicted: int = 0
-    """Steps that were not counted, and whose FLOPs follow exactly from those that were: they had the same shapes, or a
-    law of the shapes holds that was checked."""
+    """Steps that were not counted, and whose model FLOPs follow exactly from those that were: they had the same shapes,
+    or a law of the shapes holds that was checked."""
     steps_unknown: int = 0
     """Steps whose FLOPs nobody knows."""
     model_flops_per_sec: float | None = None
@@ -76,11 +77,12 @@ class ThroughputSummary:
     padding_ratio: float | None = None
     """(tokens - real_tokens) / tokens"""
     tokens_per_sec: float | None = None
-    """Real tokens per second, all ranks that see different data together, without counted and traced steps."""
+    """Real tokens per second of this rank, times the ranks that see different data: the others are taken to have as
+    many. Without counted and traced steps."""
     law: StepLaw | None = None
     """What a step spends as a function of its sizes; None if they did not vary, or if there is no such law."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Why ``law`` or ``useful_mfu`` is None, in a few words."""
+    """Why ``hardware_flops``, ``law`` or ``useful_mfu`` is None, in a few words."""
 
     def __repr__(self) -> str:
         """The averages; ``to_json`` has every field."""

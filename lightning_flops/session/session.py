@@ -21,7 +21,7 @@ from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
-from lightning_flops.instrument.batches import Shapes
+from lightning_flops.instrument.batches import Shapes, known_by
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
@@ -140,6 +140,7 @@ class Session:
             self.notes.add_for_run,
             shown=config.monitor and (self._writes or config.all_ranks),
             share=SHARE / world_size if config.all_ranks else SHARE,
+            padding_counts=config.causal_attention == "half",
         )
         """What the steps of the run spend."""
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
@@ -279,11 +280,20 @@ class Session:
         """An epoch ends: until the next one begins, time belongs to no step."""
         self.window.recorder.epoch_ends()
         self.training_stops("epoch restart")
+        self.flops.epoch_ends(steps_done=self._steps_done_now())
 
     def epoch_begins(self) -> None:
         """An epoch begins: time belongs to steps again."""
         self.window.recorder.epoch_begins()
         self.training_goes_on("epoch restart")
+        self.flops.epoch_begins(steps_done=self._steps_done_now())
+        self.spare = min(self.spare, self._batches_to_spare())
+
+    def _steps_done_now(self) -> int:
+        """Steps that have ended, those that only the monitor has noted included."""
+        if self.monitor is not None:
+            self.monitor.add_up()
+        return self.steps.steps_done
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch."""
@@ -345,7 +355,7 @@ class Session:
         slowed = (window.is_open or sampling) and self._tell_recorder(
             batch, shapes, samples=samples, tokens=tokens, ends_step=ends_step
         )
-        key = self.steps.book(shapes, updates, ends_step)
+        key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
         if key is not None and monitor is not None:
             self.flops.books.book(key, slowed=slowed)
         if sampling and (ends_step or not self._whole_steps):
@@ -395,12 +405,14 @@ class Session:
             return 0
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
-        if self.window.step is None:
-            return LONGEST_LOG
-        return max(0, min(LONGEST_LOG, self.window.step - self.steps.steps_done - 1))
+        done, opens = self.steps.steps_done, self.window.step
+        steps = min(LONGEST_LOG, self.flops.look_at - done, LONGEST_LOG if opens is None else opens - done - 1)
+        return max(0, int(steps))
 
-    def _describe_passed(self, shapes: Shapes, updates: int, ends_step: bool) -> tuple[int | None, StepKey | None]:
-        key = self.steps.book(shapes, updates, ends_step)
+    def _describe_passed(
+        self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
+    ) -> tuple[int | None, StepKey | None]:
+        key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
         if key is not None:
             self.flops.books.book(key, slowed=False)
         return self._meter.samples(None, shapes), key
@@ -424,11 +436,18 @@ class Session:
 
     # ---- what steps spend
 
-    def step_begins(self, batches: tuple[Shapes, ...]) -> None:
-        """A step begins whose first *batches* have these shapes; a door calls this if ``flops.wants_shapes``."""
+    def step_begins(self, batches: tuple[Shapes, ...], tokens: tuple[BatchTokens | None, ...] = ()) -> None:
+        """A step begins whose first *batches* have these shapes; a door calls this if ``flops.wants_shapes``.
+
+        Args:
+            batches: those that are known.
+            tokens: in each of them; empty if no batch of the run tells its tokens.
+        """
         window = self.window
         if self.border.closed or window.is_open or window.recorder.sampling:
             return
+        if tokens:
+            batches = tuple(map(known_by, batches, tokens))
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()

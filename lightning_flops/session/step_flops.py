@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lightning_flops.session.batches import StepBook
 
 
+_BEFORE_LAST = 2
+"""So many steps before the end of an epoch somebody looks at its last ones."""
+
 _IN_VAIN = 20
 """After so many steps in a row that need not be counted, no further one is looked at."""
 
@@ -34,10 +37,13 @@ class StepFlops:
         note: adds a sentence to every report of the run.
         shown: somebody sees what this rank's steps spend one by one.
         share: of the wall time, what counting outside of windows may take.
+        padding_counts: as for ``StepLaws``.
     """
 
-    def __init__(self, root: nn.Module, note: Callable[[str], None], *, shown: bool, share: float) -> None:
-        self.laws = StepLaws(note)
+    def __init__(
+        self, root: nn.Module, note: Callable[[str], None], *, shown: bool, share: float, padding_counts: bool
+    ) -> None:
+        self.laws = StepLaws(note, padding_counts=padding_counts)
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
         """Every step of the run."""
@@ -49,6 +55,8 @@ class StepFlops:
         """
         self.look_from = math.inf
         """The time from which on ``look`` may find that a step could be counted."""
+        self.look_at = math.inf
+        """The number of steps from which on ``look`` may find the same."""
         self.at_border = True
         """The next batch begins a step."""
         self.lower_bound = False
@@ -58,6 +66,12 @@ class StepFlops:
         self.samples = Samples(share=share)
         """Steps that are counted outside of windows."""
         self._in_vain = 0
+        self._missed = False
+        """A step was there that nobody knew."""
+        self._epoch_began: int | None = None
+        """How many steps were done then; None before the first epoch that was seen to begin."""
+        self._epoch_steps = 0
+        """Of the latest epoch that was seen whole."""
         self._rechecks = False
         """Steps are foretold that a window has not counted: some of them are counted once more, now and then."""
         self._trained: int | None = None
@@ -167,6 +181,10 @@ class StepFlops:
         samples = self.samples
         if self.wants_shapes or not self._rechecks or samples.exhausted:
             return
+        if steps_done >= self.look_at:
+            self.look_at = math.inf
+            self._want_shapes()
+            return
         waits = self.look_from < math.inf
         if samples.affords(steps_done=steps_done) if waits else samples.check_is_due(steps_done=steps_done):
             self._want_shapes()
@@ -186,10 +204,22 @@ class StepFlops:
 
     def misses(self, keys: Mapping[StepKey, int]) -> None:
         """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
+        self._missed = True
         if self.wants_shapes or self.look_from < math.inf or not self._shown or self.samples.exhausted:
             return
         if self.laws.believes_samples is not False and any(self.laws.foretell(key) is None for key in keys):
             self._want_shapes()
+
+    def epoch_begins(self, *, steps_done: int) -> None:
+        """An epoch begins. Steps that nobody knew may have been those of short last batches: look at its last ones."""
+        self._epoch_began = steps_done
+        if self._missed and self._epoch_steps:
+            self.look_at = steps_done + max(0, self._epoch_steps - _BEFORE_LAST)
+
+    def epoch_ends(self, *, steps_done: int) -> None:
+        """An epoch is over."""
+        if self._epoch_began is not None:
+            self._epoch_steps = steps_done - self._epoch_began
 
     # ---- the parameters
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.law import LawFinder
+from lightning_flops.analysis.law import FLAG, LawFinder
 from lightning_flops.analysis.law_fit import ExactFit
 
 FORWARD = ("forward", "float32")
@@ -200,8 +200,24 @@ def test_equations_that_no_check_connects_are_not_believed_together() -> None:
         fit.add(features, {FORWARD: value})
     believed = fit.believed()
     assert believed is not None
-    assert believed.equations == (0, 2, 3)
-    assert believed.solution.constraints == ((0, 1),)
+    (part,) = believed.parts
+    assert part.equations == (0, 2, 3)
+    assert part.constraints == believed.solution.constraints == ((0, 1),)
+
+
+def test_equations_that_were_checked_apart_are_believed_apart() -> None:
+    """Each unknown was settled and checked twice; no check has seen both."""
+    fit = ExactFit(2)
+    for features, value in (([1, 0], 5), ([0, 1], 7), ([2, 0], 10), ([3, 0], 15), ([0, 2], 14), ([0, 5], 35)):
+        fit.add(features, {FORWARD: value})
+    believed = fit.believed()
+    assert believed is not None
+    assert [(part.equations, part.checks, part.constraints) for part in believed.parts] == [
+        ((0, 2, 3), 2, ((0, 1),)),
+        ((1, 4, 5), 2, ((1, 0),)),
+    ]
+    assert [str(value) for value in believed.solution.unknowns[FORWARD]] == ["5", "7"]
+    assert believed.solution.constraints == ()
 
 
 def test_a_product_of_two_lengths_that_was_never_seen_apart_is_not_foretold() -> None:
@@ -216,3 +232,64 @@ def test_a_product_of_two_lengths_that_was_never_seen_apart_is_not_foretold() ->
         finder.add(((2, 5, other),), {FORWARD: flops(5, other)})
     assert finder.flops(((2, 8, 5),)) == {FORWARD: flops(8, 5)}
     assert finder.flops(((2, 8, 8),)) is None
+
+
+WHOLE = [*TEXT, (2, 1), (2, FLAG)]
+"""The same, and whether no token of the batch is padding."""
+
+SKIPPED = ("causal_skipped", "float32")
+
+
+def known(steps: list[tuple[int, int, int]], *, skips: bool) -> LawFinder:
+    """After steps of so many samples and tokens, and whether they had no padding: then some of it is skipped."""
+    finder = LawFinder(WHOLE)
+    for batch, length, whole in steps:
+        flops = {FORWARD: a_layer(batch, length)}
+        if skips and whole:
+            flops[SKIPPED] = batch * length * (length - 1)
+        assert finder.add(whole_text(batch, length, whole), flops)
+    return finder
+
+
+def whole_text(batch: int, length: int, whole: int) -> tuple[tuple[int, ...], ...]:
+    return ((batch, length, batch, length, -3, whole),)
+
+
+PADDED = [(2, 3, 0), (2, 5, 0), (2, 8, 0), (2, 13, 0), (2, 20, 0)]
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_what_padding_does_is_not_foretold_before_it_was_counted(skips: bool) -> None:
+    finder = known(PADDED, skips=skips)
+    assert finder.flops(whole_text(2, 10, 0)) == {FORWARD: 23_040}
+    assert finder.flops(whole_text(2, 10, 1)) is None
+    once = known([*PADDED, (2, 10, 1)], skips=skips)
+    assert once.flops(whole_text(2, 9, 1)) is None  # one step may agree by chance
+    assert once.flops(whole_text(2, 10, 0)) == {FORWARD: 23_040}
+
+
+def test_where_padding_changes_nothing_two_steps_without_it_have_shown_that() -> None:
+    finder = known([*PADDED, (2, 10, 1), (2, 7, 1)], skips=False)
+    assert finder.flops(whole_text(2, 9, 1)) == {FORWARD: a_layer(2, 9)}
+
+
+def test_where_padding_decides_what_is_skipped_both_have_laws_of_their_own() -> None:
+    """Three steps settle what is skipped without padding, and two more check it; 2·10·9 = 180."""
+    whole = [(2, 4, 1), (2, 6, 1), (2, 9, 1), (2, 11, 1), (2, 18, 1)]
+    finder = known([*PADDED, *whole], skips=True)
+    assert finder.flops(whole_text(2, 10, 1)) == {FORWARD: 23_040, SKIPPED: 180}
+    assert finder.flops(whole_text(2, 10, 0)) == {FORWARD: 23_040}
+    assert finder.flops(whole_text(2, 3, 1)) is None  # no step without padding was as short
+    assert known([*PADDED, *whole[:4]], skips=True).flops(whole_text(2, 10, 1)) is None
+    assert known([*PADDED, *whole[:4]], skips=True).flops(whole_text(2, 10, 0)) == {FORWARD: 23_040}
+
+
+def test_padding_is_a_flag_and_no_length() -> None:
+    """It enters to the first power at most, and a sample's FLOPs do not depend on it."""
+    finder = known([*PADDED, (1, 7, 1), (3, 7, 1), (4, 10, 0), (5, 9, 0)], skips=False)
+    assert [(one.is_batch, one.is_flag, one.degree) for one in finder.variables] == [
+        (True, False, 2), (False, False, 2), (False, True, 1),
+    ]  # fmt: skip
+    one = finder.per_sequence()
+    assert not isinstance(one, str)
+    assert [int(value) for value in one.coefficients["float32"]] == [0, 512, 64]  # 2·16·16, and twice 2·16

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from lightning_flops.report.law_text import step_law_lines
 from lightning_flops.report.throughput_text import render_throughput
 from lightning_flops.schema.law import LawSum, LawTerm, LawVariable, LengthRow, StepLaw
 from lightning_flops.schema.throughput import Spread, ThroughputSummary
@@ -94,3 +95,28 @@ def test_a_run_whose_steps_are_all_known_says_what_they_spent() -> None:
         steps_predicted=99,
     )
     golden("text/throughput_known.txt", render_throughput(summary))
+
+
+def test_what_depends_on_padding_has_a_letter_of_its_own() -> None:
+    """Without padding 120·S² - 120·S are skipped of each sample's scores."""
+    terms = [
+        LawTerm(numerator=sign * 120, denominator=1, powers={"B": 1, "S": power, "F": 1})
+        for sign, power in ((-1, 1), (1, 2))
+    ]
+    law = StepLaw(
+        variables=(
+            LawVariable(name="B", least=1, greatest=4, apart=1, between=True),
+            LawVariable(name="S", least=5, greatest=40, apart=1, between=True),
+            LawVariable(name="F", least=0, greatest=1, apart=1, between=False),
+        ),
+        sums=(LawSum(bucket="causal_skipped", dtype="float32", terms=tuple(terms)),),
+        counted=20,
+        checks=14,
+        lengths=(),
+    )
+    first, second, *rest = step_law_lines(law, why_none="")
+    assert (first, second) == ("FLOPs of a batch by its sizes:", "  causal skipped = B·(-120·S·F + 120·S²·F)")
+    assert " ".join(rest) == (
+        "F is 1 for a batch without padding, and 0 for one with padding. Used for B from 1 to 4 and S from 5 to 40. It "
+        "rests on 20 counted steps, 14 of which the others foretold to the last FLOP."
+    )

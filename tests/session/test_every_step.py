@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, profile_training
 from lightning_flops.analysis.step_laws import StepKey
+from lightning_flops.records import WITHOUT_PADDING
 from lightning_flops.schema.throughput import ThroughputSummary
 from tests.lengths import VOCAB, Encoder, Strided, hold_to, sentences, truths, watch_sessions
 
@@ -251,7 +252,7 @@ def test_every_step_under_the_trainer_of_transformers(
         save_strategy="no", disable_tqdm=True, logging_steps=50,
     )  # fmt: skip
     Trainer(model=model, args=arguments, train_dataset=Sentences(), data_collator=collate, callbacks=[callback]).train()
-    keys: Counter[StepKey] = Counter(((((shape := tuple(batch.shape)), shape, shape),), 1) for batch in data)
+    keys: Counter[StepKey] = Counter((((*(tuple(batch.shape),) * 3, WITHOUT_PADDING),), 1) for batch in data)
 
     def step(batches: tuple[Any, ...]) -> None:
         for shapes in batches:
@@ -264,3 +265,34 @@ def test_every_step_under_the_trainer_of_transformers(
     assert callback.throughput is not None
     assert callback.throughput.steps_unknown == 0
     assert callback.throughput.model_flops == model_flops(keys, truth)
+
+
+def test_the_short_last_batch_of_an_epoch_is_counted_in_a_later_one(generous: None, tmp_path: Path) -> None:
+    """Between its readings nobody looks at shapes, and no sample would ever fall on the last step of an epoch."""
+    from lightning.pytorch import LightningModule, Trainer
+    from torch.utils.data import DataLoader
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Encoder()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            loss: torch.Tensor = self.net(batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    rows = [torch.randint(VOCAB, (12,)) for _ in range(39 * 4 + 2)]
+    callback, module = FlopsProfilerCallback(**SETTINGS), Module()
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=4, logger=False, enable_checkpointing=False, log_every_n_steps=5,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path, callbacks=[callback],
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(rows, batch_size=4))  # type: ignore[arg-type]
+    keys: Counter[StepKey] = Counter({((((4, 12),),), 1): 39 * 4, ((((2, 12),),), 1): 4})
+    summary = callback.throughput
+    assert summary is not None
+    assert summary.steps_unknown == 0
+    assert summary.model_flops == model_flops(keys, truth_of(module.net, keys))

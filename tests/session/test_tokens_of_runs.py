@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,15 @@ from torch import nn
 
 from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
 from lightning_flops.analysis.step_laws import StepKey, StepLaws
+from lightning_flops.instrument.batches import known_by
+from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.records import BatchTokens
 from lightning_flops.report.throughput_text import render_throughput
+from lightning_flops.schema.throughput import ThroughputSummary
+from tests.every_step import watched_sessions
+from tests.fake_clock import FakeNow
 from tests.lengths import VOCAB, WIDTH, Encoder, watch_sessions
+from tests.models_by_hand import model_named
 
 SETTINGS: dict[str, Any] = {"profile_step": 3, "timing_steps": 12, "trace": False, "peak_flops_per_sec": 1e12}
 
@@ -49,6 +58,12 @@ def padded(number: int) -> list[tuple[list[int], dict[str, torch.Tensor]]]:
             mask[row, :length] = 1
         found.append((lengths, {"input_ids": torch.randint(VOCAB, mask.shape), "attention_mask": mask}))
     return found
+
+
+def known_as(shape: tuple[int, ...], *, real: int) -> StepKey:
+    """What a step on one batch of two tensors of *shape* is known by, with so many tokens that are no padding."""
+    processed = shape[0] * shape[1]
+    return ((known_by((shape, shape), BatchTokens(processed, real, None, None, None)),), 1)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
@@ -87,26 +102,75 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
     tokens = BatchTokens(shape[0] * shape[1], sum(lengths), None, len(lengths), sum(one**2 for one in lengths))
-    key = (((shape, shape),), 1)
+    key = known_as(shape, real=sum(lengths))
     assert laws.without_padding({key: 1}, tokens) == {"float32": sum(map(one_sequence, lengths))}
 
 
-def test_useful_mfu_leaves_padding_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a step that nobody knows, the useful share is that of the sequences by themselves."""
-    monkeypatch.setattr("lightning_flops.session.session.SHARE", 1.0)
-    monkeypatch.setattr("lightning_flops.session.samples._GUESS", 0)
-    data, model = padded(300), Masked()
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The monitor's clock, which only the test's own loop moves."""
+    now = FakeNow()
+    monkeypatch.setattr("lightning_flops.session.session.Monitor", functools.partial(Monitor, now))
+    return now
+
+
+PEAK = 2**40
+"""FLOP/s; a power of two, so that dividing by it is exact."""
+
+
+def utilization(flops: int, *, steps: int) -> float:
+    """The share of the peak that *flops* are in so many steps of a second each, rounded once."""
+    return float(Fraction(flops, PEAK * steps))
+
+
+def run_of_seconds(now: FakeNow, batches: Sequence[dict[str, torch.Tensor]]) -> tuple[ThroughputSummary, list[int]]:
+    """Trains on *batches*, one a second; also the numbers of the steps that were neither counted nor traced."""
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with (
+        watched_sessions(share=1.0) as sessions,
+        profile_training(model, optimizer, **{**SETTINGS, "peak_flops_per_sec": PEAK}) as profiler,
+    ):
+        for batch in profiler.batches(batches):
+            now.sleep(1.0)
+            train(model, optimizer, batch)
+    (watched,) = sessions
+    assert profiler.throughput is not None and len(watched.steps) == len(batches)
+    return profiler.throughput, [number for number, step in enumerate(watched.steps) if not step.slowed]
+
+
+def test_useful_mfu_leaves_padding_out(now: FakeNow) -> None:
+    """Both are of the same steps and seconds: those that counting did not slow down."""
+    data = padded(300)
+    summary, undisturbed = run_of_seconds(now, [batch for _, batch in data])
+    assert summary.model_flops == sum(len(lengths) * one_sequence(max(lengths)) for lengths, _ in data)
+    assert summary.batches == len(undisturbed) < 300
+    lengths_of = [data[number][0] for number in undisturbed]
+    spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths in lengths_of)
+    useful = sum(one_sequence(length) for lengths in lengths_of for length in lengths)
+    assert summary.mfu == utilization(spent, steps=len(undisturbed))
+    assert summary.useful_mfu == utilization(useful, steps=len(undisturbed))
+
+
+def test_what_kernels_skip_without_padding_is_not_known_before_such_a_step_was_counted() -> None:
+    """Every counted batch had padding, and a mask; without padding transformers tells the kernel to be causal."""
+    kind = model_named("GPT-2 with padding")
+    lengths = (5, 7, 8, 11, 13, 17, 18, 19, 20, 21, 22, 23)
+    sizes = [((2, 5, 3)[place % 3], length, 1) for place, length in enumerate(lengths)]
+    run = [*5 * sizes, (3, 8, 0), (2, 19, 0)]
+    model = kind.make().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with profile_training(model, optimizer, **SETTINGS) as profiler:
-        for batch in profiler.batches([batch for _, batch in data]):
-            train(model, optimizer, batch)
+        for batch in profiler.batches([kind.batch(*one) for one in run]):
+            optimizer.zero_grad()
+            model(**batch)["loss"].backward()
+            optimizer.step()
     summary = profiler.throughput
-    assert summary is not None
-    assert summary.mfu is not None and summary.useful_mfu is not None
-    useful = sum(one_sequence(length) for lengths, _ in data for length in lengths)
-    spent = sum(len(lengths) * one_sequence(max(lengths)) for lengths, _ in data)
-    assert summary.model_flops == spent
-    assert summary.useful_mfu / summary.mfu == pytest.approx(useful / spent, rel=0.02)  # without the counted steps
+    assert summary is not None and summary.law is not None
+    assert (summary.steps_unknown, summary.model_flops) == (0, sum(kind.spent(*one).model for one in run))
+    assert summary.hardware_flops is None
+    assert "a mask may decide" in summary.unavailable["hardware_flops"]
+    assert "Hardware FLOPs are n/a: steps with padding" in " ".join(render_throughput(summary).split())
 
 
 def test_the_windows_own_report_has_the_law_in_words_and_the_steps_by_length() -> None:
@@ -167,22 +231,17 @@ def test_a_window_with_too_few_sizes_says_why_it_has_no_law() -> None:
     assert f"No law of the FLOPs: {profile.why_no_law}." in " ".join(render_text(profile).split())
 
 
-def test_batches_of_one_sample_have_a_useful_mfu() -> None:
-    numbers, model = random.Random(4), Masked()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = []
+def test_batches_of_one_sample_have_a_useful_mfu(now: FakeNow) -> None:
+    numbers, data = random.Random(4), []
     for _ in range(60):
         mask = torch.ones(1, numbers.randint(10, 20), dtype=torch.long)
         mask[0, 8:] = 0
         data.append({"input_ids": torch.randint(VOCAB, mask.shape), "attention_mask": mask})
-    with profile_training(model, optimizer, **SETTINGS) as profiler:
-        for batch in profiler.batches(data):
-            train(model, optimizer, batch)
-    summary = profiler.throughput
-    assert summary is not None and summary.mfu is not None and summary.useful_mfu is not None
+    summary, undisturbed = run_of_seconds(now, data)
     assert "useful_mfu" not in summary.unavailable
-    spent = sum(one_sequence(batch["input_ids"].shape[1]) for batch in data)
-    assert summary.useful_mfu / summary.mfu == pytest.approx(60 * one_sequence(8) / spent, rel=0.02)
+    spent = sum(one_sequence(data[number]["input_ids"].shape[1]) for number in undisturbed)
+    assert summary.mfu == utilization(spent, steps=len(undisturbed))
+    assert summary.useful_mfu == utilization(len(undisturbed) * one_sequence(8), steps=len(undisturbed))
 
 
 def known_steps(*steps: list[tuple[int, int]], wrong: int = 0) -> tuple[StepLaws, list[StepKey]]:
@@ -241,7 +300,7 @@ def test_packed_sequences_count_their_own_squares(monkeypatch: pytest.MonkeyPatc
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
     of_batch = BatchTokens(sum(lengths), sum(lengths), None, 4, sum(one**2 for one in lengths))
-    useful = sessions[0].flops.laws.without_padding({(((shape, shape),), 1): 1}, of_batch)
+    useful = sessions[0].flops.laws.without_padding({known_as(shape, real=sum(lengths)): 1}, of_batch)
     assert useful == {"float32": sum(map(one_sequence, lengths))}
 
 

@@ -739,7 +739,7 @@ export interface Rates {
  */
 export interface StepLaw {
   /**
-   * B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch.
+   * B counts samples; S, T, U ... are the other sizes that varied, in their order in the batch. F is 1 in a batch without padding and 0 in one with padding; it is there if FLOPs depend on that.
    */
   variables: LawVariable[];
   /**

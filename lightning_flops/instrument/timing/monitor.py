@@ -31,9 +31,9 @@ class MonitorReading:
     """How many of the steps had which batch shapes and updates."""
 
 
-Describe = Callable[[Shapes, int, bool], tuple[int | None, StepKey | None]]
-"""Gets a batch's shapes, its optimizer attempts and whether it ended a step. Returns its samples, and of a step that it
-ended the shapes and updates."""
+Describe = Callable[[Shapes, int, bool, BatchTokens | None], tuple[int | None, StepKey | None]]
+"""Gets a batch's shapes, its optimizer attempts, whether it ended a step, and its tokens. Returns its samples, and what
+a step that it ended is known by."""
 
 
 class _Clocks(NamedTuple):
@@ -166,7 +166,7 @@ class Monitor:
             tokens: those in it; None if it does not tell.
         """
         assert self._describe is not None
-        samples, key = self._describe(shapes, updates, ends_step)
+        samples, key = self._describe(shapes, updates, ends_step, tokens)
         self._add_batch(at, samples, ends_step, key, tokens)
 
     def _exclude(self, at: float, reason: str) -> None:

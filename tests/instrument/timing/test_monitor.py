@@ -107,7 +107,7 @@ def test_a_reading_tells_which_steps_it_is_of() -> None:
 def test_what_passed_is_asked_for_in_order_once_it_is_needed() -> None:
     asked: list[object] = []
 
-    def describe(shapes: object, updates: int, ends_step: bool) -> tuple[int | None, StepKey | None]:
+    def describe(shapes: object, updates: int, ends_step: bool, tokens: object) -> tuple[int | None, StepKey | None]:
         asked.append(shapes)
         return {((8, 4),): 8, ((2, 4),): 2}.get(shapes), KEY if updates else None  # type: ignore[call-overload]
 
