@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +38,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take long first; all others stay in their order."""
     place = {name: number for number, name in enumerate(_LONG)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(_LONG)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_was_there_before_is_no_garbage() -> Iterator[None]:
+    """Before each file, and before all of its other fixtures: no collection of garbage looks at it again.
+
+    All files of tests and what they import are a million objects. Lightning and transformers collect garbage in each
+    training, some of our own code looks through all objects, and Python collects by itself.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
