@@ -10,20 +10,19 @@ from typing import Any
 import pytest
 
 _LONG = (
-    "tests/test_flops_law.py",
+    "tests/corpus/test_corpus.py",
     "tests/laws/test_failures_at_every_line.py",
-    "tests/test_docs.py",
     "tests/benchmarks/test_gpu.py",
     "tests/loops/test_find_loop.py",
-    "tests/corpus/test_checkpointing_the_corpus.py",
     "tests/deepspeed/test_failures.py",
     "tests/benchmarks/test_foreign_suite.py",
     "tests/page/test_page.py",
     "tests/ranks/test_faults.py",
     "tests/ranks/test_example.py",
-    "tests/test_examples.py",
-    "tests/lightning/test_entry_points.py",
     "tests/deepspeed/test_run_command.py",
+    "tests/test_flops_law.py",
+    "tests/test_docs.py",
+    "tests/test_examples.py",
 )
 """Files that take half a minute or more, the longest first.
 
