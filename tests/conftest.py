@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,18 @@ A file runs in one process: one of these that began last would keep the others w
 
 _TOOLS = "tests.page.install_tools"
 """Stands in the reason of every test that needs a tool which only this installs."""
+
+
+# While tests are collected, nearly all that comes into being stays: it is no garbage to look for. And pytest keeps each
+# file as it has rewritten it, also where the environment has Python write none: half of a collection is that.
+gc.disable()
+_WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+
+def pytest_collection_finish() -> None:
+    """All else is as it was found."""
+    gc.enable()
+    sys.dont_write_bytecode = _WRITES_NOTHING
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
