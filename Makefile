@@ -8,7 +8,7 @@ INSTALL := DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-ch
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-deepspeed docs docs-profile page test test-all test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-every-step bench-deepspeed bench-ranks bench-traces bench-faults gpu clean
+.PHONY: help demo demo-deepspeed docs docs-profile page test test-all before-tests deepspeed-operators page-tools test-deepspeed-0.16 test-deepspeed-suite test-hta test-lightning lightning-source lint bench-accuracy bench-counting bench-zoo bench-time bench-every-step bench-deepspeed bench-ranks bench-traces bench-faults gpu clean
 
 help:
 	@echo "make demo      train a small network on handwritten digits with the profiler, and print its report"
@@ -50,15 +50,21 @@ demo-deepspeed: $(VENV)/.installed-deepspeed $(VENV)/.installed-tensorboard
 # computes on one core. What torch compiles there is kept beside DeepSpeed's operators, for the next time.
 PYTEST := OMP_NUM_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/.cache/torch_inductor $(RUN) -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: lint docs
-	$(RUN) -m tests.deepspeed.compile_operators
-	$(RUN) -m tests.page.install_tools
+test: before-tests
 	$(PYTEST) -m "not slow"
 
-test-all: lint docs test-deepspeed-0.16
-	$(RUN) -m tests.deepspeed.compile_operators
-	$(RUN) -m tests.page.install_tools
+test-all: before-tests test-deepspeed-0.16
 	$(PYTEST)
+
+# Each of these takes one core, so they run side by side.
+before-tests:
+	$(MAKE) --jobs $(shell getconf _NPROCESSORS_ONLN) lint docs deepspeed-operators page-tools
+
+deepspeed-operators: $(VENV)/.installed-dev
+	$(RUN) -m tests.deepspeed.compile_operators
+
+page-tools: $(VENV)/.installed-dev
+	$(RUN) -m tests.page.install_tools
 
 # The older of the two DeepSpeeds in use, which Lightning still asks for, in an environment of its own. There is no
 # pytest-randomly in it: this DeepSpeed hangs on to that, and warns when it is imported.

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 _LONG = (
-    "tests/test_flops_law.py",
+    "tests/corpus/test_corpus.py",
     "tests/laws/test_failures_at_every_line.py",
-    "tests/test_docs.py",
     "tests/benchmarks/test_gpu.py",
     "tests/loops/test_find_loop.py",
-    "tests/corpus/test_checkpointing_the_corpus.py",
     "tests/deepspeed/test_failures.py",
     "tests/benchmarks/test_foreign_suite.py",
     "tests/page/test_page.py",
     "tests/ranks/test_faults.py",
     "tests/ranks/test_example.py",
-    "tests/test_examples.py",
-    "tests/lightning/test_entry_points.py",
     "tests/deepspeed/test_run_command.py",
+    "tests/test_flops_law.py",
+    "tests/test_docs.py",
+    "tests/test_examples.py",
 )
 """Files that take half a minute or more, the longest first.
 
@@ -32,10 +34,34 @@ _TOOLS = "tests.page.install_tools"
 """Stands in the reason of every test that needs a tool which only this installs."""
 
 
+# While tests are collected, nearly all that comes into being stays: it is no garbage to look for. And pytest keeps each
+# file as it has rewritten it, also where the environment has Python write none: half of a collection is that.
+gc.disable()
+_WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+
+def pytest_collection_finish() -> None:
+    """All else is as it was found."""
+    gc.enable()
+    sys.dont_write_bytecode = _WRITES_NOTHING
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take long first; all others stay in their order."""
     place = {name: number for number, name in enumerate(_LONG)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(_LONG)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_was_there_before_is_no_garbage() -> Iterator[None]:
+    """Before each file, and before all of its other fixtures: no collection of garbage looks at it again.
+
+    All files of tests and what they import are a million objects. Lightning and transformers collect garbage in each
+    training, some of our own code looks through all objects, and Python collects by itself.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

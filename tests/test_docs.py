@@ -20,7 +20,7 @@ from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
 from tests.page.samples import many_ranks
 from tests.pages import PAGES, README, REPOSITORY, Block, blocks, programs_with_output, shown, without_times
-from tests.ranks import DEEPSPEED_ON_CPU
+from tests.ranks import DEEPSPEED_ON_CPU, LIGHTNING
 from tests.report import compared, jobs, windows
 
 OUTPUT_OF = {
@@ -145,7 +145,8 @@ def program_of(page: Path) -> str:
 def test_the_programs_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     files_for_programs(tmp_path)
     (tmp_path / "program.py").write_text(program_of(page))
-    run = run_fork(["-W", "ignore", "program.py"], folder=tmp_path, environment={**DEEPSPEED_ON_CPU, "COLUMNS": "120"})
+    environment = {**DEEPSPEED_ON_CPU, "COLUMNS": "120"}
+    run = run_fork(["-W", "ignore", "program.py"], folder=tmp_path, imports=LIGHTNING, environment=environment)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     printed = dict(zip(map(str, blocks(page, "python")), run.stdout.split(ENDS), strict=False))
     pairs = list(programs_with_output(page))
@@ -160,7 +161,7 @@ def test_a_program_that_fails_fails_its_page(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("```python\nfrom lightning_flops import no_such_name\n```\n")
     (block,) = blocks(tmp_path / "page.md")
     (tmp_path / "program.py").write_text(block.text)
-    assert run_fork(["program.py"], folder=tmp_path).returncode == 1
+    assert run_fork(["program.py"], folder=tmp_path, imports=LIGHTNING).returncode == 1
 
 
 # ---- what stands for itself

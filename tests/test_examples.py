@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from tests.forks import run_fork
+from tests.ranks import LIGHTNING
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -21,7 +22,7 @@ BATCH = 32
 
 def print_of(example: str, folder: Path, *flags: str) -> str:
     """What *example* prints when it is run in *folder*."""
-    run = run_fork([str(REPOSITORY / "examples" / example), *flags], folder=folder)
+    run = run_fork([str(REPOSITORY / "examples" / example), *flags], folder=folder, imports=LIGHTNING)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
@@ -106,7 +107,8 @@ def test_the_transformer_demo_takes_every_flag(tmp_path: Path) -> None:
 
 
 def test_the_demo_refuses_what_the_profiler_refuses(tmp_path: Path) -> None:
-    run = run_fork([str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"], folder=tmp_path)
+    arguments = [str(REPOSITORY / "examples" / "train_digits.py"), "--profile-step", "-1"]
+    run = run_fork(arguments, folder=tmp_path, imports=LIGHTNING)
     assert run.returncode == 1
     assert "ConfigError: flops_profiler.profile_step must be an integer >= 0, or a list of such, got -1" in run.stderr
 

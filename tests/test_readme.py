@@ -15,6 +15,7 @@ import pytest
 from tests.forks import run_fork
 from tests.golden_files import REWRITE_VARIABLE
 from tests.pages import PAGES, README, REPOSITORY, programs_with_output
+from tests.ranks import LIGHTNING
 
 PARTS_OF_A_STEP = {"data wait", "transfer", "forward", "backward", "optimizer", "other"}
 
@@ -25,7 +26,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     ((program, _),) = programs_with_output(README)
     folder = tmp_path_factory.mktemp("readme")
     (folder / "program.py").write_text(program.text)
-    run = run_fork(["program.py"], folder=folder, environment={"COLUMNS": "120"})
+    run = run_fork(["program.py"], folder=folder, imports=LIGHTNING, environment={"COLUMNS": "120"})
     assert run.returncode == 0, run.stderr
     report = run.stdout[run.stdout.index("BoringModel on ") :]
     return report.split("\n\n")[0] + "\n"

@@ -6,7 +6,7 @@ torch tells of every optimizer's step. A search recognizes a loop by them; then 
 
 from __future__ import annotations
 
-import gc
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.doors.loop_search import PATIENCE, LoopSearch, parameters_of
+from lightning_flops.doors.loop_search import PATIENCE, LoopSearch, objects_of, parameters_of
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import called_in
@@ -28,7 +28,8 @@ from lightning_flops.units import plural
 
 logger = package_logger(__name__)
 
-_FABRICS = ("lightning.fabric.fabric.Fabric", "lightning_fabric.fabric.Fabric")
+_ACCELERATORS = (("accelerate.accelerator", "Accelerator"),)
+_FABRICS = (("lightning.fabric.fabric", "Fabric"), ("lightning_fabric.fabric", "Fabric"))
 
 _BACK = 2
 """Steps in a row after which a loop that had been over is taken to have its turn again."""
@@ -200,10 +201,8 @@ class LoopFinder:
         search.stop()
         self._note_missed(search)
         self._loops += 1
-        objects = gc.get_objects()
-        accelerator = next((one for one in objects if _is(one, ("accelerate.accelerator.Accelerator",))), None)
-        fabric = next((one for one in objects if _is(one, _FABRICS)), None) if accelerator is None else None
-        del objects
+        accelerator = _one_of(_ACCELERATORS)
+        fabric = _one_of(_FABRICS) if accelerator is None else None
         frame = frame_of(model, accelerator=accelerator, fabric=fabric)
         output = LoopOutput(
             frame,
@@ -279,5 +278,8 @@ def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) 
     return sentences
 
 
-def _is(thing: object, names: tuple[str, ...]) -> bool:
-    return any(f"{kind.__module__}.{kind.__qualname__}" in names for kind in type(thing).__mro__)
+def _one_of(names: tuple[tuple[str, str], ...]) -> Any:
+    """An object of one of these classes, named by module and name; None where there is none."""
+    kinds = [getattr(sys.modules.get(module), name, None) for module, name in names]
+    classes = [kind for kind in kinds if isinstance(kind, type)]
+    return next(iter(objects_of(*classes)), None) if classes else None

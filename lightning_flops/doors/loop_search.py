@@ -156,6 +156,21 @@ class LoopSearch:
         return make
 
 
+def objects_of(*kinds: type) -> list[Any]:
+    """Every object of this process that is of one of these classes, or of one that inherits from it.
+
+    A process of torch has half a million objects, and its training waits for this.
+    """
+    wanted: set[int] = set()
+    found = list(kinds)
+    while found:
+        kind = found.pop()
+        if id(kind) not in wanted:
+            wanted.add(id(kind))
+            found += type.__subclasses__(kind)
+    return [one for one in gc.get_objects() if id(type(one)) in wanted]
+
+
 def parameters_of(optimizer: Any) -> Iterator[int]:
     """The ids of the parameters that *optimizer* updates."""
     for group in optimizer.param_groups:
@@ -166,12 +181,9 @@ def parameters_of(optimizer: Any) -> Iterator[int]:
 
 def optimizers_that_exist() -> Iterator[Any]:
     """Every optimizer of this process that may make a step itself; not those that libraries put around another."""
-    for one in gc.get_objects():
-        if not issubclass(type(one), Optimizer) or any(
-            kind.__module__.startswith(_LIBRARIES) for kind in type(one).__mro__
-        ):
-            continue
-        if next(parameters_of(one), None) is not None:
+    for one in objects_of(Optimizer):
+        of_a_library = any(kind.__module__.startswith(_LIBRARIES) for kind in type(one).__mro__)
+        if not of_a_library and next(parameters_of(one), None) is not None:
             yield one
 
 
@@ -196,7 +208,7 @@ def holders_of(parameters: Iterable[int]) -> list[nn.Module]:
         parameters: their ids.
     """
     wanted = set(parameters)
-    modules = {id(one): one for one in gc.get_objects() if issubclass(type(one), nn.Module)}
+    modules = {id(one): one for one in objects_of(nn.Module)}
     held: dict[int, set[int]] = {}
 
     def holds(module: nn.Module) -> set[int]:

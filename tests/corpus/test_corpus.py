@@ -1,20 +1,26 @@
-"""Every network of the corpus costs what its layer sizes say, to the last FLOP."""
+"""Every network of the corpus costs what its layer sizes say, to the last FLOP, and checkpointed its forward again.
+
+All of it is one file, so that a network is run once for the tests that ask for the same run.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from lightning_flops.analysis.flop_counts import FlopCounts
 from lightning_flops.pytorch import count_flops
 from lightning_flops.records import OUTSIDE, PhaseFlops
 
-from . import Network, all_networks
+from . import Example, Network, all_networks
+from .case import forward_and_backward, tensors_in, total
 
 NETWORKS = all_networks()
 
@@ -47,6 +53,8 @@ class Ran:
     """None where nothing was counted."""
     names: frozenset[str]
     """Of the model's modules."""
+    is_one_backward: bool
+    """It was one forward and the backward of all that it put out, and nothing else."""
 
 
 def ran(network: Network, *, counted: bool) -> Ran:
@@ -73,7 +81,7 @@ def _run(network: Network, *, counted: bool) -> Ran:
     finally:
         example.teardown()
     names = frozenset(name for name, _ in example.model.named_modules(remove_duplicate=False))
-    return Ran(state, counts, names)
+    return Ran(state, counts, names, example.step in (None, forward_and_backward))
 
 
 @each(NETWORKS)
@@ -151,3 +159,109 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
             state[f"{name}.grad"] = parameter.grad
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     return {name: value.clone() for name, value in local.items()}
+
+
+# ---- checkpointed as a whole
+
+Call = Callable[[Callable[[Tensor], Tensor], Tensor], Any]
+"""Calls a function of a tensor, checkpointed in one way or another."""
+
+OTHER_WITHOUT_GRAD = {
+    "attention_layers.transformer_encoder_layer_on_its_fast_path": "one operator for the whole layer",
+    "attention_layers.transformer_encoder_over_nested_samples": "samples without their padding",
+    "compiled.compiled_common_subexpression": "a graph of its own, in which the same product runs twice",
+}
+"""Networks that run otherwise where grad is off, as it is in a reentrant checkpoint's first pass: what they run."""
+
+NOT_REPEATED = {
+    "autograd_forms.towers_in_their_own_threads": "a thread does not say that a repetition started it",
+}
+"""Networks whose repetition is not seen, not all of it: why."""
+
+CANNOT_BE_SAVED = {
+    "attention_layers.attention_over_jagged_samples": "torch cannot read the shapes of what it saved",
+    "control_flow.scan_over_a_sequence": "torch cannot trace it a second time within a backward",
+}
+"""Networks that only a reentrant checkpoint can repeat: why."""
+
+
+def at_once(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    """Not checkpointed."""
+    return function(x)
+
+
+def reentrant(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    """The whole function is repeated in a node of its own."""
+    return checkpoint(function, x, use_reentrant=True)
+
+
+def other(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    """The whole function is repeated when the first saved tensor is asked for."""
+    return checkpoint(function, x, use_reentrant=False)
+
+
+def counted(example: Example, call: Call) -> FlopCounts:
+    """A forward of *example* and the backward of the sum of its outputs, times a number that needs its gradient.
+
+    That last product saves its factors, so that even a checkpoint that stops early stops behind the network.
+    """
+    # Adding to a gradient that is there would be one more operator, in a module that may have no other.
+    for tensor in (*example.model.parameters(), *tensors_in([*example.args, *example.kwargs.values()])):
+        tensor.grad = None
+
+    def run(x: Tensor) -> Tensor:
+        return total(example.forward()) * x
+
+    with count_flops(example.model) as counts:
+        call(run, torch.ones((), requires_grad=True)).backward()
+    return counts
+
+
+def counted_each(network: Network, calls: Iterable[Call]) -> list[FlopCounts]:
+    """The same for each of *calls*, one after the other, on one example."""
+    example = network.example()
+    try:
+        return [counted(example, call) for call in calls]
+    finally:
+        example.teardown()
+
+
+def named(network: Network) -> str:
+    """As the exceptions above name it."""
+    return f"{network.family}.{network.name}"
+
+
+def with_forward_repeated(flops: PhaseFlops) -> PhaseFlops:
+    """The same with its forward as recompute, once more than before."""
+    return replace(flops, recompute=flops.recompute + flops.forward)
+
+
+@each(tuple(network for network in NETWORKS if network.one_call and named(network) not in NOT_REPEATED))
+def test_checkpointing_a_network_adds_its_forward_to_recompute(network: Network) -> None:
+    """Module by module, in both kinds of checkpoint; forward and backward stay what they were."""
+    kinds = {
+        "reentrant": (reentrant, OTHER_WITHOUT_GRAD),
+        "other": (other, CANNOT_BE_SAVED),
+    }
+    calls = {kind: call for kind, (call, exceptions) in kinds.items() if named(network) not in exceptions}
+    run = ran(network, counted=True)
+    if not run.is_one_backward:
+        calls = {"plain": at_once, **calls}
+    counts = dict(zip(calls, counted_each(network, calls.values()), strict=True))
+    plain = counts.pop("plain", run.counts)
+    assert plain is not None
+    expected = {name: with_forward_repeated(flops) for name, flops in plain.by_module().items()}
+    assert {kind: found.by_module() for kind, found in counts.items()} == dict.fromkeys(counts, expected)
+    if network.expected.without_backward is not None:  # else torch's tensors do not tell
+        without_backward = {kind: found.without_backward for kind, found in counts.items()}
+        assert without_backward == dict.fromkeys(counts, plain.without_backward)
+
+
+@each(tuple(network for network in NETWORKS if network.family in ("checkpointed", "repeated")))
+def test_a_checkpoint_around_checkpoints_that_do_not_stop_repeats_all_that_is_in_them(network: Network) -> None:
+    """The same where every checkpoint, those inside as well, goes on to its end."""
+    if not network.one_call:
+        pytest.skip("a gradient in its forward has a checkpoint around it repeat it then and there")
+    with set_checkpoint_early_stop(False):
+        plain, checkpointed = counted_each(network, [at_once, other])
+    assert checkpointed.by_module() == {name: with_forward_repeated(flops) for name, flops in plain.by_module().items()}

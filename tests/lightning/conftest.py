@@ -12,9 +12,12 @@ from tests.idle_machine import untold
 from tests.lightning.nets import ROOTS, new_trainer
 
 
-@pytest.fixture(params=ROOTS)
+@pytest.fixture(params=[ROOTS[0], pytest.param(ROOTS[1], marks=pytest.mark.slow)])
 def root(request: pytest.FixtureRequest) -> str:
-    """Both import roots, one after the other."""
+    """Both import roots, one after the other: the same Trainer under two names.
+
+    The second one is slow; files that hold a claim about it have a fixture of their own.
+    """
     return str(request.param)
 
 

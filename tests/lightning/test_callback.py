@@ -23,6 +23,12 @@ from tests.lightning.nets import ROOTS, loader, new_net
 MakeTrainer = Callable[..., Any]
 
 
+@pytest.fixture(params=ROOTS)
+def root(request: pytest.FixtureRequest) -> str:
+    """Both import roots, one after the other: what is here is asked of both in every run of the tests."""
+    return str(request.param)
+
+
 def test_one_class_is_a_callback_of_every_installed_root() -> None:
     for root in ROOTS:
         assert issubclass(FlopsProfilerCallback, importlib.import_module(root).Callback)

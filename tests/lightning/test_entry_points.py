@@ -19,9 +19,16 @@ from lightning_flops.entry_points import callbacks_factory
 from lightning_flops.report.headline import headline
 from tests.forks import run_fork
 from tests.lightning.nets import ROOTS, batch_flops, loader, new_net
+from tests.ranks import LIGHTNING
 
 MakeTrainer = Callable[..., Any]
 REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(params=ROOTS)
+def root(request: pytest.FixtureRequest) -> str:
+    """Both import roots, one after the other: what is here is asked of both in every run of the tests."""
+    return str(request.param)
 
 
 def ours(trainer: Any) -> list[FlopsProfilerCallback]:
@@ -173,7 +180,7 @@ def test_a_program_of_lightning_is_profiled_under_run(root: str, tmp_path: Path)
         "new_trainer(root, folder, logger=logs).fit(new_net(root), loader(30))\n"
     )
     arguments = ["-m", "lightning_flops", "run", "train.py", root, str(tmp_path)]
-    done = run_fork(arguments, folder=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
+    done = run_fork(arguments, folder=tmp_path, imports=LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
     assert report.parent == tmp_path / "run" / "version_0"
@@ -192,7 +199,7 @@ def test_a_program_under_run_whose_trainer_has_no_logger_keeps_its_report(
         "new_trainer('lightning.pytorch', 'root').fit(new_net('lightning.pytorch'), loader(30))\n"
     )
     arguments = ["-m", "lightning_flops", "run", *options, "train.py"]
-    done = run_fork(arguments, folder=tmp_path, environment={"CUDA_VISIBLE_DEVICES": ""})
+    done = run_fork(arguments, folder=tmp_path, imports=LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 0, done.stderr
     (report,) = tmp_path.rglob("profile.json")
     assert report.parent == tmp_path / expected

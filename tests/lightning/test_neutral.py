@@ -17,9 +17,15 @@ import torch
 from lightning_flops import FlopsProfilerCallback
 from lightning_flops.instrument.recorder import Recorder
 from tests.lightning.footprint import footprint
-from tests.lightning.nets import loader, new_gan, new_net
+from tests.lightning.nets import ROOTS, loader, new_gan, new_net
 
 MakeTrainer = Callable[..., Any]
+
+
+@pytest.fixture(params=ROOTS)
+def root(request: pytest.FixtureRequest) -> str:
+    """Both import roots, one after the other: what is here is asked of both in every run of the tests."""
+    return str(request.param)
 
 
 @pytest.mark.parametrize("make", [new_net, new_gan], ids=["automatic", "manual"])

@@ -18,7 +18,7 @@ from lightning_flops.instrument.recorder import Recorder
 from lightning_flops.instrument.timing.processor_wait import Counters, ProcessorWatch
 from lightning_flops.records import PhaseSeconds
 from tests.fake_clock import FakeNow
-from tests.lightning.nets import BATCH, Rows, SlowSGD, Stream, loader, new_gan, new_net
+from tests.lightning.nets import BATCH, ROOTS, Rows, SlowSGD, Stream, loader, new_gan, new_net
 
 MakeTrainer = Callable[..., Any]
 
@@ -37,6 +37,12 @@ HOOKS: dict[str, tuple[float, str]] = {
 """What a user may write into a module, how long it takes here, and what that time is."""
 
 FORWARD, BACKWARD, OPTIMIZER, FETCH = 2.0, 4.0, 8.0, 0.5
+
+
+@pytest.fixture(params=ROOTS)
+def root(request: pytest.FixtureRequest) -> str:
+    """Both import roots, one after the other: what is here is asked of both in every run of the tests."""
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

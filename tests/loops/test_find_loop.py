@@ -36,6 +36,7 @@ from tests.loops.nets import (
     loader,
     loss_of,
 )
+from tests.ranks import LIGHTNING
 
 
 @pytest.fixture(autouse=True)
@@ -461,8 +462,8 @@ def test_an_unchanged_program_is_profiled_and_one_line_says_so(kind: str, in_a_f
     program, framework, file = PROGRAMS[kind]
     Path("train.py").write_text(program)
     arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
-    # One of them has to import torch itself.
-    imports = () if kind == "plain" else BEFORE_LIGHTNING
+    # One of them has to import torch itself, one a framework that we wait for.
+    imports = {"plain": (), "fabric": LIGHTNING}.get(kind, BEFORE_LIGHTNING)
     ended = run_fork(arguments, folder=in_a_folder, imports=imports, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert ended.returncode == 0, ended.stderr
     profile = Profile.from_json(Path(file).read_text())
@@ -488,7 +489,7 @@ Trainer(max_epochs=1, limit_train_batches=20, limit_val_batches=0, enable_progre
 def test_a_loop_after_a_trainers_fit_is_profiled_and_the_last_line_tells_of_both(in_a_folder: Path) -> None:
     Path("train.py").write_text(WITH_TRAINER)
     arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
-    ended = run_fork(arguments, folder=in_a_folder, imports=BEFORE_LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
+    ended = run_fork(arguments, folder=in_a_folder, imports=LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert ended.returncode == 0, ended.stderr
     frameworks = [
         Profile.from_json((Path("lightning_flops_logs") / name).read_text()).context.framework

@@ -6,6 +6,7 @@ A seam is written as the dotted path at which ``unittest.mock.patch`` replaces i
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -62,14 +63,17 @@ def _of_class(module: ModuleType, name: str, kind: type, asked: set[str]) -> Ite
             yield f"{kind.__module__}.{kind.__qualname__}.{method}"
 
 
+@functools.cache
 def _tree(module: ModuleType) -> ast.AST:
     return ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
 
 
+@functools.cache
 def _attributes_asked(module: ModuleType) -> set[str]:
     return {node.attr for node in ast.walk(_tree(module)) if isinstance(node, ast.Attribute)}
 
 
+@functools.cache
 def _names_called(module: ModuleType) -> set[str]:
     calls = (node.func for node in ast.walk(_tree(module)) if isinstance(node, ast.Call))
     return {called.id for called in calls if isinstance(called, ast.Name)}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,14 +29,6 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("lightning_flops.session.results.build_profile", keep)
     return kept
-
-
-@pytest.fixture(autouse=True)
-def short_collections() -> Iterator[None]:
-    """A Trainer collects garbage when it begins, in all that was ever loaded, which takes longer than a short fit."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ so that a forward that asks for one (``mask.all()``, ``lengths.tolist()``, ``ids
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,11 +38,19 @@ class KnownValues(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._fakes = mode
+        self.fakes = mode
         self._values: Any = WeakIdKeyDictionary()
         """By tensor, one of the same values; its memory is shared as that of the fake ones would be."""
+        self._alive: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        """The fake tensors that somebody still holds, by their ids."""
         self._unknown: set[int] = set()
         """Where tensors lie into which an unknown value was written."""
+
+    def fake(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake tensor like *real*, the same one whenever the same is asked for; its values are not known."""
+        fake: torch.Tensor = self.fakes.from_tensor(real)
+        self._alive[id(fake)] = fake
+        return fake
 
     def tell(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """Lets *fake* have the values of *real*, which stays as it is whatever is written into *fake*."""
@@ -49,8 +58,17 @@ class KnownValues(DispatchMode):  # type: ignore[no-untyped-call]
             with modes_off(), torch.no_grad():
                 self._values[fake] = real.detach().clone()
 
+    def some_fake_is_left(self) -> bool:
+        """Whether anything still holds a fake tensor that this one made, or an operator inside."""
+        return bool(self._alive)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        out = self._dispatched(func, args, kwargs or {})
+        for one in _tensors(out):
+            self._alive[id(one)] = one
+        return out
+
+    def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         flat, spec = tree_flatten((args, kwargs))
         reals = self._reals_of(func, flat)
         shape = SHAPES.get(func)
@@ -65,7 +83,7 @@ class KnownValues(DispatchMode):  # type: ignore[no-untyped-call]
             real_args, real_kwargs = tree_unflatten(reals, spec)
             with modes_off():
                 real = func(*real_args, **real_kwargs)
-            out = tree_map_only(torch.Tensor, self._fakes.from_tensor, real)
+            out = tree_map_only(torch.Tensor, self.fakes.from_tensor, real)
             self._keep(out, real)
             return out
         if reals is None or not all(self._may_keep(item) for item in _tensors(out)):
@@ -104,7 +122,7 @@ class KnownValues(DispatchMode):  # type: ignore[no-untyped-call]
                 return None
             with modes_off():
                 found = mask.nonzero(as_tuple=True)
-            places += [self._fakes.from_tensor(place) for place in found]
+            places += [self.fakes.from_tensor(place) for place in found]
         result: torch.Tensor = func(args[0], places)
         return result
 

@@ -53,22 +53,25 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
             f"count_offline needs the shapes of all parameters, and {', '.join(lazy)} of lazy modules have none yet: "
             "call the model once before"
         )
-    with (
-        _attributes_put_back(model),
-        _caches_cleared(mode := FakeTensorMode(allow_non_fake_inputs=True)),
-        mode,
-        KnownValues(mode) as known,
-        torch.compiler.set_stance("force_eager"),
-        _quiet(),
-    ):
+    known = KnownValues(FakeTensorMode(allow_non_fake_inputs=True))
+    with _caches_cleared(known), _attributes_put_back(model):
+        _run(known, counter, holder, states, batch)
+    return counter.record()
+
+
+def _run(
+    known: KnownValues, counter: FlopCounter, holder: nn.Module, states: Mapping[str, torch.Tensor], batch: Any
+) -> None:
+    """Runs the forward and the backward on fake tensors, under *counter*; keeps none of them."""
+    with known.fakes, known, torch.compiler.set_stance("force_eager"), _quiet():
         # One fake tensor for each real one, so that tied weights stay tied.
-        fakes = {id(tensor): mode.from_tensor(tensor) for tensor in states.values()}
+        fakes = {id(tensor): known.fake(tensor) for tensor in states.values()}
         fake_states: dict[str, torch.Tensor] = {name: fakes[id(tensor)] for name, tensor in states.items()}
         for name, buffer in holder.named_buffers():
             known.tell(fake_states[name], buffer)
 
         def as_fake(tensor: torch.Tensor) -> torch.Tensor:
-            fake = mode.from_tensor(tensor)
+            fake = known.fake(tensor)
             known.tell(fake, tensor)
             return fake
 
@@ -81,7 +84,6 @@ def count_on_fake_tensors(model: nn.Module, batch: Any, *, causal_attention: Cau
             roots = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-    return counter.record()
 
 
 @contextmanager
@@ -135,21 +137,26 @@ def _attributes_put_back(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _caches_cleared(mode: FakeTensorMode) -> Iterator[None]:
-    """Afterwards no ``functools.lru_cache`` holds a tensor of *mode*, with which the next real forward would compute.
+def _caches_cleared(known: KnownValues) -> Iterator[None]:
+    """Afterwards no ``functools.lru_cache`` holds a fake tensor of *known*, with which the next real forward computes.
 
-    Such a cache, of position codes for one, is a function's, and so of no module.
+    Such a cache, of position codes for one, is a function's, and so of no module. Only a walk through all objects of
+    this process finds it, which takes as long as a small model's count: so only where a fake tensor is left.
     """
     try:
         yield
     finally:
-        for cache in gc.get_objects():
-            if type(cache) is functools._lru_cache_wrapper and any(
-                getattr(tensor, "fake_mode", None) is mode
+        for cache in _every_cache() if known.some_fake_is_left() else ():
+            if any(
+                getattr(tensor, "fake_mode", None) is known.fakes
                 for held in gc.get_referents(cache)
                 for tensor in tensors_of(held)
             ):
                 cache.cache_clear()
+
+
+def _every_cache() -> list[Any]:
+    return [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]
 
 
 def _holds(value: Any) -> bool:
