@@ -131,7 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     trace.set_defaults(act=_print_trace)
     trace.add_argument(
-        "files", nargs="+", metavar="FILE", help="trace, .json or .json.gz, path or URL; several: one of each rank"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="trace, .json or .json.gz, path or URL, or a folder; several: one of each rank",
     )
     trace.add_argument("--children", action="store_true", help="show what each operator called and launched itself")
     trace.add_argument("--json", action="store_true", help="print every table whole, as JSON")
@@ -540,7 +543,8 @@ def _example(where: str) -> tuple[Any, Any]:
 
 
 def _analyzed(options: argparse.Namespace) -> TracesReport:
-    _refuse_repeated(options.files)
+    files = _trace_files(options.files)
+    _refuse_repeated(files)
     try:
         from lightning_flops.analysis.trace import analyze_files
         from lightning_flops.config import AdviceThresholds
@@ -552,7 +556,7 @@ def _analyzed(options: argparse.Namespace) -> TracesReport:
     progress = ProgressLine(sys.stderr)
     try:
         return analyze_files(
-            options.files,
+            files,
             thresholds=AdviceThresholds(**dict(options.threshold)),
             formulas=recorded_work if importlib.util.find_spec("torch") else None,
             processes=_processors(),
@@ -560,6 +564,13 @@ def _analyzed(options: argparse.Namespace) -> TracesReport:
         )
     finally:
         progress.end()
+
+
+def _trace_files(paths: Sequence[str]) -> list[str]:
+    """*paths* with the trace files of each folder in its place."""
+    from lightning_flops.sinks.trace_files import traces_in
+
+    return [file for path in paths for file in (traces_in(path) if os.path.isdir(path) else (path,))]
 
 
 def _trace_text(report: TracesReport, options: argparse.Namespace) -> str:

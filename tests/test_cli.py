@@ -40,6 +40,19 @@ def test_several_traces_are_compared_rank_by_rank(capsys: pytest.CaptureFixture[
     ]
 
 
+def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in RANKS:
+        (tmp_path / Path(file).name).write_bytes(Path(file).read_bytes())
+    (tmp_path / "profile.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("of the user")
+    assert main(["trace", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(trace["source"]).name for trace in found["traces"]] == [Path(file).name for file in RANKS]
+    (tmp_path / "empty").mkdir()
+    assert main(["trace", str(tmp_path / "empty")]) == 2
+    assert "no trace (.json, .json.gz) is in this folder" in capsys.readouterr().err
+
+
 def test_thresholds_of_advice_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "--threshold", "straggler=1.04", "--threshold", "straggler_sec=0.0002", *RANKS]) == 0
     out = capsys.readouterr().out

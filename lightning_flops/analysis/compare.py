@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lightning_flops.analysis.advice_rules import STARVED
 from lightning_flops.analysis.compare_checks import contradiction_in
-from lightning_flops.analysis.compare_figures import EXACT, figure_difference
+from lightning_flops.analysis.compare_figures import EXACT, NO_NOISE, TOO_WIDE, figure_difference
 from lightning_flops.analysis.compare_modules import Matches, match_modules
 from lightning_flops.analysis.compare_split import FLOPS_PER_BYTE, NO_WORK, CauseSums, Work, shared_out, split
 from lightning_flops.analysis.module_names import parent_name
@@ -615,20 +615,22 @@ _FIGURES_OF_TIME: Mapping[str, int] = {
 def _figures(a: Profile, b: Profile, parts: Sequence[_Part], draws: MeanDraws | None) -> tuple[FigureDifference, ...]:
     """Each number of the summary, with the noise of the times that it is made of."""
 
-    def noise(name: str) -> tuple[float, float] | None:
-        """Factors from a ratio to its ends; None where the noise is not known."""
+    def noise(name: str) -> tuple[float, float] | str:
+        """Factors from a ratio to its ends, or why the noise is not known."""
         if name not in _FIGURES_OF_TIME and name != "data_wait_ratio":
             return EXACT
         if draws is None:
-            return None
+            return NO_NOISE
         import numpy as np
 
         step = np.ones(len(parts))
         if name == "data_wait_ratio":
             waits = np.array([float("data_wait" in part.phases) for part in parts])
-            return draws.ratio_ends(waits, over=step)
+            return draws.ratio_ends(waits, over=step) or TOO_WIDE
         ends = draws.ratio_ends(step)
-        if ends is None or _FIGURES_OF_TIME[name] > 0:
+        if ends is None:
+            return TOO_WIDE
+        if _FIGURES_OF_TIME[name] > 0:
             return ends
         return 1 / ends[1], 1 / ends[0]
 

@@ -9,6 +9,8 @@ from lightning_flops.schema.comparison import FigureDifference
 
 NO_NOISE = "single steps are not known, or too few to say what is noise"
 
+TOO_WIDE = "its single steps stray so far that zero is within its noise"
+
 EXACT = (1.0, 1.0)
 """The noise of a count."""
 
@@ -18,7 +20,7 @@ def figure_difference(
     a: float | None,
     b: float | None,
     *,
-    noise: Callable[[], tuple[float, float] | None],
+    noise: Callable[[], tuple[float, float] | str],
     unknown: Callable[[str], str | None],
 ) -> FigureDifference:
     """The figure *name* in both runs.
@@ -27,7 +29,7 @@ def figure_difference(
         name: of the figure.
         a: its value in run A; None if it is not known.
         b: its value in run B.
-        noise: factors from the ratio to the ends of its noise; None where that is not known.
+        noise: factors from the ratio to the ends of its noise, or why that is not known.
         unknown: why the figure is not known in the run "A" or "B"; None if there are no words for it.
     """
     ratio = low = high = None
@@ -43,8 +45,8 @@ def figure_difference(
     else:
         ratio = b / a if a else 1.0
         ends = noise() if ratio != 1.0 or a else EXACT
-        if ends is None:
-            reason = NO_NOISE
+        if isinstance(ends, str):
+            reason = ends
         else:
             low, high = ratio * ends[0], ratio * ends[1]
     return FigureDifference(name=name, a=a, b=b, ratio=ratio, ratio_low=low, ratio_high=high, reason=reason)

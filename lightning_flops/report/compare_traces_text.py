@@ -168,8 +168,9 @@ class _Report:
         return [number(row.a_ns), number(row.b_ns), number(row.difference_ns, signed=True)]
 
     def _verdict(self, row: TimeDifference) -> str:
-        """What a difference comes from, unless it is noise."""
-        if row.noise is not None and not row.noise.beyond:
+        """What a difference comes from, unless it is noise. What only one of the runs has is no chance."""
+        in_both = row.calls_a is None or (row.calls_a and row.calls_b)
+        if in_both and row.noise is not None and not row.noise.beyond:
             return "noise"
         if not row.difference_ns:
             return ""

@@ -30,10 +30,28 @@ def traces_at(path: str) -> tuple[str, ...] | None:
         return None if _is_profile(place) else (path,)
     if place.find():
         return None
-    files = [file for file in place.files() if file.endswith(_ENDINGS)]
-    if not files:
+    if not (files := _traces_in(place)):
         raise LightningFlopsError(f"{place.has_none}, and no trace (.json, .json.gz) in it")
-    return tuple(place.shown(file) for file in files)
+    return files
+
+
+def traces_in(folder: str) -> tuple[str, ...]:
+    """The trace files in *folder*, also where a run has profiles there.
+
+    Raises:
+        LightningFlopsError: there is no such folder, or no trace in it.
+    """
+    if not (files := _traces_in(Place(folder))):
+        raise LightningFlopsError(f"{folder}: no trace (.json, .json.gz) is in this folder")
+    return files
+
+
+def _traces_in(place: Place) -> tuple[str, ...]:
+    """Files whose names end as traces' do, and are not those of profiles."""
+    names = [(file, file.rpartition("/")[2]) for file in place.files()]
+    return tuple(
+        place.shown(file) for file, name in names if name.endswith(_ENDINGS) and PROFILE_FILE.fullmatch(name) is None
+    )
 
 
 def _is_profile(place: Place) -> bool:

@@ -174,6 +174,16 @@ def test_what_lies_outside_of_the_steps_is_left_out() -> None:
     assert times(table(comparison, "operators", "host")["aten::mm"])[:3] == (10 * US, 10 * US, 0)
 
 
+def test_a_step_that_only_begins_is_left_out() -> None:
+    # The loop has ended: the fifth mark has a wait for data, and none of the two operators that the others have.
+    stub = (step(5, 5000, 20), data_loader(5000, 15))
+    comparison = compare_traces([A], [run(80, 80, 80, 80, more=stub)], sources=("before", "after"))
+    assert (comparison.a.steps, comparison.b.steps, comparison.step.b_ns) == (4, 4, 120 * US)
+    assert comparison.notes == (
+        "Step 5 of after is left out: it has 0 calls of operators or kernels, and the median step 2.",
+    )
+
+
 def test_with_few_steps_noise_is_not_known_and_a_note_says_so() -> None:
     comparison = compare_traces([A], [run(80, 80, 80)], sources=("before", "after"))
     assert comparison.step.noise is None
@@ -232,6 +242,15 @@ def test_flops_and_mfu_are_figures_where_both_have_shapes() -> None:
     figures = {one.name: one for one in compare_traces([a], [A]).figures}
     assert figures["forward_flops"].reason == "not known in B: the trace was taken without record_shapes=True"
     assert figures["mfu"].reason == figures["forward_flops"].reason
+
+
+def test_a_share_that_strays_to_zero_has_no_noise_and_says_why() -> None:
+    waits = tuple(data_loader(1000 * number + 110, length) for number, length in ((1, 1), (2, 400), (3, 1), (4, 1)))
+    far = tuple(step(number, 1000 * number, 600) for number in range(1, 5))
+    b = run(40, 40, 40, 40, mark=False, more=(*far, *waits))
+    figure = next(one for one in compare_traces([A], [b]).figures if one.name == "data_wait_ratio")
+    assert figure.ratio is not None and figure.ratio_low is None
+    assert figure.reason == "its single steps stray so far that zero is within its noise"
 
 
 def test_the_most_memory_is_a_figure_of_the_same_kind_in_both() -> None:

@@ -10,6 +10,7 @@ from lightning_flops.report.compare_traces_text import render_trace_comparison
 from lightning_flops.schema.trace_comparison import TraceComparison
 from tests.analysis.slowed import slowed
 from tests.analysis.test_trace_compare import A, run
+from tests.analysis.trace_events import kernel, launch
 from tests.golden_files import golden
 from tests.pages import REPOSITORY, blocks
 
@@ -82,9 +83,34 @@ def test_what_is_within_noise_is_said_to_be_noise() -> None:
     assert not any(line.startswith("Beyond noise") for line in lines)
 
 
+def test_what_only_one_run_has_is_not_called_noise() -> None:
+    some = tuple(
+        event
+        for number, length in ((1, 1), (2, 90), (3, 1), (4, 2))
+        for event in (
+            launch(10 * number + 5, 1000 * number + 40),
+            kernel(10 * number + 5, 1000 * number + 50, length, name="odd"),
+        )
+    )
+    comparison = compare_traces([A], [run(40, 40, 40, 40, more=some)])
+    odd = next(row for one in comparison.tables if one.of == "kernels" for row in one.rows if row.name == "odd")
+    assert odd.noise is not None and not odd.noise.beyond
+    assert "odd 0 23.500 +23.500 0 -> 1 new" in lines_of(comparison)
+
+
 def test_whole_traces_are_not_called_steps() -> None:
     comparison = compare_traces([run(40, 40, mark=False)], [run(80, 80, mark=False)])
     text = "\n".join(lines_of(comparison))
     assert "The whole trace takes" in text
     assert "no marks of steps)" in text
     assert "what of it is noise is not known" in text.replace("\n", " ")
+
+
+def test_names_of_files_and_events_are_printable() -> None:
+    name = "a\x1b[31m\u202eb\nc"
+    hostile = (launch(999, 1040), kernel(999, 1130, 4, name=name))
+    text = render_trace_comparison(
+        compare_traces([A], [run(80, 80, 80, device=name, more=hostile)], sources=(name, name))
+    )
+    assert text.count("a\\x1b[31m\\u202eb\\nc") >= 4  # the device twice, the kernel, the note on its steps
+    assert all(line.isprintable() for line in text.splitlines())

@@ -30,6 +30,11 @@ test("what most of a difference comes from", () => {
   );
 });
 
+test("what only one of the runs has is no chance", () => {
+  const noise = { low_ns: -1, high_ns: 17, beyond: false };
+  expect(causeOf(row({ difference_ns: 8, calls_a: 0, calls_ns: 8, noise }))).toBe("new");
+});
+
 test("a table says what its rows are and on which clock", () => {
   expect(tableTitle({ of: "operators", clock: "host", rows: [] })).toContain("on the host");
 });

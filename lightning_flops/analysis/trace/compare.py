@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import numpy as np
 
-from lightning_flops.analysis.compare_figures import EXACT, figure_difference
+from lightning_flops.analysis.compare_figures import EXACT, NO_NOISE, TOO_WIDE, figure_difference
 from lightning_flops.analysis.compare_noise import CONFIDENCE, LEAST_STEPS, Floats, MeanDraws, too_few
 from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.devices import why_no_peak
@@ -100,6 +101,8 @@ class _Run:
     """By rank."""
     steps: tuple[tuple[int, ...], ...]
     """For each step that is compared, its place in each of the traces."""
+    left_out: tuple[str, ...]
+    """Steps that are not compared, in sentences."""
 
     @classmethod
     def of(cls, analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
@@ -114,13 +117,18 @@ class _Run:
         traces = tuple((one, one.by_steps) for one in by_rank if one.by_steps is not None)
         if len({steps.marked for _, steps in traces}) > 1:
             raise ComparisonError(f"the ranks of {source} cannot be compared: some traces have no marks of steps")
+        notes: list[str] = []
         if len(traces) == 1:
-            return cls(source, traces, tuple((place,) for place in range(len(traces[0][1].numbers))))
-        places = [{number: place for place, number in enumerate(steps.numbers)} for _, steps in traces]
+            whole = _whole_steps(traces[0][1], source, notes)
+            return cls(source, traces, tuple((place,) for place in whole), tuple(notes))
+        places = [
+            {steps.numbers[place]: place for place in _whole_steps(steps, one.report.source, notes)}
+            for one, steps in traces
+        ]
         common = [number for number in places[0] if all(number in known for known in places)]
         if not common:
             raise ComparisonError(f"the ranks of {source} cannot be compared: no step is in all of their traces")
-        return cls(source, traces, tuple(tuple(known[number] for known in places) for number in common))
+        return cls(source, traces, tuple(tuple(known[number] for known in places) for number in common), tuple(notes))
 
     @property
     def marked(self) -> bool:
@@ -177,6 +185,27 @@ class _Run:
             marked=self.marked,
             device=_device(self.first),
         )
+
+
+def _whole_steps(steps: TraceBySteps, source: str, notes: list[str]) -> list[int]:
+    """Places of the steps that are whole; *notes* gets a sentence on those that are not.
+
+    A loop that ends leaves a mark behind in which the next step only begins. Such a step has less than half as many
+    calls as the median one.
+    """
+    table = steps.tables.get(("operators", "host")) or steps.tables.get(("kernels", "device"))
+    if table is None:
+        return list(range(len(steps.numbers)))
+    calls = table.calls.sum(axis=1).tolist()
+    usual = median(calls)
+    whole = [place for place, count in enumerate(calls) if 2 * count >= usual]
+    for place, count in enumerate(calls):
+        if 2 * count < usual:
+            notes.append(
+                f"Step {steps.numbers[place]} of {source} is left out: it has {count:,} calls of operators or kernels, "
+                f"and the median step {usual:,.0f}."
+            )
+    return whole
 
 
 class _Columns:
@@ -379,11 +408,13 @@ class _Comparing:
         ) -> None:
             """A figure made of the columns *of*, as a *share* of the step or as they are; None: of no time at all."""
 
-            def noise() -> tuple[float, float] | None:
+            def noise() -> tuple[float, float] | str:
                 if of is None:
                     return EXACT
                 draws = self._columns.draws
-                return None if draws is None else draws.ratio_ends(self._columns.chosen(of), whole if share else None)
+                if draws is None:
+                    return NO_NOISE
+                return draws.ratio_ends(self._columns.chosen(of), whole if share else None) or TOO_WIDE
 
             reasons = {"A": partial(why, a), "B": partial(why, b)}
             figures.append(
@@ -418,6 +449,7 @@ class _Comparing:
 
     def _note_limits(self) -> None:
         a, b = self._a, self._b
+        self._notes += [*a.left_out, *b.left_out]
         if not a.marked:
             self._notes.append(
                 "The traces have no marks of steps: each is compared as a whole, which says something only if both "

@@ -20,14 +20,17 @@ export function tableTitle({ of, clock }: TimeTable): string {
   return TITLES[of][clock];
 }
 
-/** What most of a difference comes from, of that which has its sign; "noise" where the spread of the steps explains it. */
+/**
+ * What most of a difference comes from, of that which has its sign; "noise" where the spread of the steps explains it.
+ * What only one of the runs has is no chance.
+ */
 export function causeOf(one: TimeDifference): string {
   if (one.difference_ns === 0) return "";
-  if (one.noise !== null && !one.noise.beyond) return "noise";
   const more = one.difference_ns > 0;
+  if (one.calls_a === 0) return "new";
+  if (one.calls_b === 0) return "gone";
+  if (one.noise !== null && !one.noise.beyond) return "noise";
   if (one.calls_ns === null || one.length_ns === null) return more ? "longer" : "shorter";
-  if (!one.calls_a) return "new";
-  if (!one.calls_b) return "gone";
   const sign = more ? 1 : -1;
   if (sign * one.calls_ns > sign * one.length_ns) return more ? "more calls" : "fewer calls";
   return more ? "longer calls" : "shorter calls";
