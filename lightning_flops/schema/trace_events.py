@@ -206,6 +206,18 @@ class HeldMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpan:
+    """A step, or a phase of one, on the host's clock, on which memory is allocated."""
+
+    name: str
+    """``step 5``, ``data loader``, ``forward``, ``backward`` or ``optimizer``."""
+    start_us: float
+    """After the first event of the trace."""
+    end_us: float
+    """Likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCurve:
     """Memory of one device over time."""
 
@@ -225,6 +237,9 @@ class MemoryCurve:
     """What held the memory then, the most first; None where the trace has no addresses, as before torch 2.0."""
     points: tuple[MemoryPoint, ...]
     """In order of time, some hundreds at most: of each stretch the highest."""
+    spans: tuple[StepSpan, ...]
+    """What ran meanwhile, in order of time: the marked steps and the phases in them. Of more than 1,000 the steps alone
+    are kept, of more than 1,000 steps none."""
 
 
 MemoryPart = Literal["forward", "backward", "gradient accumulation", "optimizer", "elsewhere"]

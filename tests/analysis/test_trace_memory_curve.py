@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_flops.analysis.trace.memory_curve import MOST_POINTS, memory_curves
+from lightning_flops.analysis.trace.memory_curve import MOST_POINTS, MOST_SPANS, memory_curves
 from lightning_flops.analysis.trace.operators import memory_table
 from lightning_flops.schema.trace_events import MemoryCurve
-from tests.analysis.trace_events import Event, memory, module, operator, step, trace
+from tests.analysis.trace_events import Event, data_loader, memory, module, operator, phase, step, trace
 
 
 def at(start: float, size: int, address: int, total: int) -> Event:
@@ -70,3 +70,22 @@ def test_allocations_are_counted_by_operator() -> None:
     )
     assert table is not None
     assert {row.name: row.allocations for row in table} == {"aten::conv2d": 2, "aten::empty": 1}
+
+
+def test_curve_says_which_steps_and_phases_ran_meanwhile() -> None:
+    events = [
+        *(step(4, 10, 50), data_loader(10, 5), phase("forward", 20, 15), phase("backward", 40, 10)),
+        *(phase("optimizer", 52, 6), operator("aten::mm", 21, 5), memory(22, 8)),
+    ]
+    assert [(one.name, one.start_us, one.end_us) for one in curve(*events).spans] == [
+        ("step 4", 0, 50),
+        ("data loader", 0, 5),
+        ("forward", 10, 25),
+        ("backward", 30, 40),
+        ("optimizer", 42, 48),
+    ]
+    many = [step(number, 10 * number, 10) for number in range(MOST_SPANS)]
+    found = curve(*many, operator("aten::mm", 0, 1), memory(0, 8), *(phase("forward", 1, 2), phase("backward", 4, 2)))
+    assert len(found.spans) == MOST_SPANS and found.spans[-1].name == f"step {MOST_SPANS - 1}"
+    assert curve(*many, step(MOST_SPANS, 10 * MOST_SPANS, 10), memory(0, 8)).spans == ()
+    assert curve(operator("aten::mm", 0, 1), memory(0, 8)).spans == ()

@@ -147,7 +147,11 @@ def test_modules_of_a_trace_are_the_tree_that_those_of_a_profile_are(one: Opened
 def test_memory_is_drawn_with_its_peak_and_what_held_it(one: Opened) -> None:
     curve = one.page.locator("#memory .curve svg")
     label = curve.get_attribute("aria-label") or ""
-    assert label.startswith("Memory over time on device 0. Peak 6 GB\n101 µs after the first event")
+    assert label.startswith(
+        "Memory over time on device 0. Peak 6 GB\n101 µs after the first event, 100.0% of the peak, in the forward of step 3"
+    )
+    assert one.texts("#memory svg .axis")[-2:] == ["step 3", "step 4"]
+    assert one.texts("#memory .legend li") == ["data loader", "forward"]
     assert one.texts("#memory .mark") == ["peak 6 GB"]
     assert one_table(one, "#memory", 1) == [
         ["–", "(before the trace)", "4 GB", "66.7%", "–"],
@@ -155,7 +159,7 @@ def test_memory_is_drawn_with_its_peak_and_what_held_it(one: Opened) -> None:
     ]
     curve.focus()
     one.page.keyboard.press("End")
-    assert one.texts("#memory .readout") == ["4 GB · 1.7 ms after the first event, 66.7% of the peak"]
+    assert one.texts("#memory .readout") == ["4 GB · 1.7 ms after the first event, 66.7% of the peak, in step 4"]
     curve.scroll_into_view_if_needed()
     box = curve.bounding_box()
     assert box is not None

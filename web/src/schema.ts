@@ -1978,6 +1978,10 @@ export interface MemoryCurve {
    * In order of time, some hundreds at most: of each stretch the highest.
    */
   points: MemoryPoint[];
+  /**
+   * What ran meanwhile, in order of time: the marked steps and the phases in them. Of more than 1,000 the steps alone are kept, of more than 1,000 steps none.
+   */
+  spans: StepSpan[];
 }
 /**
  * Memory that was allocated in one place and not yet freed at the peak.
@@ -2012,6 +2016,23 @@ export interface MemoryPoint {
    * As ``MemoryCurve.peak_bytes``.
    */
   bytes: number;
+}
+/**
+ * A step, or a phase of one, on the host's clock, on which memory is allocated.
+ */
+export interface StepSpan {
+  /**
+   * ``step 5``, ``data loader``, ``forward``, ``backward`` or ``optimizer``.
+   */
+  name: string;
+  /**
+   * After the first event of the trace.
+   */
+  start_us: number;
+  /**
+   * Likewise.
+   */
+  end_us: number;
 }
 /**
  * All calls of one operator with inputs of the same sizes and dtypes.

@@ -7,11 +7,14 @@ import numpy as np
 from lightning_flops.analysis.trace.columns import MemoryEvents, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.phases import find_phases
 from lightning_flops.analysis.trace.structure import enclosing_operators
-from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryPoint
+from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryPoint, StepSpan
 
 MOST_POINTS = 500
 """Of one curve; the rises between two of them are in the second."""
+
+MOST_SPANS = 1000
 
 
 def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
@@ -22,13 +25,46 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
     on_host = memory.device_type == 0
     device = np.where(on_host, -1, memory.device)
     found = []
+    spans = _spans(trace)
     for kind, index in sorted(set(zip(on_host.tolist(), device.tolist(), strict=True))):
         rows = np.flatnonzero((on_host == kind) & (device == index))
-        found.append(_curve(trace, memory, rows[np.argsort(memory.time_ns[rows], kind="stable")], index))
+        found.append(_curve(trace, memory, rows[np.argsort(memory.time_ns[rows], kind="stable")], index, spans))
     return tuple(found)
 
 
-def _curve(trace: Trace, memory: MemoryEvents, rows: Ints, device: int) -> MemoryCurve:
+def _spans(trace: Trace) -> tuple[StepSpan, ...]:
+    """The marked steps and their phases, as ``MemoryCurve.spans`` says."""
+    begin, steps, phases = int(trace.start_ns.min()), trace.steps, find_phases(trace)
+    named = {
+        "data loader": phases.data_loader,
+        "forward": phases.forward,
+        "backward": phases.backward,
+        "optimizer": phases.optimizer,
+    }
+    of_steps = (
+        [
+            (start, end, f"step {number}")
+            for start, end, number in zip(
+                steps.host_start_ns.tolist(), steps.host_end_ns.tolist(), steps.numbers, strict=True
+            )
+        ]
+        if steps.marked
+        else []
+    )
+    of_phases = [
+        (start, end, name)
+        for name, found in named.items()
+        if found is not None
+        for start, end in found.merged().pairs()
+    ]
+    kept = next((one for one in ([*of_steps, *of_phases], of_steps) if len(one) <= MOST_SPANS), [])
+    return tuple(
+        StepSpan(name=name, start_us=(start - begin) / NS_PER_US, end_us=(end - begin) / NS_PER_US)
+        for start, end, name in sorted(kept, key=lambda span: (span[0], -span[1]))
+    )
+
+
+def _curve(trace: Trace, memory: MemoryEvents, rows: Ints, device: int, spans: tuple[StepSpan, ...]) -> MemoryCurve:
     times = memory.time_ns[rows]
     known = memory.total_allocated[rows]
     absolute = bool((known >= 0).all())
@@ -46,6 +82,7 @@ def _curve(trace: Trace, memory: MemoryEvents, rows: Ints, device: int) -> Memor
         peak_step=trace.steps.numbers[step] if inside else None,
         held=_held(trace, memory, rows[: peak + 1], int(allocated[peak]) if absolute else None),
         points=_points(times - begin, allocated),
+        spans=spans,
     )
 
 

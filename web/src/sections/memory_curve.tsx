@@ -4,13 +4,16 @@ import { scaleLinear } from "d3-scale";
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { bytes, duration, percent, plain } from "../model/format";
-import type { HeldMemory, MemoryCurve, MemoryPoint } from "../schema";
+import { partColor } from "../model/steps";
+import type { HeldMemory, MemoryCurve, MemoryPoint, StepSpan } from "../schema";
 import { SearchableGrid } from "../ui/grid";
 import { useWidth } from "../ui/size";
 import { hush, say } from "../ui/tip";
 
 const HEIGHT = 220;
-const MARGIN = { left: 78, right: 14, top: 22, bottom: 24 };
+const MARGIN = { left: 78, right: 14, top: 22, bottom: 40 };
+/** How high the phases stand below the curve. */
+const BAND = 11;
 
 export function MemoryOverTime({ curves }: { curves: readonly MemoryCurve[] }): JSX.Element {
   return (
@@ -37,6 +40,7 @@ function OfDevice({ curve }: { curve: MemoryCurve }): JSX.Element {
           : "What was allocated and not yet freed then is below."}
       </p>
       <Curve curve={curve} where={where} />
+      <Phases spans={curve.spans} />
       <details class="as-table">
         <summary>Memory over time on {where}, as a table</summary>
         <SearchableGrid
@@ -73,15 +77,15 @@ function Curve({ curve, where }: { curve: MemoryCurve; where: string }): JSX.Ele
   const [box, width] = useWidth<HTMLDivElement>();
   const [pointed, setPointed] = useState<MemoryPoint | null>(null);
   const { points } = curve;
-  const first = points[0]?.us ?? 0;
-  const last = points.at(-1)?.us ?? 1;
+  const first = Math.min(points[0]?.us ?? 0, ...curve.spans.map((one) => one.start_us));
+  const last = Math.max(points.at(-1)?.us ?? 1, ...curve.spans.map((one) => one.end_us));
   const least = Math.min(0, ...points.map((one) => one.bytes));
   const right = Math.max(MARGIN.left + 10, width - MARGIN.right);
   const x = scaleLinear([first, Math.max(last, first + 1e-3)], [MARGIN.left, right]);
   const y = scaleLinear([least, curve.peak_bytes || 1], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice(4);
   const peak = { us: curve.peak_us, bytes: curve.peak_bytes };
   const words = (one: MemoryPoint): string =>
-    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null, 1)} of the peak`;
+    `${bytes(one.bytes)}${curve.absolute ? "" : " more than at first"}\n${duration(one.us / 1e6)} after the first event, ${percent(curve.peak_bytes ? one.bytes / curve.peak_bytes : null, 1)} of the peak${meanwhile(curve.spans, one.us)}`;
   const nearest = (event: MouseEvent): MemoryPoint | null => {
     const left = (event.currentTarget as Element).getBoundingClientRect().left;
     const us = x.invert(event.clientX - left);
@@ -134,8 +138,29 @@ function Curve({ curve, where }: { curve: MemoryCurve; where: string }): JSX.Ele
             {duration(tick / 1e6)}
           </text>
         ))}
-        <path class="area" d={steps(points, x, y, y(0))} />
-        <path class="line" d={steps(points, x, y, null)} />
+        {curve.spans.map((one, at) =>
+          isStep(one) ? (
+            <g key={at}>
+              <line class="step-line" x1={x(one.start_us)} x2={x(one.start_us)} y1={6} y2={HEIGHT - MARGIN.bottom} />
+              {x(one.end_us) - x(one.start_us) > 60 ? (
+                <text class="axis" x={x(one.start_us) + 4} y={15}>
+                  {one.name}
+                </text>
+              ) : null}
+            </g>
+          ) : (
+            <rect
+              key={at}
+              x={x(one.start_us)}
+              width={Math.max(0.5, x(one.end_us) - x(one.start_us))}
+              y={HEIGHT - MARGIN.bottom + 2}
+              height={BAND}
+              fill={partColor(one.name)}
+            />
+          ),
+        )}
+        <path class="area" d={outline(points, x, y, y(0))} />
+        <path class="line" d={outline(points, x, y, null)} />
         {pointed !== null ? (
           <line class="pointed" x1={x(pointed.us)} x2={x(pointed.us)} y1={MARGIN.top} y2={HEIGHT - MARGIN.bottom} />
         ) : null}
@@ -155,7 +180,7 @@ function Curve({ curve, where }: { curve: MemoryCurve; where: string }): JSX.Ele
 }
 
 /** The curve, level from each moment to the next; as far down as *ground* it is an area. */
-function steps(
+function outline(
   points: readonly MemoryPoint[],
   x: (us: number) => number,
   y: (bytes: number) => number,
@@ -168,6 +193,35 @@ function steps(
   return ground === null
     ? `M${begin}${y(first.bytes).toFixed(1)}${drawn}`
     : `M${begin}${ground.toFixed(1)}V${y(first.bytes).toFixed(1)}${drawn}V${ground.toFixed(1)}z`;
+}
+
+function isStep(span: StepSpan): boolean {
+  return span.name.startsWith("step ");
+}
+
+/** What ran at a moment: ", in the forward of step 5". */
+function meanwhile(spans: readonly StepSpan[], us: number): string {
+  const running = spans.filter((one) => one.start_us <= us && us < one.end_us);
+  const step = running.find(isStep)?.name;
+  const phase = running.findLast((one) => !isStep(one))?.name;
+  if (phase === undefined) return step === undefined ? "" : `, in ${step}`;
+  return `, in the ${phase}${step === undefined ? "" : ` of ${step}`}`;
+}
+
+/** The colours of the phases below the curve. */
+function Phases({ spans }: { spans: readonly StepSpan[] }): JSX.Element | null {
+  const names = [...new Set(spans.filter((one) => !isStep(one)).map((one) => one.name))];
+  if (!names.length) return null;
+  return (
+    <ul class="legend">
+      {names.map((name) => (
+        <li key={name}>
+          <span class="swatch" style={{ background: partColor(name) }} aria-hidden="true" />
+          {name}
+        </li>
+      ))}
+    </ul>
+  );
 }
 
 function Held(props: { held: readonly HeldMemory[]; whole: number; where: string }): JSX.Element {
