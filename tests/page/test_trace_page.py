@@ -148,7 +148,8 @@ def test_memory_is_drawn_with_its_peak_and_what_held_it(one: Opened) -> None:
     curve = one.page.locator("#memory .curve svg")
     label = curve.get_attribute("aria-label") or ""
     assert label.startswith(
-        "Memory over time on device 0. Peak 6 GB\n101 µs after the first event, 100.0% of the peak, in the forward of step 3"
+        "Memory over time on device 0. Peak 6 GB\n"
+        "101 µs after the first event, 100.0% of the peak, in the forward of step 3"
     )
     assert one.texts("#memory svg .axis")[-2:] == ["step 3", "step 4"]
     assert one.texts("#memory .legend li") == ["data loader", "forward"]
