@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { bytes, counted, duration, listed, percent, plain, runsOf, si } from "../src/model/format";
+import { bytes, counted, duration, figure, listed, percent, plain, runsOf, si } from "../src/model/format";
 
 test("counts and rates have decimal prefixes, as in the text report", () => {
   expect(si(3.2e9, "FLOP/s")).toBe("3.2 GFLOP/s");
@@ -32,4 +32,11 @@ test("shares, counts and lists read as people write them", () => {
   expect(counted(1, "batch")).toBe("1 batch");
   expect(counted(2, "batch")).toBe("2 batches");
   expect(runsOf([3, 4, 5, 9])).toBe("3–5, 9");
+});
+
+test("a figure of a comparison keeps six digits, and a count all of them", () => {
+  expect(figure(0.177592123)).toBe("0.177592");
+  expect(figure(777_570_484_224)).toBe("777,570,484,224");
+  expect(figure(4545.4545)).toBe("4,545.45");
+  expect(figure(null)).toBe("n/a");
 });

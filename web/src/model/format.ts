@@ -83,3 +83,10 @@ export function runsOf(numbers: readonly number[]): string {
   }
   return parts.join(", ");
 }
+
+/** A figure of a comparison, to six digits: `figure(0.177592)` is "0.177592". */
+export function figure(value: number | null): string {
+  if (value === null) return "n/a";
+  const rounded = Number(value.toPrecision(6));
+  return Math.abs(rounded) < 1 ? String(rounded) : plain(Number.isInteger(value) ? value : rounded);
+}

@@ -4,7 +4,7 @@ import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import type { ComparisonDocument, Source } from "../data";
 import { CAUSES, type ComparedModule, comparedModules, detailsOf, signed } from "../model/causes";
-import { duration, percent, plain, si } from "../model/format";
+import { duration, figure, percent, plain, si } from "../model/format";
 import { partLabel } from "../model/steps";
 import type {
   Causes,
@@ -320,8 +320,8 @@ export function Figures({ figures, note }: { figures: readonly FigureDifference[
         text={[0, 4]}
         rows={figures.map((one) => [
           <code>{one.name}</code>,
-          one.a === null ? "n/a" : plain(Number(one.a.toPrecision(6))),
-          one.b === null ? "n/a" : plain(Number(one.b.toPrecision(6))),
+          figure(one.a),
+          figure(one.b),
           one.ratio === null ? "n/a" : one.ratio.toFixed(4),
           one.ratio_low === null || one.ratio_high === null
             ? one.reason || "n/a"
