@@ -45,6 +45,11 @@ DEPENDS = (
     "Steps with the same batch shapes spent different FLOPs, so shapes do not tell what a step spends: the run's FLOPs "
     "and MFU are known for counted steps only."
 )
+SAMPLE_DIFFERS = (
+    "A step that was counted outside of the window spent something else than the window foretold. Either steps with "
+    "the same batch shapes spend different FLOPs, or something runs in a step before the shapes of its batch are "
+    "known, where such counting begins. So the run's FLOPs and MFU are known for counted steps only."
+)
 OTHERS_TRAIN = (
     "Other parameters are trained than when steps were counted, so the same shapes spend other FLOPs now: from here on "
     "the run's FLOPs and MFU are known for counted steps only."
@@ -70,7 +75,8 @@ class StepLaws:
         self._padding_counts = padding_counts
         self._exact: dict[StepKey, BucketFlops] = {}
         self._finders: dict[_Kind, LawFinder] = {}
-        self._unreliable: set[_Kind] = set()
+        self._unreliable: dict[_Kind, str] = {}
+        """Kinds of steps of which nothing is foretold, and why, in words without a full stop."""
         self._samples: list[tuple[StepKey, BucketFlops]] = []
         self._samples_are_whole: bool | None = None
         self._ready: dict[StepKey, Foretold | None] = {}
@@ -149,7 +155,7 @@ class StepLaws:
         if self._given_up:
             return "other parameters are trained than when steps were counted"
         if kind in self._unreliable:
-            return "steps with the same batch shapes spent different FLOPs"
+            return self._unreliable[kind]
         return self._finders.get(kind, "no step of this form was counted, or its shapes are hidden")
 
     def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | str:
@@ -235,7 +241,11 @@ class StepLaws:
                 self.counted(*sample)
         else:
             self._samples_are_whole = False
-            self._doubt(_kind_of(key))
+            self._doubt(
+                _kind_of(key),
+                because="a step that was counted outside of the window spent something else than was foretold",
+                note=SAMPLE_DIFFERS,
+            )
 
     def doubt(self, key: StepKey) -> None:
         """Steps like this one are known to spend different FLOPs with the same shapes."""
@@ -247,10 +257,16 @@ class StepLaws:
         self._given_up = True
         self._note(sentence)
 
-    def _doubt(self, kind: _Kind) -> None:
+    def _doubt(
+        self,
+        kind: _Kind,
+        *,
+        because: str = "steps with the same batch shapes spent different FLOPs",
+        note: str = DEPENDS,
+    ) -> None:
         self._ready.clear()
-        self._unreliable.add(kind)
-        self._note(DEPENDS)
+        self._unreliable.setdefault(kind, because)
+        self._note(note)
 
 
 class Foretold(NamedTuple):

@@ -30,10 +30,10 @@ class OnDeviceError(Exception):
 def tokens_in(batch: Any) -> BatchTokens | None:
     """The tokens of *batch*; None if nothing in it tells of tokens.
 
-    A batch tells its tokens by ``input_ids`` or an ``attention_mask`` of batch x length, by the borders of packed
-    sequences (``cu_seqlens`` or ``position_ids`` that begin anew), or as a PackedSequence. The tokens of a pair of
-    sequences are those of the first one. ``labels`` of -100 are not trained on; they do not tell padding, because a
-    prompt has them, too.
+    A batch tells its tokens by ``input_ids`` or an ``attention_mask`` of batch x length, whose numbers from 1 on may
+    tell the sequences of a packed row apart, by the borders of packed sequences (``cu_seqlens`` or ``position_ids``
+    that begin anew), or as a PackedSequence. The tokens of a pair of sequences are those of the first one. ``labels``
+    of -100 are not trained on; they do not tell padding, because a prompt has them, too.
 
     Raises:
         OnDeviceError: its values are on a device.
@@ -79,7 +79,7 @@ def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
         if _is_grid(mask):
             if mask.shape != told.shape:
                 return None
-            return _of_lengths((_on_host(mask) != 0).sum(-1).tolist(), processed=processed, trained=trained)
+            return _of_lengths(_lengths_in(_on_host(mask)), processed=processed, trained=trained)
         places = batch.get("position_ids")
         if _is_grid(places) and places.shape == told.shape:
             begins = (_on_host(places).flatten() == 0).nonzero().flatten().tolist()
@@ -87,6 +87,14 @@ def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
                 lengths = [end - begin for begin, end in zip(begins, [*begins[1:], processed], strict=True)]
                 return _of_lengths(lengths, processed=processed, trained=trained)
     return BatchTokens(processed=processed, real=None, trained=trained, sequences=None, squares=None)
+
+
+def _lengths_in(mask: torch.Tensor) -> list[int]:
+    """The lengths of the sequences in each row: of one, or of several that are packed, if the mask numbers them."""
+    if mask.dtype is torch.bool or not mask.numel() or int(mask.max()) < 2:
+        lengths: list[int] = (mask != 0).sum(-1).tolist()
+        return lengths
+    return [length for row in mask for length in row[row != 0].unique(return_counts=True)[1].tolist()]
 
 
 def _of_lengths(lengths: Sequence[int], *, processed: int, trained: int | None) -> BatchTokens:

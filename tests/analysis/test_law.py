@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.law import FLAG, LawFinder
 from lightning_flops.analysis.law_fit import ExactFit
+from lightning_flops.analysis.step_laws import DEPENDS, StepKey, StepLaws, StepSeconds
 
 FORWARD = ("forward", "float32")
 
@@ -293,3 +294,23 @@ def test_padding_is_a_flag_and_no_length() -> None:
     one = finder.per_sequence()
     assert not isinstance(one, str)
     assert [int(value) for value in one.coefficients["float32"]] == [0, 512, 64]  # 2·16·16, and twice 2·16
+
+
+@pytest.mark.parametrize("spent", [60, 140])
+def test_a_sample_that_spends_something_else_is_not_said_to_show_that_shapes_deceive(spent: int) -> None:
+    """A teacher that runs before the model's forward is in a window's step, and not in a sample of it."""
+    notes: list[str] = []
+    laws = StepLaws(notes.append)
+    key: StepKey = ((((8, 16),),), 1)
+    laws.counted(key, {FORWARD: 100})
+    laws.sampled(key, {FORWARD: spent})
+    assert laws.believes_samples is False and laws.foretell(key) is None
+    (note,) = notes
+    assert note.startswith("A step that was counted outside of the window spent something else")
+    why = laws.report({key: StepSeconds(1, 1.0)})
+    assert why == "a step that was counted outside of the window spent something else than was foretold"
+    again = StepLaws(notes.append)
+    again.counted(key, {FORWARD: 100})
+    again.counted(key, {FORWARD: spent})
+    assert notes[1:] == [DEPENDS]
+    assert again.report({key: StepSeconds(1, 1.0)}) == "steps with the same batch shapes spent different FLOPs"

@@ -22,11 +22,10 @@ def test_a_mask_tells_padding_on_either_side() -> None:
     assert tokens_in({"attention_mask": MASK}) == BatchTokens(12, 9, None, 3, 29)
 
 
-def test_a_mask_that_numbers_packed_sequences_counts_every_token_of_them() -> None:
-    mask = torch.tensor([[1, 1, 2, 0]])
-    tokens = tokens_in({"input_ids": IDS[:1], "attention_mask": mask})
-    assert tokens is not None
-    assert (tokens.processed, tokens.real) == (4, 3)
+def test_a_mask_that_numbers_packed_sequences_tells_them_apart() -> None:
+    """Rows of 2 and 1, and of 1 and 3 tokens: 4 + 1 + 1 + 9 pairs. A row of a collator that packs need not be full."""
+    mask = torch.tensor([[1, 1, 2, 0], [1, 2, 2, 2]])
+    assert tokens_in({"input_ids": IDS[:2], "attention_mask": mask}) == BatchTokens(8, 7, None, 4, 15)
 
 
 def test_labels_tell_what_is_trained_on_and_no_padding() -> None:
