@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_flops.instrument.batches import BatchMeter, samples_in, shapes_text, tensor_shapes
+from lightning_flops.instrument.batches import BatchMeter, known_by, samples_in, shapes_text, tensor_shapes
+from lightning_flops.records import BatchTokens
 
 
 @dataclass
@@ -113,3 +114,15 @@ def test_a_nested_tensor_with_strides_has_rows_and_no_shape() -> None:
     notes: list[str] = []
     assert meter(notes).samples(batch(5, 5), tensor_shapes(batch(5, 5))) is None
     assert notes[0].startswith("The batch size could not be told")
+
+
+@pytest.mark.parametrize(
+    ("real", "told"),
+    [(None, ()), (12, ((-3, 1),)), (11, ((-3, 0),))],
+    ids=["nobody knows", "no padding", "padding"],
+)
+def test_a_step_is_known_by_whether_its_batch_has_padding(real: int | None, told: tuple[tuple[int, int], ...]) -> None:
+    shapes = ((3, 4), (3, 4))
+    tokens = BatchTokens(processed=12, real=real, trained=None, sequences=None, squares=None)
+    assert known_by(shapes, tokens) == (*shapes, *told)
+    assert known_by(shapes, None) == shapes
