@@ -172,7 +172,10 @@ def entries_of_with(code: CodeType) -> dict[int, int]:
 _CALLS = "call(*args, **kwargs) if kwargs else call(*args)"
 
 HANDS_OVER: dict[str, tuple[str, ...]] = {
-    "deepspeed.py": ("result = original(param_dict)", "original(engine, *args, **kwargs)"),
+    "deepspeed.py": (
+        "result = original(param_dict)  # first: what DeepSpeed refuses ends in its own error",
+        "original(engine, *args, **kwargs)",
+    ),
     "instrument/border.py": ("result = original(*args, **kwargs)",),
     "instrument/counting/counting_mode.py": (
         f"return {_CALLS}",
@@ -186,6 +189,8 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
         "return (self.inner or original)(*args, **kwargs)",
+        "return (self._inner or self._original)(*args, **kwargs)",
+        "return self.run(*args, **kwargs)",
         "return run(*args, **kwargs)",
         # What binds an attribute of the user's class, as Python does it.
         'return attribute.__get__(instance, owner) if hasattr(type(attribute), "__get__") else attribute',
@@ -481,23 +486,26 @@ def train_deepspeed(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> Non
     model = WithLoss()
     losses: list[torch.Tensor] = []
     # An operator for several ranks, which DeepSpeed may compile here, under a lock that a killed trial would leave.
-    with patch("deepspeed.comm.torch.build_shm_op", lambda: None), wire:
-        if profiled:
-            install()
-        try:
-            engine = engine_of(config(block=block), model)
-            try:
-                for batch in batches(STEPS):
-                    loss = engine(batch)
-                    engine.backward(loss)
-                    engine.step()
-                    losses.append(loss)
-            finally:
-                seen["left"] += left_on(engine) if len(losses) < STEPS else []
-        finally:
+    try:
+        with patch("deepspeed.comm.torch.build_shm_op", lambda: None), wire:
             if profiled:
-                uninstall()
-    engine.destroy()
+                install()
+            try:
+                engine = engine_of(config(block=block), model)
+                try:
+                    for batch in batches(STEPS):
+                        loss = engine(batch)
+                        engine.backward(loss)
+                        engine.step()
+                        losses.append(loss)
+                finally:
+                    seen["left"] += left_on(engine) if len(losses) < STEPS else []
+            finally:
+                if profiled:
+                    uninstall()
+    finally:
+        if len(losses) == STEPS:  # otherwise nobody knows that the training is over
+            engine.destroy()
     seen["weights"], seen["losses"] = weights(engine), [float(loss.item()).hex() for loss in losses]
     seen["left"] += left_on(engine)
 

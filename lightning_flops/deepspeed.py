@@ -89,9 +89,9 @@ def install(*, keep_builtin: bool = False) -> None:
     Args:
         keep_builtin: leave DeepSpeed's own profiler on beside ours, to compare them.
     """
-    if _installed:
-        return
     try:
+        if _installed:
+            return
         _installed.replace(
             deepspeed_config,
             "DeepSpeedFlopsProfilerConfig",

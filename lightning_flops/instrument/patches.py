@@ -30,8 +30,20 @@ from lightning_flops.instrument.torch_private.modules import REPLICATE
 Make = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Gets a function, and returns what runs in place of it."""
 
+Broke = Callable[[], object]
+"""Removes everything of ours: the user's Ctrl-C has arrived on the way to a wrapper, which did not hear of it."""
+
 _KEPT = "_kept_while_tapped"
 """Attribute of an instance that holds what ``Patches.keep`` gives it."""
+
+
+def _nothing() -> None:
+    pass
+
+
+def _was_raised_here(error: BaseException) -> bool:
+    """Whether *error*, which a function has just caught, was raised in that function, and not in one that it called."""
+    return error.__traceback__ is None or error.__traceback__.tb_next is None
 
 
 class StandsFor:
@@ -76,13 +88,19 @@ class _StandIn(StandsFor):
 class _Wrapped(_StandIn):
     """A function from an instance's own attribute or table, with our wrapper around it until it is undone."""
 
-    def __init__(self, original: Callable[..., Any], make: Make) -> None:
+    def __init__(self, original: Callable[..., Any], make: Make, broke: Broke) -> None:
         super().__init__(original)
         self._inner: Callable[..., Any] | None = make(original)
+        self._broke = broke
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Another wrapper may still hold us after we were undone: then we only call the original.
-        return (self._inner or self._original)(*args, **kwargs)
+        try:
+            # Another wrapper may still hold us after we were undone: then we only call the original.
+            return (self._inner or self._original)(*args, **kwargs)
+        except BaseException as error:
+            if _was_raised_here(error):
+                self._broke()
+            raise
 
     @property
     def alive(self) -> bool:
@@ -95,8 +113,8 @@ class _Wrapped(_StandIn):
 class _EagerCall(_Wrapped):
     """The calls of a module that is not compiled. In a pickle or a copy it is None, and the copy is called as usual."""
 
-    def __init__(self, original: Callable[..., Any], make: Make) -> None:
-        super().__init__(original, make)
+    def __init__(self, original: Callable[..., Any], make: Make, broke: Broke) -> None:
+        super().__init__(original, make, broke)
         self.__dict__[IS_EAGER] = True
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -133,6 +151,9 @@ class _ClassTap(_StandIn):
                 self._leave()  # other code had replaced us, and has put us back since
         except Exception:  # no border is around us here; the instance gets what its class has
             pass
+        except BaseException:
+            self._broke(instance)
+            raise
         return _bound(self._original, instance, owner)
 
     def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -142,9 +163,22 @@ class _ClassTap(_StandIn):
             run = None if tap is None else tap.run
         except Exception:
             run = None
-        if run is None:  # a bound method that was kept, or was copied with its instance
-            run = _bound(self._original, instance, type(instance))
-        return run(*args, **kwargs)
+        except BaseException:
+            self._broke(instance)
+            raise
+        try:
+            if run is None:  # a bound method that was kept, or was copied with its instance
+                run = _bound(self._original, instance, type(instance))
+            return run(*args, **kwargs)
+        except BaseException as error:
+            if _was_raised_here(error):
+                self._broke(instance)
+            raise
+
+    def _broke(self, instance: Any) -> None:
+        tap = self.tap_of(instance)
+        if tap is not None:
+            tap.broke()
 
     def tap_of(self, instance: Any) -> _Tap | None:
         """The latest tap on *instance* that still exists."""
@@ -194,7 +228,7 @@ def _bound(attribute: Any, instance: Any, owner: type | None) -> Any:
 class _Tap:
     """One attribute of a class, replaced for one instance."""
 
-    def __init__(self, target: Any, name: str, make: Make | Mapping[Any, Make]) -> None:
+    def __init__(self, target: Any, name: str, make: Make | Mapping[Any, Make], broke: Broke) -> None:
         kind = next((kind for kind in type(target).__mro__ if name in vars(kind)), None)
         if kind is None:
             raise AttributeError(f"class {type(target).__name__} has no attribute {name!r}")
@@ -202,6 +236,7 @@ class _Tap:
         on_class = found if isinstance(found, _ClassTap) else _ClassTap(kind, name)
         below = on_class.tap_of(target)
         self.target = target
+        self.broke = broke
         self.below = on_class.reference_to(target)
         self.alive = True
         self.table: dict[Any, Any] | None = None
@@ -209,7 +244,7 @@ class _Tap:
         if isinstance(make, Mapping):
             self.table = dict(getattr(target, name))
             for key, make_entry in make.items():
-                self.table[key] = entry = _Wrapped(self.table[key], make_entry)
+                self.table[key] = entry = _Wrapped(self.table[key], make_entry, broke)
                 self._entries.append(entry)
         else:
             self._original = getattr(target, name) if below is None else below.call
@@ -233,10 +268,10 @@ class _Tap:
 class _OwnAttribute:
     """Replaces an attribute that the instance itself has, and not only its class."""
 
-    def __init__(self, target: Any, name: str, make: Make) -> None:
+    def __init__(self, target: Any, name: str, make: Make, broke: Broke) -> None:
         self._attributes = vars(target)
         self._name = name
-        self._wrapped = _Wrapped(self._attributes[name], make)
+        self._wrapped = _Wrapped(self._attributes[name], make, broke)
         self._attributes[name] = self._wrapped
 
     def undo(self) -> None:
@@ -257,14 +292,16 @@ class _Calls:
     and the compiler looks past it, so we use it, too.
     """
 
-    def __init__(self, module: nn.Module, make: Make) -> None:
+    def __init__(self, module: nn.Module, make: Make, broke: Broke) -> None:
         self._attributes = vars(module)
-        self._wrapped = _EagerCall(eager_call(module), make)
+        self._wrapped = _EagerCall(eager_call(module), make, broke)
         self._copies = Patches()
+
+    def put_on(self, module: nn.Module) -> None:
         # DataParallel copies the module's attributes to its replicas, and ours calls the module itself.
         if hasattr(module, REPLICATE):
             self._copies.replace(module, REPLICATE, _without_calls)
-        self._attributes[COMPILED_CALL] = self._wrapped  # last, so that a failure leaves nothing
+        self._attributes[COMPILED_CALL] = self._wrapped
 
     def undo(self) -> None:
         self._copies.undo()
@@ -371,10 +408,15 @@ def untapped(method: Any) -> Any:
 
 
 class Patches:
-    """Replaced methods of other people's instances, classes and modules; ``undo`` makes each as it was before."""
+    """Replaced methods of other people's instances, classes and modules; ``undo`` makes each as it was before.
 
-    def __init__(self) -> None:
+    Args:
+        broke: as ``Broke``; for methods and calls of instances.
+    """
+
+    def __init__(self, broke: Broke = _nothing) -> None:
         self._ledger = UndoLedger()
+        self._broke = broke
 
     def __bool__(self) -> bool:
         """Whether anything is replaced."""
@@ -394,9 +436,9 @@ class Patches:
         if isinstance(target, (type, types.ModuleType)):
             self._ledger.add(_Shared(target, name, make).undo)
         elif name in vars(target):
-            self._ledger.add(_OwnAttribute(target, name, make).undo)
+            self._ledger.add(_OwnAttribute(target, name, make, self._broke).undo)
         else:
-            self._ledger.add(_Tap(target, name, make).undo)
+            self._ledger.add(_Tap(target, name, make, self._broke).undo)
 
     def replace_entries(self, target: Any, name: str, make: Mapping[Any, Make]) -> None:
         """Let *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.
@@ -407,7 +449,7 @@ class Patches:
         """
         if name in vars(target):
             raise AttributeError(f"{type(target).__name__} has a {name} of its own, which is not its class's")
-        self._ledger.add(_Tap(target, name, make).undo)
+        self._ledger.add(_Tap(target, name, make, self._broke).undo)
 
     def replace_calls(self, module: nn.Module, make: Make) -> None:
         """Run ``make(original)`` when *module* is called: around its hooks, its forward, and its compiled form if any.
@@ -418,7 +460,9 @@ class Patches:
         if vars(module).get(COMPILED_CALL) is not None:
             self.replace(module, COMPILED_CALL, make)
         elif calls_its_attribute():
-            self._ledger.add(_Calls(module, make).undo)
+            calls = _Calls(module, make, self._broke)
+            self._ledger.add(calls.undo)
+            calls.put_on(module)
         else:
             self.replace(module, "forward", make)
 

@@ -44,9 +44,9 @@ class Taps:
     def __init__(self, session: Session, border: Border) -> None:
         self._session = session
         self._border = border
-        self.for_run = Patches()
+        self.for_run = Patches(border.close)
         """Wrappers that stay as long as the session does."""
-        self.for_window = Patches()
+        self.for_window = Patches(border.close)
         """Wrappers around the parts of a step, as long as a window needs them."""
 
     def undo(self) -> None:

@@ -411,3 +411,46 @@ def test_a_failure_at_any_line_leaves_nothing_once_it_is_undone(
     tried = [site for site in sites if can_fail(site.place) and not hands_over(site.place)]
     assert len(tried) > 20
     assert [str(site) for site in tried if not put_on_and_undone(Tripwire(site, error))] == []
+
+
+CALLS: dict[str, Callable[[Stage], object]] = {
+    "a method": lambda stage: stage.run("a"),
+    "an attribute of its own": lambda stage: stage.own("a"),
+    "a table": lambda stage: stage.table["upper"]("a"),
+    "calls": lambda stage: stage("a"),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_ctrl_c_on_the_way_to_a_wrapper_is_told_and_goes_on(what: str) -> None:
+    told: list[str] = []
+    stage, patches = Stage(), Patches(lambda: told.append("told"))
+    PUT[what](patches, stage)
+    all_lines = Tripwire()
+    with all_lines:
+        CALLS[what](stage)
+    sites = [Site(file=file.removeprefix(f"{PACKAGE}/"), line=line, hit=1) for file, line in all_lines.hits]
+    for site in filter(lambda site: can_fail(site.place), sites):
+        told.clear()
+        with pytest.raises(KeyboardInterrupt), Tripwire(site, KeyboardInterrupt):
+            CALLS[what](stage)
+        assert told == ["told"], site
+    patches.undo()
+
+
+def test_what_a_wrapper_raises_itself_is_not_told() -> None:
+    told: list[str] = []
+    stage, patches = Stage(), Patches(lambda: told.append("told"))
+
+    def fails(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(what: str) -> Any:
+            raise KeyboardInterrupt
+
+        return run
+
+    for name in ("run", "own"):
+        patches.replace(stage, name, fails)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(stage, name)("a")
+    assert told == []
+    patches.undo()
