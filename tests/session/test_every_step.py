@@ -82,7 +82,7 @@ def test_within_half_a_percent_of_a_short_run_what_is_not_known_is_not_said(monk
 
 
 def test_a_net_with_strides_has_no_law(monkeypatch: pytest.MonkeyPatch, generous: None) -> None:
-    sessions, data, model = watch_sessions(monkeypatch), sentences(STEPS, greatest=500), Strided()
+    sessions, data, model = watch_sessions(monkeypatch), sentences(200, greatest=500), Strided()
     summary = plain_run(model, data)
     keys = keys_of(data)
     known = hold_to(sessions[0], truth_of(model, keys))
