@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops import FlopsProfilerCallback, Profile
 from lightning_flops.analysis.trace import analyze_trace, load_trace
@@ -171,6 +173,28 @@ def test_a_trace_is_kept_if_its_counter_tracks_cannot_be_made(
     report = profile_of(trainer, new_net(root), trace_dir=tmp_path)
     assert report.notes == ("The kept trace has no counter tracks: no track.",)
     assert report.traced is not None and len(load_trace(report.traced.files[0])) > 0
+
+
+def test_modes_of_the_run_do_not_see_how_counter_tracks_are_made(
+    root: str, trainer: MakeTrainer, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.extend(str(one) for one in (kwargs or {}).values())
+            return func(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.extend(str(one.device) for one in args if isinstance(one, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    with Functions(), Operators():  # type: ignore[no-untyped-call]
+        report = profile_of(trainer, new_net(root), trace_dir=tmp_path, record_shapes=True)
+    assert report.traced is not None
+    assert "FLOP/s by operator" in Path(report.traced.files[0]).read_text()
+    assert "cpu" in asked and "meta" not in asked
 
 
 def test_a_trace_folder_may_be_a_url(root: str, trainer: MakeTrainer) -> None:

@@ -172,18 +172,19 @@ def out_of_sight() -> AbstractContextManager[Any]:
     return nullcontext() if _hide is None else _hide()
 
 
-_functions_off: Callable[[], AbstractContextManager[Any]] = take(
+functions_off: Callable[[], AbstractContextManager[Any]] = take(
     "torch._C:DisableTorchFunction",
     nullcontext,
     "does not hide functions from tensor subclasses: what the profiler asks of a tensor is seen by its class",
     reported=False,
 )
+"""Inside, neither a tensor subclass nor a function mode sees what is called."""
 
 
 @contextmanager
 def out_of_all_sight() -> Iterator[None]:
     """Hides what runs inside from dispatch modes and from the functions of tensor subclasses."""
-    with out_of_sight(), _functions_off():
+    with out_of_sight(), functions_off():
         yield
 
 
