@@ -189,7 +189,7 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     "instrument/torch_private/kernels.py": ("return function.redispatch(keys, *args, **kwargs)",),
     "instrument/patches.py": (
         "return (self.inner or original)(*args, **kwargs)",
-        "return (self._inner or self._original)(*args, **kwargs)",
+        "return self._original(*args, **kwargs)",
         "return self.run(*args, **kwargs)",
         "return run(*args, **kwargs)",
         # What binds an attribute of the user's class, as Python does it.

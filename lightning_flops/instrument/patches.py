@@ -41,9 +41,13 @@ def _nothing() -> None:
     pass
 
 
-def _was_raised_here(error: BaseException) -> bool:
-    """Whether *error*, which a function has just caught, was raised in that function, and not in one that it called."""
-    return error.__traceback__ is None or error.__traceback__.tb_next is None
+def _came_before(function: Callable[..., Any] | None, error: BaseException) -> bool:
+    """Whether *error*, which the caller of *function*, a wrapper of ours, has just caught, was not raised inside it.
+
+    A signal's handler may be below the caller, too.
+    """
+    below = None if error.__traceback__ is None else error.__traceback__.tb_next
+    return below is None or below.tb_frame.f_code is not getattr(function, "__code__", None)
 
 
 class StandsFor:
@@ -95,10 +99,18 @@ class _Wrapped(_StandIn):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            # Another wrapper may still hold us after we were undone: then we only call the original.
-            return (self._inner or self._original)(*args, **kwargs)
+            run = self._inner
+        except Exception:
+            run = None
+        except BaseException:
+            self._broke()
+            raise
+        try:
+            if run is None:  # another wrapper may still hold us after we were undone
+                return self._original(*args, **kwargs)
+            return run(*args, **kwargs)
         except BaseException as error:
-            if _was_raised_here(error):
+            if run is not None and _came_before(run, error):
                 self._broke()
             raise
 
@@ -171,7 +183,7 @@ class _ClassTap(_StandIn):
                 run = _bound(self._original, instance, type(instance))
             return run(*args, **kwargs)
         except BaseException as error:
-            if _was_raised_here(error):
+            if _came_before(run, error):
                 self._broke(instance)
             raise
 

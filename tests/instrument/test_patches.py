@@ -454,3 +454,21 @@ def test_what_a_wrapper_raises_itself_is_not_told() -> None:
             getattr(stage, name)("a")
     assert told == []
     patches.undo()
+
+
+@pytest.mark.parametrize("name", ["run", "own"])
+def test_what_the_original_raises_after_its_wrapper_was_undone_is_not_told(name: str) -> None:
+    told: list[str] = []
+    stage, patches = Stage(), Patches(lambda: told.append("told"))
+
+    def undone_within(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(what: str) -> Any:
+            patches.undo()
+            raise LookupError(what)  # as the original may do
+
+        return run
+
+    patches.replace(stage, name, undone_within)
+    with pytest.raises(LookupError):
+        getattr(stage, name)("a")
+    assert told == []
