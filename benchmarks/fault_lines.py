@@ -206,6 +206,7 @@ HANDS_OVER: dict[str, tuple[str, ...]] = {
     ),
     "session/taps.py": (
         "return tell(*args, **kwargs)",
+        "result = original(*args, **kwargs)",
         "return (result := original(*args, **kwargs))",
         "return original(*args, **kwargs)",
         "return call(*args, **kwargs)",
@@ -911,7 +912,7 @@ At each line of this package that runs in the training, in its first time and in
 raised, and then a KeyboardInterrupt. Then losses, weights and random state are to the last bit those without the
 profiler, nothing is raised but the interrupt, nothing is left, and there is at most one warning. What is excepted, and
 why, stands in `benchmarks/fault_lines.py`. Most failures are raised in forks of one training; those that cannot be, for
-there was another thread, in a training of their own.
+there was another thread, in a training of their own. A row says what was found at its commit.
 
 | training | lines of | lines | failures | alone | faults | when |
 |---|---|---:|---:|---:|---:|---|

@@ -262,7 +262,9 @@ class _Tap:
             self._original = getattr(target, name) if below is None else below.call
             self.run = make(self._original)
         self._on_class = on_class
-        on_class.put_on(self)
+
+    def put_on(self) -> None:
+        self._on_class.put_on(self)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """What a tap on top of this one calls; also works after this one was undone."""
@@ -450,7 +452,7 @@ class Patches:
         elif name in vars(target):
             self._ledger.add(_OwnAttribute(target, name, make, self._broke).undo)
         else:
-            self._ledger.add(_Tap(target, name, make, self._broke).undo)
+            self._tap(target, name, make)
 
     def replace_entries(self, target: Any, name: str, make: Mapping[Any, Make]) -> None:
         """Let *target* see its class's table ``name`` with ``make[key](function)`` in place of some functions.
@@ -461,7 +463,12 @@ class Patches:
         """
         if name in vars(target):
             raise AttributeError(f"{type(target).__name__} has a {name} of its own, which is not its class's")
-        self._ledger.add(_Tap(target, name, make, self._broke).undo)
+        self._tap(target, name, make)
+
+    def _tap(self, target: Any, name: str, make: Make | Mapping[Any, Make]) -> None:
+        tap = _Tap(target, name, make, self._broke)
+        self._ledger.add(tap.undo)
+        tap.put_on()
 
     def replace_calls(self, module: nn.Module, make: Make) -> None:
         """Run ``make(original)`` when *module* is called: around its hooks, its forward, and its compiled form if any.

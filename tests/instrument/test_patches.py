@@ -364,12 +364,18 @@ class Stage(nn.Module):
         return what
 
 
+def _twice(patches: Patches, stage: Stage) -> None:
+    for tag in ("inner", "outer"):
+        patches.replace(stage, "run", spying([], tag))
+
+
 PUT: dict[str, Callable[[Patches, Stage], None]] = {
     "a method": lambda patches, stage: patches.replace(stage, "run", spying([])),
     "an attribute of its own": lambda patches, stage: patches.replace(stage, "own", spying([])),
     "a class": lambda patches, stage: patches.replace(Stage, "run", spying([])),
     "a table": lambda patches, stage: patches.replace_entries(stage, "table", {"upper": spying([])}),
     "calls": lambda patches, stage: patches.replace_calls(stage, spying([])),
+    "a method twice": lambda patches, stage: _twice(patches, stage),
     "what is kept": lambda patches, stage: patches.keep(stage, Loop(), kind=Stage),
 }
 
@@ -391,15 +397,20 @@ def test_a_failure_at_any_line_leaves_nothing_once_it_is_undone(
     def put_on_and_undone(wire: Tripwire) -> bool:
         """Whether all is as it was."""
         stage, patches = Stage(), Patches()
-        before = dict(vars(stage)), dict(vars(Stage)), dict(vars(nn.Module))
-        with wire:
-            try:
+
+        def now() -> list[dict[str, int]]:
+            """Objects by identity: ours are equal to what they stand for."""
+            return [{name: id(value) for name, value in vars(one).items()} for one in (stage, Stage, nn.Module)]
+
+        before = now()
+        try:
+            with wire:
                 put(patches, stage)
                 patches.undo()
-            except error:
-                pass
-        patches.undo()
-        return before == (dict(vars(stage)), dict(vars(Stage)), dict(vars(nn.Module)))
+        except error:
+            patches.undo()
+            return before == now()  # while the traceback still holds what was half done
+        return before == now()
 
     all_lines = Tripwire()
     assert put_on_and_undone(all_lines)
