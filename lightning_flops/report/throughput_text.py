@@ -59,7 +59,7 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
         f"{percent(number / steps)} {words}"
         for number, words in (
             (summary.steps_counted, "counted"),
-            (summary.steps_predicted, "follow exactly from those that were counted"),
+            (summary.steps_predicted, "known by their shapes from those that were counted"),
             (summary.steps_unknown, f"{NOT_AVAILABLE}: their shapes were not counted, and no law covers them"),
         )
         if number

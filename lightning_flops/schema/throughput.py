@@ -57,8 +57,8 @@ class ThroughputSummary:
     steps_counted: int = 0
     """Steps that were counted themselves."""
     steps_predicted: int = 0
-    """Steps that were not counted, and whose model FLOPs follow exactly from those that were: they had the same shapes,
-    or a law of the shapes holds that was checked."""
+    """Steps that were not counted, and whose model FLOPs are known by their shapes from those that were: they are taken
+    to have spent what a counted step of the same shapes did, or a law of the shapes holds that was checked."""
     steps_unknown: int = 0
     """Steps whose FLOPs nobody knows."""
     model_flops_per_sec: float | None = None
