@@ -370,9 +370,13 @@ class _Doors:
         from lightning_flops.config import OWN_FOLDER
         from lightning_flops.doors.when_imported import when_imported
 
-        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
+        self._environment = {
+            name: os.environ.get(name) for name in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR)
+        }
+        """What the environment said before; the program and what it starts see ours."""
         if settings:
             os.environ[entry_points.SETTINGS] = json.dumps({**entry_points.settings(), **settings})
+        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
         if log_dir is not None:
             os.environ[entry_points.LOG_DIR] = log_dir
         os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
@@ -401,6 +405,16 @@ class _Doors:
 
     def close(self, error: BaseException | None) -> None:
         """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
+        try:
+            self._report(error)
+        finally:
+            for name, value in self._environment.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def _report(self, error: BaseException | None) -> None:
         from lightning_flops.session.outcomes import OUTCOMES
 
         if self._finder is not None:

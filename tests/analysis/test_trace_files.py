@@ -57,7 +57,7 @@ def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         analyze_files(RANKS, processes=2)
 
 
-def _killed(*args: object) -> None:
+def _killed(*args: object, **settings: object) -> None:
     os._exit(9)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from lightning_flops import ConfigError, Profile, ProfilerConfig
 from lightning_flops.cli import main
 from lightning_flops.text.printable import package_logger, page, printable, printable_lines
 
-PACKAGE = Path(__file__).parents[1] / "lightning_flops"
+PACKAGE = Path(__file__).parents[2] / "lightning_flops"
 HOSTILE = "\x1b[2J\x1b]0;title\x07\u202e\n"
 ESCAPED = r"\x1b[2J\x1b]0;title\x07\u202e\n"
 
@@ -84,7 +85,9 @@ def test_the_command_line_complains_on_one_printable_line(
     monkeypatch.setattr("sys.meta_path", list(sys.meta_path))
     missing = str(tmp_path / f"no{HOSTILE}such.json")
     assert main(["trace", missing]) == 2
+    before = dict(os.environ)
     assert main(["run", missing]) == 2
+    assert dict(os.environ) == before
     said = capsys.readouterr().err.split("\n")
     assert len(said) == 3 and said[2] == ""
     assert all(line.startswith("lightning-flops: ") and line.isprintable() for line in said[:2])
