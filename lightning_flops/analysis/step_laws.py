@@ -45,10 +45,9 @@ DEPENDS = (
     "Steps with the same batch shapes spent different FLOPs, so shapes do not tell what a step spends: the run's FLOPs "
     "and MFU are known for counted steps only."
 )
-SAMPLE_DIFFERS = (
-    "A step that was counted outside of the window spent something else than the window foretold. Either steps with "
-    "the same batch shapes spend different FLOPs, or something runs in a step before the shapes of its batch are "
-    "known, where such counting begins. So the run's FLOPs and MFU are known for counted steps only."
+BESIDE_MODEL_DEPENDS = (
+    "Steps with the same batch shapes spent the same FLOPs in forward and backward, and different FLOPs beside them, "
+    "in the optimizer for one: hardware FLOPs and HFU of the run are known for counted steps only."
 )
 OTHERS_TRAIN = (
     "Other parameters are trained than when steps were counted, so the same shapes spend other FLOPs now: from here on "
@@ -77,6 +76,10 @@ class StepLaws:
         self._finders: dict[_Kind, LawFinder] = {}
         self._unreliable: dict[_Kind, str] = {}
         """Kinds of steps of which nothing is foretold, and why, in words without a full stop."""
+        self._beside_model: set[_Kind] = set()
+        """Kinds of steps of which only model FLOPs are foretold: the others depend on more than shapes."""
+        self._suspected: set[_Kind] = set()
+        """Kinds of steps of which nothing is foretold until another one is counted whole."""
         self._samples: list[tuple[StepKey, BucketFlops]] = []
         self._samples_are_whole: bool | None = None
         self._ready: dict[StepKey, Foretold | None] = {}
@@ -91,10 +94,20 @@ class StepLaws:
         """The laws, one for each kind of step."""
         return self._finders.values()
 
+    @property
+    def wants_check(self) -> bool:
+        """Whether the next step that is counted whole decides what can be foretold."""
+        return bool(self._suspected)
+
     def foretell(self, key: StepKey) -> BucketFlops | None:
         """All that a step spends; None where nobody knows."""
         known = self.known(key)
         return None if known is None or not known.whole else known.flops
+
+    def is_foretold(self, key: StepKey) -> bool:
+        """Whether counting a step of this *key* would tell nothing new, if what is foretold is true."""
+        known = self.known(key)
+        return known is not None and (known.whole or _kind_of(key) in self._beside_model)
 
     def known(self, key: StepKey) -> Foretold | None:
         """What is known of what a step spends; None where nobody knows even its model FLOPs."""
@@ -106,16 +119,20 @@ class StepLaws:
         known = self._ready[key] = self._foretell(key)
         return known
 
+    def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
+        """Whether something is foretold of steps of the kinds of some of these *keys*, or may be after a check."""
+        return not self._given_up and any(_kind_of(key) not in self._unreliable for key in keys)
+
     def _foretell(self, key: StepKey) -> Foretold | None:
         kind = _kind_of(key)
-        if self._given_up or kind in self._unreliable:
+        if self._given_up or kind in self._unreliable or kind in self._suspected:
             return None
         finder = self._finders.get(kind)
         flops = self._exact.get(key)
         if flops is None and finder is not None:
             flops = finder.flops(_sizes_of(key))
         if flops is not None:
-            return Foretold(flops, whole=True)
+            return Foretold(flops, whole=kind not in self._beside_model)
         if finder is not None and not self._padding_counts:
             for alike in _but_for_padding(key):
                 flops = finder.flops(_sizes_of(alike), buckets=_MODEL)
@@ -156,6 +173,11 @@ class StepLaws:
             return "other parameters are trained than when steps were counted"
         if kind in self._unreliable:
             return self._unreliable[kind]
+        if kind in self._suspected:
+            return (
+                "a step that was counted from its batch on spent something else than was foretold, and no step that "
+                "was counted whole has told why"
+            )
         return self._finders.get(kind, "no step of this form was counted, or its shapes are hidden")
 
     def without_padding(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> dict[str, int] | str:
@@ -202,17 +224,23 @@ class StepLaws:
         # What an optimizer spends once in a step is no batch's, so it is not asked for.
         known = self.known(key)
         by_law = _first(finder.flops(sizes, buckets=_MODEL) for sizes in _alike(key))
-        return known is not None and by_law == {
-            one: value for one, value in known.flops.items() if value and one[0] in _MODEL
-        }
+        return known is not None and by_law == _of_model(known.flops)
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
-        """A step of a window was counted, from its first moment to its last."""
+        """A step was counted from its first moment to its last."""
         self._ready.clear()
         kind = _kind_of(key)
+        if kind in self._suspected:
+            self._suspected.discard(kind)
+            if self.known(key) is None:  # this step does not decide
+                self._suspected.add(kind)
+            self._ready.clear()
         known = self._exact.setdefault(key, flops)
         if known != flops:
-            self._doubt(kind)
+            if _of_model(known) == _of_model(flops):
+                self._doubt_beside_model(kind)
+            else:
+                self._doubt(kind)
         elif not any(shape == UNKNOWN_SHAPE for shapes in key[0] for shape in shapes):
             sizes = _sizes_of(key)
             finder = self._finders.get(kind)
@@ -224,28 +252,26 @@ class StepLaws:
     def sampled(self, key: StepKey, flops: BucketFlops) -> None:
         """A step was counted from the moment on at which its shapes were known.
 
-        What it may have computed before is missing. So samples are believed only when one of them has shown what the
-        windows foretold.
+        What it may have computed before is missing. So samples are believed only when one of them has shown what was
+        foretold. If one shows something else, nothing is foretold until a step that is counted whole tells why.
         """
         if self._samples_are_whole:
             self.counted(key, flops)
             return
         if self._samples_are_whole is False:
             return
-        foretold = self.foretell(key)
+        kind, foretold = _kind_of(key), self.known(key)
         if foretold is None:
             self._samples.append((key, flops))
-        elif foretold == flops:
+        elif foretold.flops == flops or (kind in self._beside_model and _of_model(foretold.flops) == _of_model(flops)):
             self._samples_are_whole = True
             for sample in self._samples:
                 self.counted(*sample)
         else:
             self._samples_are_whole = False
-            self._doubt(
-                _kind_of(key),
-                because="a step that was counted outside of the window spent something else than was foretold",
-                note=SAMPLE_DIFFERS,
-            )
+            self._samples.clear()
+            self._ready.clear()
+            self._suspected.add(kind)
 
     def doubt(self, key: StepKey) -> None:
         """Steps like this one are known to spend different FLOPs with the same shapes."""
@@ -257,16 +283,15 @@ class StepLaws:
         self._given_up = True
         self._note(sentence)
 
-    def _doubt(
-        self,
-        kind: _Kind,
-        *,
-        because: str = "steps with the same batch shapes spent different FLOPs",
-        note: str = DEPENDS,
-    ) -> None:
+    def _doubt(self, kind: _Kind) -> None:
         self._ready.clear()
-        self._unreliable.setdefault(kind, because)
-        self._note(note)
+        self._unreliable.setdefault(kind, "steps with the same batch shapes spent different FLOPs")
+        self._note(DEPENDS)
+
+    def _doubt_beside_model(self, kind: _Kind) -> None:
+        self._ready.clear()
+        self._beside_model.add(kind)
+        self._note(BESIDE_MODEL_DEPENDS)
 
 
 class Foretold(NamedTuple):
@@ -275,7 +300,7 @@ class Foretold(NamedTuple):
     flops: BucketFlops
     whole: bool
     """Every bucket is known; otherwise model FLOPs alone: no step was counted that was like this one in its padding,
-    which may decide what kernels skip."""
+    which may decide what kernels skip, or what else such steps spend is known to depend on more than their shapes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -450,6 +475,10 @@ def _kind_of(key: StepKey) -> _Kind:
     if len(batches) == 1:  # most steps
         return (tuple(map(len, batches[0])),), updates
     return tuple([tuple(map(len, shapes)) for shapes in batches]), updates
+
+
+def _of_model(flops: BucketFlops) -> dict[tuple[str, str], int]:
+    return {one: value for one, value in flops.items() if value and one[0] in _MODEL}
 
 
 def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:

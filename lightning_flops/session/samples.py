@@ -1,7 +1,8 @@
-"""Which steps are counted outside of windows, so that the run's FLOPs are known for steps of new shapes."""
+"""What counting steps outside of windows may cost a run, and when a check is due."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ MOST = 64
 """At most so many steps are counted outside of windows."""
 
 _GUESS = 10
-"""How many times longer than others a counted step is taken to be before the first one."""
+"""How many times longer than others a counted step is taken to be before one has been seen."""
 
 _FIRST_CHECK = 100
 _FACTOR = 2
@@ -35,8 +36,8 @@ class Samples:
         self._share = share
         self._began = now()
         self._since: float | None = None
+        self._window_since: float | None = None
         self._longest = 0.0
-        self._next_check = _FIRST_CHECK
 
     @property
     def exhausted(self) -> bool:
@@ -59,16 +60,22 @@ class Samples:
             expected = _GUESS * self.elapsed_sec / max(1, steps_done)
         return self._began + (self.seconds + expected) / self._share
 
-    def check_is_due(self, *, steps_done: int) -> bool:
-        """Whether a step that is foretold should be counted once more; each time after twice as many steps."""
-        return steps_done >= self._next_check
+    def affords_at(self, *, steps_done: int) -> int:
+        """About after how many steps of the run it affords another one; at least one later than now."""
+        waits = self.affords_from(steps_done=steps_done) - self._now()
+        return steps_done + max(1, math.ceil(waits * steps_done / max(self.elapsed_sec, 1e-9)))
 
-    def begins(self, *, steps_done: int) -> None:
+    def next_check(self, *, steps_done: int) -> int:
+        """After how many steps of the run a step that is foretold should be counted: 100, 200, 400 and so on."""
+        check = _FIRST_CHECK
+        while check <= steps_done:
+            check *= _FACTOR
+        return check
+
+    def begins(self) -> None:
         """A step begins that is counted."""
         self.taken += 1
         self._since = self._now()
-        while self._next_check <= steps_done:
-            self._next_check *= _FACTOR
 
     def ends(self) -> None:
         """It is over, whatever came of it."""
@@ -77,3 +84,13 @@ class Samples:
             self.seconds += taken
             self._longest = max(self._longest, taken)
             self._since = None
+
+    def window_begins(self) -> None:
+        """A step begins that a window counts. It shows how long such a step takes, and is not one of these."""
+        self._window_since = self._now()
+
+    def window_has_counted(self) -> None:
+        """The first step of a window was counted."""
+        if self._window_since is not None:
+            self._longest = max(self._longest, self._now() - self._window_since)
+            self._window_since = None

@@ -358,10 +358,10 @@ class Session:
         key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
         if key is not None and monitor is not None:
             self.flops.books.book(key, slowed=slowed)
-        if sampling and (ends_step or not self._whole_steps):
+        if sampling and not self.flops.checking and (ends_step or not self._whole_steps):
             window.end_sample()
             if ends_step:
-                self.flops.sample_ends()
+                self.flops.sample_ends(steps_done=self.steps.steps_done)
         if monitor is not None:
             if slowed:
                 self._slowed_tokens = self._slowed_tokens.plus(tokens)
@@ -377,6 +377,8 @@ class Session:
                 self._show_ready_reports(self._ranks)
             if self.steps.steps_done == window.step:
                 self._open_window()
+            elif self.steps.steps_done >= self.flops.check_at:
+                self._check_may_begin()
         if window.is_open and not window.in_scope:
             self.after_batch()
         self.spare = self._batches_to_spare()
@@ -406,7 +408,8 @@ class Session:
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
         done, opens = self.steps.steps_done, self.window.step
-        steps = min(LONGEST_LOG, self.flops.look_at - done, LONGEST_LOG if opens is None else opens - done - 1)
+        looks = min(self.flops.look_at - done, self.flops.check_at - done - 1)
+        steps = min(LONGEST_LOG, looks, LONGEST_LOG if opens is None else opens - done - 1)
         return max(0, int(steps))
 
     def _describe_passed(
@@ -452,8 +455,23 @@ class Session:
             if self.monitor is not None:
                 self.monitor.add_up()
             self.spare = 0
-            self.flops.sample_begins(steps_done=self.steps.steps_done)
+            self.flops.sample_begins()
             window.begin_sample(steps_done=self.steps.steps_done)
+
+    def _check_may_begin(self) -> None:
+        """Count the step that begins now, if that is due, the run can afford it, and no window opens after it."""
+        window, done = self.window, self.steps.steps_done
+        if window.is_open or window.recorder.sampling or window.step == done + 1 or profiler_is_recording():
+            self.flops.check_at = done + 1
+        elif self.flops.check_begins(steps_done=done):
+            window.begin_check(steps_done=done)
+
+    def _check_may_be_over(self) -> None:
+        if self.flops.checking and not self.window.recorder.sampling:
+            self.window.follow()
+            self.flops.check_ends(steps_done=self.steps.steps_done)
+            if self.monitor is not None:
+                self.monitor.leave_out()  # what we have just done is in no step
 
     def _step_was_counted(self, step: CountedStep) -> None:
         if self.steps.last is not None:
@@ -504,7 +522,7 @@ class Session:
                 step=self._door.x_axis(),
             )
         if flops is None and self.profile is not None:
-            self.flops.misses(reading.keys)
+            self.flops.misses(reading.keys, steps_done=self.steps.steps_done)
             self.spare = 0  # until the next batch, which says how many there are
 
     def _all_tokens(self, monitor: Monitor) -> BatchTokens:
@@ -541,6 +559,7 @@ class Session:
         if self.border.closed:
             return
         window = self.window
+        self._check_may_be_over()
         if window.is_open and window.recorder.closed:
             window.end_watches()
             self._report()
@@ -580,7 +599,10 @@ class Session:
     def _drop_sample(self) -> None:
         """The step that was counted beside every window was left unfinished."""
         self.window.drop_sample()
-        self.flops.sample_ends()
+        if self.flops.checking:
+            self.flops.check_ends(steps_done=self.steps.steps_done)
+        else:
+            self.flops.sample_ends(steps_done=self.steps.steps_done)
         self.flops.at_border = True
 
     def _begin_again(self) -> None:
@@ -622,7 +644,11 @@ class Session:
         )
         profile = with_report_sec(self._with_law(profile), time.perf_counter() - started)
         self.profile = profile
-        self.flops.window_closes(shapes_deceive=window.recorder.shapes_deceive, variable=record.variable)
+        self.flops.window_closes(
+            shapes_deceive=window.recorder.shapes_deceive,
+            variable=record.variable,
+            steps_done=self.steps.steps_done,
+        )
         if self._writes:
             taken_sec = time.perf_counter() - started
             logger.info(

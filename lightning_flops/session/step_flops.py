@@ -57,6 +57,10 @@ class StepFlops:
         """The time from which on ``look`` may find that a step could be counted."""
         self.look_at = math.inf
         """The number of steps from which on ``look`` may find the same."""
+        self.check_at: float = math.inf
+        """The number of steps after which the next one is counted from its first moment to its last."""
+        self.checking = False
+        """Such a step is running."""
         self.at_border = True
         """The next batch begins a step."""
         self.lower_bound = False
@@ -72,8 +76,10 @@ class StepFlops:
         """How many steps were done then; None before the first epoch that was seen to begin."""
         self._epoch_steps = 0
         """Of the latest epoch that was seen whole."""
-        self._rechecks = False
-        """Steps are foretold that a window has not counted: some of them are counted once more, now and then."""
+        self._check_was_new = False
+        """The latest step that was counted whole was not foretold."""
+        self._samples_too = False
+        """Steps of unknown shapes are counted outside of windows, where that can be done."""
         self._trained: int | None = None
         """How many parameters needed a gradient when the first step was counted."""
         self._first_counted: StepKey | None = None
@@ -87,6 +93,7 @@ class StepFlops:
         self._first_counted = None
         self._counted_in_window.clear()
         self._tokens_in_window = NO_TOKENS
+        self.samples.window_begins()
 
     def window_counts(self, tokens: BatchTokens | None) -> None:
         """A batch with these *tokens* was counted in a window."""
@@ -100,17 +107,19 @@ class StepFlops:
         useful = self.laws.without_padding(self._counted_in_window, self._tokens_in_window)
         return None if isinstance(useful, str) else useful
 
-    def window_closes(self, *, shapes_deceive: bool, variable: bool) -> None:
+    def window_closes(self, *, shapes_deceive: bool, variable: bool, steps_done: int) -> None:
         """A window has measured what it was to measure.
 
         Args:
             shapes_deceive: steps with the shapes of its first counted one spent something else.
             variable: shapes keep changing.
+            steps_done: steps of the run so far.
         """
         if shapes_deceive and self._first_counted is not None:
             self.laws.doubt(self._first_counted)
         if variable and self._shown:
             self._want_shapes()
+        self._plan_check(steps_done=steps_done)
 
     def law(
         self,
@@ -134,15 +143,19 @@ class StepFlops:
     def was_counted(self, key: StepKey, step: CountedStep) -> None:
         """The step of this *key* was counted, in a window or outside of them."""
         self.lower_bound = self.lower_bound or step.lower_bound
-        if step.sampled:
-            self.laws.sampled(key, step.flops)
-        else:
+        if not step.sampled:
+            self.samples.window_has_counted()
             self._trained = self._trained_parameters() if self._trained is None else self._trained
             self._first_counted = self._first_counted or key
             self._counted_in_window[key] += 1
+        if not step.sampled or self.checking:
+            self._check_was_new = not self.laws.is_foretold(key)
             self.laws.counted(key, step.flops)
-        if not step.sampled or self.laws.believes_samples:
-            self.books.counted(key, step.flops)
+        else:
+            self.laws.sampled(key, step.flops)
+            if not self.laws.believes_samples:
+                return
+        self.books.counted(key, step.flops)
 
     # ---- steps that are counted outside of windows
 
@@ -161,16 +174,16 @@ class StepFlops:
             return False
         samples, done, believed = self.samples, steps.steps_done, self.laws.believes_samples
         if believed is False or samples.exhausted:
-            self.wants_shapes = self._rechecks = False
+            self.wants_shapes = self._samples_too = False
             return False
         if not samples.affords(steps_done=done):
             self.wants_shapes, self.look_from = False, samples.affords_from(steps_done=done)
             return False
         # What the step is known by, if its further batches and its updates are like those of the step before.
         key = ((*batches, *last[0][len(batches) :]), last[1])
-        foretold = self.laws.foretell(key) is not None
+        foretold = self.laws.is_foretold(key)
         # The first sample must be one that is foretold: it shows whether samples are counted whole.
-        wanted = foretold is (believed is None) or (foretold and samples.check_is_due(steps_done=done))
+        wanted = foretold is (believed is None)
         if not wanted and foretold:
             self._in_vain += 1
             self.wants_shapes = self._in_vain < _IN_VAIN
@@ -179,36 +192,74 @@ class StepFlops:
     def look(self, *, steps_done: int) -> None:
         """Think again whether a step could be counted; called now and then, and when ``look_from`` has come."""
         samples = self.samples
-        if self.wants_shapes or not self._rechecks or samples.exhausted:
+        if self.wants_shapes or not self._samples_too or samples.exhausted:
             return
         if steps_done >= self.look_at:
             self.look_at = math.inf
             self._want_shapes()
-            return
-        waits = self.look_from < math.inf
-        if samples.affords(steps_done=steps_done) if waits else samples.check_is_due(steps_done=steps_done):
+        elif self.look_from < math.inf and samples.affords(steps_done=steps_done):
             self._want_shapes()
 
     def _want_shapes(self) -> None:
-        self.wants_shapes = self._rechecks = True
+        self.wants_shapes = self._samples_too = True
         self.look_from = math.inf
         self._in_vain = 0
 
-    def sample_begins(self, *, steps_done: int) -> None:
-        """The step that begins now is counted outside of windows."""
-        self.samples.begins(steps_done=steps_done)
+    def sample_begins(self) -> None:
+        """The step that begins now is counted outside of windows, from its batch on."""
+        self.samples.begins()
 
-    def sample_ends(self) -> None:
+    def sample_ends(self, *, steps_done: int) -> None:
         """It has ended, or its loop has left it."""
         self.samples.ends()
+        if self.laws.wants_check:
+            self.check_at = steps_done
 
-    def misses(self, keys: Mapping[StepKey, int]) -> None:
+    def misses(self, keys: Mapping[StepKey, int], *, steps_done: int) -> None:
         """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
         self._missed = True
         if self.wants_shapes or self.look_from < math.inf or not self._shown or self.samples.exhausted:
             return
-        if self.laws.believes_samples is not False and any(self.laws.foretell(key) is None for key in keys):
+        if all(map(self.laws.is_foretold, keys)):
+            return
+        if self.laws.believes_samples is not False:
             self._want_shapes()
+        elif self.laws.foretells_kinds(keys):
+            # Work before the batch is in no sample. Which step comes next is not known before it has begun.
+            self.check_at = min(self.check_at, steps_done)
+
+    # ---- steps that are counted whole outside of windows, whatever their shapes
+
+    def _plan_check(self, *, steps_done: int) -> None:
+        """Count a step now and then, to see whether steps spend what is foretold, also where shapes never change."""
+        self.check_at = math.inf
+        if not self._shown or self.samples.exhausted or not self.laws.foretells_kinds(self._counted_in_window):
+            return
+        # If samples are of no use, steps of new shapes are counted whole, as they come.
+        at_once = self.laws.wants_check or (self.laws.believes_samples is False and self._check_was_new)
+        self.check_at = steps_done if at_once else self.samples.next_check(steps_done=steps_done)
+
+    def check_begins(self, *, steps_done: int) -> bool:
+        """Whether the step that begins now is counted from its first moment to its last."""
+        samples = self.samples
+        if steps_done < self.check_at:
+            return False
+        if samples.exhausted:
+            self.check_at = math.inf
+            return False
+        if not samples.affords(steps_done=steps_done):
+            self.check_at = samples.affords_at(steps_done=steps_done)
+            return False
+        self.check_at = math.inf
+        self.checking = True
+        samples.begins()
+        return True
+
+    def check_ends(self, *, steps_done: int) -> None:
+        """It has ended, or its loop has left it."""
+        self.checking = False
+        self.samples.ends()
+        self._plan_check(steps_done=steps_done)
 
     def epoch_begins(self, *, steps_done: int) -> None:
         """An epoch begins. Steps that nobody knew may have been those of short last batches: look at its last ones."""

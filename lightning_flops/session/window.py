@@ -66,6 +66,11 @@ class Window:
         self.follow()
         self.enter_scope()
 
+    def begin_check(self, *, steps_done: int) -> None:
+        """The step that begins now is counted, though the window is not open; its door enters the scope of a batch."""
+        self.recorder.sample(steps_done=steps_done)
+        self.follow()
+
     def end_sample(self) -> None:
         """The batch of a sampled step, or all of the step, is over."""
         self.leave_scope()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_flops.analysis.law import FLAG, LawFinder
 from lightning_flops.analysis.law_fit import ExactFit
-from lightning_flops.analysis.step_laws import DEPENDS, StepKey, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import BESIDE_MODEL_DEPENDS, DEPENDS, RunFlops, StepKey, StepLaws, StepSeconds
 
 FORWARD = ("forward", "float32")
 
@@ -297,20 +297,50 @@ def test_padding_is_a_flag_and_no_length() -> None:
 
 
 @pytest.mark.parametrize("spent", [60, 140])
-def test_a_sample_that_spends_something_else_is_not_said_to_show_that_shapes_deceive(spent: int) -> None:
+def test_a_sample_that_spends_something_else_is_explained_by_the_next_step_that_is_counted_whole(spent: int) -> None:
     """A teacher that runs before the model's forward is in a window's step, and not in a sample of it."""
+    notes: list[str] = []
+    key: StepKey = ((((8, 16),),), 1)
+
+    def suspecting() -> StepLaws:
+        laws = StepLaws(notes.append)
+        laws.counted(key, {FORWARD: 100})
+        assert not laws.wants_check
+        laws.sampled(key, {FORWARD: spent})
+        assert laws.believes_samples is False and laws.foretell(key) is None
+        assert laws.wants_check
+        why = laws.report({key: StepSeconds(1, 1.0)})
+        assert isinstance(why, str) and why.startswith("a step that was counted from its batch on spent something else")
+        return laws
+
+    laws = suspecting()
+    laws.counted(((((8, 17),),), 1), {FORWARD: 106})  # of shapes of which nothing was foretold: it does not decide
+    assert laws.wants_check and laws.foretell(key) is None
+    laws.counted(key, {FORWARD: 100})
+    assert not laws.wants_check and laws.foretell(key) == {FORWARD: 100}
+    assert laws.believes_samples is False and notes == []
+
+    laws = suspecting()
+    laws.counted(key, {FORWARD: spent})
+    assert not laws.wants_check and laws.foretell(key) is None
+    assert notes == [DEPENDS]
+    assert laws.report({key: StepSeconds(1, 1.0)}) == "steps with the same batch shapes spent different FLOPs"
+
+
+def test_an_optimizer_that_spends_something_else_each_time_leaves_model_flops_known() -> None:
     notes: list[str] = []
     laws = StepLaws(notes.append)
     key: StepKey = ((((8, 16),),), 1)
-    laws.counted(key, {FORWARD: 100})
-    laws.sampled(key, {FORWARD: spent})
-    assert laws.believes_samples is False and laws.foretell(key) is None
-    (note,) = notes
-    assert note.startswith("A step that was counted outside of the window spent something else")
-    why = laws.report({key: StepSeconds(1, 1.0)})
-    assert why == "a step that was counted outside of the window spent something else than was foretold"
-    again = StepLaws(notes.append)
-    again.counted(key, {FORWARD: 100})
-    again.counted(key, {FORWARD: spent})
-    assert notes[1:] == [DEPENDS]
-    assert again.report({key: StepSeconds(1, 1.0)}) == "steps with the same batch shapes spent different FLOPs"
+    optimizer = ("optimizer", "float32")
+    laws.counted(key, {FORWARD: 100, optimizer: 7})
+    laws.counted(key, {FORWARD: 100, optimizer: 9})
+    known = laws.known(key)
+    assert known is not None and not known.whole and laws.is_foretold(key) and laws.foretell(key) is None
+    books = RunFlops(laws)
+    for _ in range(3):
+        books.book(key, slowed=False)
+    totals = books.totals()
+    assert (totals.model_flops, totals.hardware_flops, totals.steps_predicted) == (300, None, 3)
+    assert notes == [BESIDE_MODEL_DEPENDS]
+    laws.counted(key, {FORWARD: 101, optimizer: 9})
+    assert laws.known(key) is None and notes == [BESIDE_MODEL_DEPENDS, DEPENDS]

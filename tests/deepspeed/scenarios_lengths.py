@@ -1,8 +1,10 @@
-"""A run under DeepSpeed whose batches all have other lengths, and what each of them spends."""
+"""Runs under DeepSpeed whose batches all have other lengths, or never do, and what each of them spends."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +12,7 @@ import torch
 
 from lightning_flops.deepspeed import attach
 from lightning_flops.session.session import Session
+from tests.checks import figures, train
 from tests.deepspeed.engines import BLOCK, config, engine_of, installed, left_on
 from tests.lengths import VOCAB, Encoder, hold_to, sentences, truths
 
@@ -61,4 +64,14 @@ def lengths() -> dict[str, Any]:
     }
 
 
-SCENARIOS = {"lengths": lengths}
+def checks(keeps: float) -> dict[str, Any]:
+    trained, bare = (train("DeepSpeed", Path.cwd(), keeps=keeps, profiled=profiled) for profiled in (True, False))
+    same = (trained.losses, trained.weights) == (bare.losses, bare.weights)
+    return {**figures(trained.summary), "same": same}
+
+
+SCENARIOS = {
+    "lengths": lengths,
+    "confirmed": functools.partial(checks, 1.0),
+    "refuted": functools.partial(checks, 0.5),
+}

@@ -1,4 +1,4 @@
-"""A pipeline of two stages whose batches have other numbers of rows in every step."""
+"""A pipeline of two stages whose batches have other numbers of rows in every step, or the same in all."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def rows_of_steps() -> list[int]:
     return [numbers.randint(2, 25 if step < 25 else 50) for step in range(STEPS)]
 
 
-def varying() -> dict[str, Any]:
+def trained(rows_of_steps: list[int]) -> dict[str, Any]:
     """Trains, and says what its stage knows of the whole run."""
     engine = engine_of(net(2, dynamic_shape=True))
     before = own_names(engine)
     settings: dict[str, Any] = {"profile_step": 1, "timing_steps": 8, "trace": False}
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for rows in rows_of_steps():
+        for rows in rows_of_steps:
             for _ in range(MICRO_STEPS):
                 yield torch.randn(rows, IN), torch.randn(rows, OUT)
 
@@ -39,7 +39,7 @@ def varying() -> dict[str, Any]:
         patch("lightning_flops.session.samples._GUESS", 0),
     ):
         handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**settings))
-        losses = [float(engine.train_batch(data)) for _ in range(STEPS)]
+        losses = [float(engine.train_batch(data)) for _ in rows_of_steps]
         handle.detach()
     assert handle.throughput is not None and handle.profile is not None
     return {
@@ -50,4 +50,7 @@ def varying() -> dict[str, Any]:
     }
 
 
-SCENARIOS = {"varying": varying}
+SCENARIOS = {
+    "varying": lambda: trained(rows_of_steps()),
+    "constant": lambda: trained([4] * 105),  # the first check is due at step 100
+}

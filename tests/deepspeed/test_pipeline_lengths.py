@@ -34,3 +34,13 @@ def test_every_step_of_a_stage_is_known_and_each_stages_law_is_that_of_its_layer
         if stage == 0:  # whose figures are shown: after the window, steps of more rows are counted
             assert (summary.steps_unknown, summary.steps_counted > 8) == (0, True)
             assert summary.model_flops == rows * (forward[0] + backward[0])
+
+
+def test_a_stage_counts_a_step_once_more_where_rows_never_change() -> None:
+    first, other = (
+        ThroughputSummary.from_json(returned["throughput"])
+        for returned in launch("scenarios_pipeline_lengths", ranks=2)("constant")
+    )
+    assert (first.steps_counted, first.steps_predicted, first.steps_unknown) == (2, 103, 0)
+    assert first.model_flops == 105 * MICRO_STEPS * 4 * (FIRST + SECOND + FIRST + 2 * SECOND)
+    assert other.steps_counted == 1  # nobody sees what its steps spend one by one

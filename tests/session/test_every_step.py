@@ -149,7 +149,10 @@ def test_unfreezing_ends_all_foretelling(generous: None) -> None:
 
 
 def test_work_before_the_models_forward_is_in_no_sample(monkeypatch: pytest.MonkeyPatch, generous: None) -> None:
-    """A teacher runs before the model: a step that is counted from the model's forward on lacks it, and is not used."""
+    """A teacher runs before the model: a step that is counted from the model's forward on lacks it, and is not used.
+
+    Steps are counted from border to border then, so that the run's FLOPs are known all the same.
+    """
     sessions, data, model, teacher = watch_sessions(monkeypatch), sentences(200), Encoder(), Encoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with profile_training(model, optimizer, **SETTINGS) as profiler:
@@ -159,13 +162,15 @@ def test_work_before_the_models_forward_is_in_no_sample(monkeypatch: pytest.Monk
             (model(ids) - wanted).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    truth = truth_of(model, keys_of(data))
-    for key, flops in truth.items():
-        foretold = sessions[0].flops.laws.foretell(key)
-        if foretold is not None:
-            assert foretold["forward", "float32"] == 2 * flops["forward", "float32"]
+    keys = keys_of(data)
+    truth = truth_of(model, keys)
+    for flops in truth.values():
+        flops["forward", "float32"] *= 2  # the teacher is such a model, too
+    assert hold_to(sessions[0], truth) > 20
+    assert sessions[0].flops.laws.believes_samples is False
     assert profiler.throughput is not None
-    assert profiler.throughput.model_flops is None
+    assert profiler.throughput.steps_counted > 13
+    assert profiler.throughput.model_flops in (None, model_flops(keys, truth))
 
 
 def test_training_is_bit_identical(generous: None) -> None:
