@@ -77,7 +77,19 @@ class Opened(Watched):
         """Until all of it is drawn."""
         self.page.locator("main[aria-busy=false] #provenance").wait_for()
 
+    def draw(self) -> None:
+        """Wait until what was asked for last is drawn, and its events have been heard."""
+        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+
+    def box_of(self, one: Any) -> dict[str, float]:
+        """Where *one* is after it was scrolled into view. A tip goes when the page scrolls, so that is over by then."""
+        one.scroll_into_view_if_needed()
+        self.draw()
+        box = one.bounding_box()
+        assert box is not None
+        return dict(box)
+
     def texts(self, selector: str) -> list[str]:
         """Words of every such element, as they stand when what was asked for last is drawn."""
-        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        self.draw()
         return [" ".join(text.split()) for text in self.page.locator(selector).all_text_contents()]

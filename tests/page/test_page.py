@@ -173,9 +173,7 @@ def test_a_place_in_the_address_is_opened(started: Any, pages: dict[str, Path]) 
 def test_the_icicle_zooms_by_click_and_by_keys(decoder: Opened) -> None:
     page = decoder.page
     icicle = page.locator(".icicle svg")
-    icicle.scroll_into_view_if_needed()
-    box = icicle.bounding_box()
-    assert box is not None
+    box = decoder.box_of(icicle)
     page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 130)  # the fourth row
     assert decoder.texts("#tip .tip-first") == ["blocks.5.mlp (MLP)"]
     page.mouse.click(box["x"] + box["width"] * 0.4, box["y"] + 45)  # the second row is that of the blocks

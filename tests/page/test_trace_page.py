@@ -161,9 +161,7 @@ def test_memory_is_drawn_with_its_peak_and_what_held_it(one: Opened) -> None:
     curve.focus()
     one.page.keyboard.press("End")
     assert one.texts("#memory .readout") == ["4 GB · 1.7 ms after the first event, 66.7% of the peak, in step 4"]
-    curve.scroll_into_view_if_needed()
-    box = curve.bounding_box()
-    assert box is not None
+    box = one.box_of(curve)
     one.page.mouse.move(box["x"] + 100, box["y"] + 100)  # shortly after the first allocation
     assert one.texts("#tip .tip-first") == ["6 GB"]
 
