@@ -60,7 +60,7 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
         for number, words in (
             (summary.steps_counted, "counted"),
             (summary.steps_predicted, "known by their shapes from those that were counted"),
-            (summary.steps_unknown, f"{NOT_AVAILABLE}: their shapes were not counted, and no law covers them"),
+            (summary.steps_unknown, f"{NOT_AVAILABLE}: nothing that was counted tells what they spent"),
         )
         if number
     ]
