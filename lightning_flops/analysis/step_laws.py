@@ -104,10 +104,13 @@ class StepLaws:
         known = self.known(key)
         return None if known is None or not known.whole else known.flops
 
-    def is_foretold(self, key: StepKey) -> bool:
+    def is_settled(self, key: StepKey) -> bool:
         """Whether counting a step of this *key* would tell nothing new, if what is foretold is true."""
+        kind = _kind_of(key)
+        if self._given_up or kind in self._unreliable:
+            return True
         known = self.known(key)
-        return known is not None and (known.whole or _kind_of(key) in self._beside_model)
+        return known is not None and (known.whole or kind in self._beside_model)
 
     def known(self, key: StepKey) -> Foretold | None:
         """What is known of what a step spends; None where nobody knows even its model FLOPs."""

@@ -358,7 +358,7 @@ class Session:
         key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
         if key is not None and monitor is not None:
             self.flops.books.book(key, slowed=slowed)
-        if sampling and not self.flops.checking and (ends_step or not self._whole_steps):
+        if sampling and not self.flops.checks.running and (ends_step or not self._whole_steps):
             window.end_sample()
             if ends_step:
                 self.flops.sample_ends(steps_done=self.steps.steps_done)
@@ -377,7 +377,7 @@ class Session:
                 self._show_ready_reports(self._ranks)
             if self.steps.steps_done == window.step:
                 self._open_window()
-            elif self.steps.steps_done >= self.flops.check_at:
+            elif self.steps.steps_done >= self.flops.checks.at:
                 self._check_may_begin()
         if window.is_open and not window.in_scope:
             self.after_batch()
@@ -408,7 +408,7 @@ class Session:
         if self._meter.asks_for_batches or (self._ranks is not None and self._ranks.pending):
             return 0
         done, opens = self.steps.steps_done, self.window.step
-        looks = min(self.flops.look_at - done, self.flops.check_at - done - 1)
+        looks = min(self.flops.look_at - done, self.flops.checks.at - done - 1)
         steps = min(LONGEST_LOG, looks, LONGEST_LOG if opens is None else opens - done - 1)
         return max(0, int(steps))
 
@@ -462,14 +462,14 @@ class Session:
         """Count the step that begins now, if that is due, the run can afford it, and no window opens after it."""
         window, done = self.window, self.steps.steps_done
         if window.is_open or window.recorder.sampling or window.step == done + 1 or profiler_is_recording():
-            self.flops.check_at = done + 1
-        elif self.flops.check_begins(steps_done=done):
+            self.flops.checks.at = done + 1
+        elif self.flops.checks.begins(steps_done=done):
             window.begin_check(steps_done=done)
 
     def _check_may_be_over(self) -> None:
-        if self.flops.checking and not self.window.recorder.sampling:
+        if self.flops.checks.running and not self.window.recorder.sampling:
             self.window.follow()
-            self.flops.check_ends(steps_done=self.steps.steps_done)
+            self.flops.checks.ends(steps_done=self.steps.steps_done)
             if self.monitor is not None:
                 self.monitor.leave_out()  # what we have just done is in no step
 
@@ -599,8 +599,8 @@ class Session:
     def _drop_sample(self) -> None:
         """The step that was counted beside every window was left unfinished."""
         self.window.drop_sample()
-        if self.flops.checking:
-            self.flops.check_ends(steps_done=self.steps.steps_done)
+        if self.flops.checks.running:
+            self.flops.checks.ends(steps_done=self.steps.steps_done)
         else:
             self.flops.sample_ends(steps_done=self.steps.steps_done)
         self.flops.at_border = True

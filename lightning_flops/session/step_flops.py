@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lightning_flops.analysis.flops_law import step_law
 from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
 from lightning_flops.records import NO_TOKENS
+from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
 
 if TYPE_CHECKING:
@@ -57,10 +58,6 @@ class StepFlops:
         """The time from which on ``look`` may find that a step could be counted."""
         self.look_at = math.inf
         """The number of steps from which on ``look`` may find the same."""
-        self.check_at: float = math.inf
-        """The number of steps after which the next one is counted from its first moment to its last."""
-        self.checking = False
-        """Such a step is running."""
         self.at_border = True
         """The next batch begins a step."""
         self.lower_bound = False
@@ -69,6 +66,8 @@ class StepFlops:
         self._shown = shown
         self.samples = Samples(share=share)
         """Steps that are counted outside of windows."""
+        self.checks = Checks(self.laws, self.samples, wanted=shown)
+        """Those of them that show whether steps spend what is foretold."""
         self._in_vain = 0
         self._missed = False
         """A step was there that nobody knew."""
@@ -76,8 +75,6 @@ class StepFlops:
         """How many steps were done then; None before the first epoch that was seen to begin."""
         self._epoch_steps = 0
         """Of the latest epoch that was seen whole."""
-        self._check_was_new = False
-        """The latest step that was counted whole was not foretold."""
         self._samples_too = False
         """Steps of unknown shapes are counted outside of windows, where that can be done."""
         self._trained: int | None = None
@@ -119,7 +116,7 @@ class StepFlops:
             self.laws.doubt(self._first_counted)
         if variable and self._shown:
             self._want_shapes()
-        self._plan_check(steps_done=steps_done)
+        self.checks.window_closes(self._counted_in_window, steps_done=steps_done)
 
     def law(
         self,
@@ -148,8 +145,8 @@ class StepFlops:
             self._trained = self._trained_parameters() if self._trained is None else self._trained
             self._first_counted = self._first_counted or key
             self._counted_in_window[key] += 1
-        if not step.sampled or self.checking:
-            self._check_was_new = not self.laws.is_foretold(key)
+        if not step.sampled or self.checks.running:
+            self.checks.counts(key)
             self.laws.counted(key, step.flops)
         else:
             self.laws.sampled(key, step.flops)
@@ -181,10 +178,10 @@ class StepFlops:
             return False
         # What the step is known by, if its further batches and its updates are like those of the step before.
         key = ((*batches, *last[0][len(batches) :]), last[1])
-        foretold = self.laws.is_foretold(key)
+        settled = self.laws.is_settled(key)
         # The first sample must be one that is foretold: it shows whether samples are counted whole.
-        wanted = foretold is (believed is None)
-        if not wanted and foretold:
+        wanted = self.laws.known(key) is not None if believed is None else not settled
+        if settled and not wanted:
             self._in_vain += 1
             self.wants_shapes = self._in_vain < _IN_VAIN
         return wanted
@@ -213,53 +210,19 @@ class StepFlops:
         """It has ended, or its loop has left it."""
         self.samples.ends()
         if self.laws.wants_check:
-            self.check_at = steps_done
+            self.checks.hurry(steps_done=steps_done)
 
     def misses(self, keys: Mapping[StepKey, int], *, steps_done: int) -> None:
         """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
         self._missed = True
         if self.wants_shapes or self.look_from < math.inf or not self._shown or self.samples.exhausted:
             return
-        if all(map(self.laws.is_foretold, keys)):
+        if all(map(self.laws.is_settled, keys)):
             return
         if self.laws.believes_samples is not False:
             self._want_shapes()
-        elif self.laws.foretells_kinds(keys):
-            # Work before the batch is in no sample. Which step comes next is not known before it has begun.
-            self.check_at = min(self.check_at, steps_done)
-
-    # ---- steps that are counted whole outside of windows, whatever their shapes
-
-    def _plan_check(self, *, steps_done: int) -> None:
-        """Count a step now and then, to see whether steps spend what is foretold, also where shapes never change."""
-        self.check_at = math.inf
-        if not self._shown or self.samples.exhausted or not self.laws.foretells_kinds(self._counted_in_window):
-            return
-        # If samples are of no use, steps of new shapes are counted whole, as they come.
-        at_once = self.laws.wants_check or (self.laws.believes_samples is False and self._check_was_new)
-        self.check_at = steps_done if at_once else self.samples.next_check(steps_done=steps_done)
-
-    def check_begins(self, *, steps_done: int) -> bool:
-        """Whether the step that begins now is counted from its first moment to its last."""
-        samples = self.samples
-        if steps_done < self.check_at:
-            return False
-        if samples.exhausted:
-            self.check_at = math.inf
-            return False
-        if not samples.affords(steps_done=steps_done):
-            self.check_at = samples.affords_at(steps_done=steps_done)
-            return False
-        self.check_at = math.inf
-        self.checking = True
-        samples.begins()
-        return True
-
-    def check_ends(self, *, steps_done: int) -> None:
-        """It has ended, or its loop has left it."""
-        self.checking = False
-        self.samples.ends()
-        self._plan_check(steps_done=steps_done)
+        else:  # work before the batch is in no sample, and which step comes next is not known before it has begun
+            self.checks.hurry(steps_done=steps_done)
 
     def epoch_begins(self, *, steps_done: int) -> None:
         """An epoch begins. Steps that nobody knew may have been those of short last batches: look at its last ones."""

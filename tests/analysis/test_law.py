@@ -335,7 +335,7 @@ def test_an_optimizer_that_spends_something_else_each_time_leaves_model_flops_kn
     laws.counted(key, {FORWARD: 100, optimizer: 7})
     laws.counted(key, {FORWARD: 100, optimizer: 9})
     known = laws.known(key)
-    assert known is not None and not known.whole and laws.is_foretold(key) and laws.foretell(key) is None
+    assert known is not None and not known.whole and laws.is_settled(key) and laws.foretell(key) is None
     books = RunFlops(laws)
     for _ in range(3):
         books.book(key, slowed=False)
