@@ -27,9 +27,7 @@ def test_a_mask_tells_padding_on_either_side() -> None:
 
 def test_every_number_of_a_mask_but_zero_is_a_token() -> None:
     assert tokens_in({"attention_mask": -MASK}) == BatchTokens(12, 9, None, 3, 29)
-    mixed = torch.tensor(
-        [[-1, 1, 0, 0], [-7, 1, 1, 0], [0, 0, 0, 0]]
-    )  # lengths 2 and 3
+    mixed = torch.tensor([[-1, 1, 0, 0], [-7, 1, 1, 0], [0, 0, 0, 0]])  # lengths 2 and 3
     assert tokens_in({"attention_mask": mixed}) == BatchTokens(12, 5, None, 2, 13)
 
 
