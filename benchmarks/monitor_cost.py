@@ -120,6 +120,9 @@ class Switch:
         for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
             tapped, plain = getattr(loop, method), types.MethodType(getattr(type(loop), method), loop)
             setattr(fetcher, name, tapped if arm == MONITOR else plain)
+        if arm == MONITOR and (fit := self.profiler._fit) is not None:
+            # The steps of the other arms are no updates of its first step, which would be like no step it knows.
+            fit._last_global_step = fit._optimizer_steps()
 
 
 def measure(

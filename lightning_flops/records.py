@@ -589,15 +589,15 @@ class BatchTokens(NamedTuple):
     squares: int | None
     """The squares of their lengths, added up: what attention between their tokens goes by."""
 
-    def plus(self, other: BatchTokens | None) -> BatchTokens:
-        """Both together."""
-        if other is None:
-            return UNKNOWN_TOKENS
-        return BatchTokens(*map(_sum, self, other))
+    def plus(self, *others: BatchTokens | None) -> BatchTokens:
+        """All of them together; None is a batch that does not tell."""
+        told = [other for other in others if other is not None]
+        return UNKNOWN_TOKENS if len(told) < len(others) else BatchTokens(*map(_sum, zip(self, *told, strict=True)))
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(counts: tuple[int | None, ...]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 NO_TOKENS = BatchTokens(0, 0, 0, 0, 0)

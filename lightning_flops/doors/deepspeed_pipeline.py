@@ -203,7 +203,7 @@ class PipelineSteps:
         *first, last = self._micro_batches or [((), ())]
         for batch, shapes in first:
             session.batch(batch, shapes, updates=0, ends_step=False)
-        session.batch(*last, updates=1, ends_step=True)
+        session.batch(*last, updates=1, ends_step=True, logs=self._door.reading_is_due())
         self._micro_batches.clear()
         session.window.leave_scope()
         session.after_batch()

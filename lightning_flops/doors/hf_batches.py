@@ -52,14 +52,15 @@ class FetchedBatches:
     def __init__(self, note: Callable[[str], None]) -> None:
         self.current = NOTHING
         """The batch that the Trainer trains on."""
+        self.were_read: dict[int, BatchTokens | None] = {}
+        """What was found in batches before they were moved to the device, by the identity of what is there now."""
         self._note = note
         self._waiting: deque[Fetched] = deque()
         self._before_transfer: dict[int, Any] = {}
-        self._read: dict[int, BatchTokens | None] = {}
 
     def read(self, tokens: BatchTokens | None, moved: Any) -> None:
         """The loader has moved a batch to the device, in which *tokens* were found before, and goes on with *moved*."""
-        self._read[id(moved)] = tokens
+        self.were_read[id(moved)] = tokens
 
     def moved(self, batch: Any, moved: Any) -> None:
         """The loader has moved *batch* to the device, and goes on with *moved*."""
@@ -70,9 +71,9 @@ class FetchedBatches:
         self._waiting.clear()
         if not isinstance(batches, (list, tuple)):
             return
-        read = self._read
+        read = self.were_read
         if read:
-            self._read = {}  # what was moved before these, and skipped, may have had the same identity
+            self.were_read = {}  # what was moved before these, and skipped, may have had the same identity
         if not counts and not read:  # most of the run
             self._waiting.extend([Fetched(batch, tensor_shapes(batch), None) for batch in batches])
             return
@@ -85,9 +86,9 @@ class FetchedBatches:
     def passing(self, batches: Any, reader: TokenReader) -> list[tuple[Shapes, BatchTokens | None]]:
         """The shapes and the tokens of *batches*, in a step of which only the monitor needs to know."""
         found: list[tuple[Shapes, BatchTokens | None]] = []
-        read = self._read
+        read = self.were_read
         if read:
-            self._read = {}
+            self.were_read = {}
         if isinstance(batches, (list, tuple)):
             for batch in batches:
                 tokens = read.get(id(batch))
@@ -128,7 +129,7 @@ class FetchedBatches:
         self.current = NOTHING
         self._waiting.clear()
         self._before_transfer.clear()
-        self._read.clear()
+        self.were_read.clear()
 
 
 def _telling(batch: Any) -> tuple[torch.Tensor, int] | None:

@@ -30,7 +30,7 @@ from lightning_flops.doors.hf_context import (
     torch_loader,
     training_output,
 )
-from lightning_flops.instrument.batches import BatchMeter, Shapes
+from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
 from lightning_flops.session.door import RunPlan
@@ -88,10 +88,8 @@ class HfTraining:
         """The identity of the list of batches that is known, while the Trainer fetches a step."""
         self._in_loop = False
         """The Trainer fetches the batches of a step."""
-        self._waits_since: float | None = None
-        """When it began to, if nobody but the monitor needs to know of that step."""
         self._passing: deque[tuple[Shapes, BatchTokens | None]] = deque()
-        """The batches of such a step that the Trainer has not trained on yet."""
+        """Batches that the Trainer has not trained on yet, of a step that only the monitor needs to know of."""
         self._taps_of_steps = Patches()
         """Wrappers of what is called in every step of the run."""
         self._only_logs = False
@@ -151,7 +149,9 @@ class HfTraining:
         self._taps_of_steps.replace(
             trainer,
             "get_batch_samples",
-            make.around(self._fetch_begins, None, fails=self._fetch_fails, returns=self._step_is_fetched),
+            make.spared(
+                self._fetch_begins, fails=self._fetch_fails, returns=self._step_is_fetched, passes=self._batches_pass
+            ),
         )
         if trainer.args.world_size > 1:
             self._tap_counting_of_items(self._taps_of_steps)  # there the ranks wait for one another
@@ -205,7 +205,9 @@ class HfTraining:
 
     def _is_sent(self, batch: Any, *args: Any, **kwargs: Any) -> tuple[BatchTokens | None] | None:
         """A batch is going to be moved to the device: its tokens can still be read without waiting for that."""
-        if not self._in_loop or threading.get_ident() != self._thread or not self.session.tokens.reads:
+        if threading.get_ident() != self._thread or not self.session.tokens.reads:
+            return None
+        if not (self._in_loop or self._is_spared):
             return None
         return (self.session.tokens.of(batch),)
 
@@ -270,10 +272,6 @@ class HfTraining:
 
     def _fetch_begins(self, *args: Any, **kwargs: Any) -> bool:
         self._in_loop = True
-        monitor = self.session.monitor
-        if self.session.spare and monitor is not None and not self._between_epochs:  # most of the run
-            self._waits_since = monitor.now()
-            return True
         self._fetched = None
         if self.session.window.marking and not self.session.window.in_scope:
             self.session.window.enter_scope()
@@ -284,40 +282,47 @@ class HfTraining:
 
     def _loader_starts(self, _: object, iterator: Any) -> None:
         """The loader of torch has started its workers: from here on the Trainer waits for its first batch."""
-        if not self._in_loop:
+        if not (self._in_loop or self._is_spared):
             return
         self._iterator = weakref.ref(iterator)
         if self._between_epochs:
             self._epoch_begins()
-        if self._waits_since is not None and self.session.monitor is not None:
-            self._waits_since = self.session.monitor.now()
-            return
-        self._fetching = True
+        self._fetching = self._in_loop
         self.session.fetch_begins()
 
     def _items_are_counted(self, batches: Any, *args: Any, **kwargs: Any) -> None:
         """The Trainer has the *batches* of a step, and counts what is in them: it does not wait for data any more."""
-        if self._waits_since is not None:
-            self._batches_pass(batches, self._waits_since)
+        if self._is_spared:
+            self._batches_pass(batches)
         elif self._in_loop:
             self._batches_are_there(batches)
 
     def _step_is_fetched(self, _: object, result: Any) -> None:
         self._in_loop = False
         batches = result[0] if type(result) is tuple else result
-        if self._waits_since is not None:
-            self._batches_pass(batches, self._waits_since)
-        elif id(batches) != self._fetched:
+        if id(batches) != self._fetched:
             self._batches_are_there(batches)
 
-    def _batches_pass(self, batches: Any, since: float) -> None:
-        """The Trainer has waited for *batches*, and nobody but the monitor needs to know of the step."""
-        self._fetched, self._waits_since = id(batches), None
-        session, monitor, passing = self.session, self.session.monitor, self._passing
-        if monitor is not None:
-            monitor.later((monitor.fetched, since, monitor.now()))
+    @property
+    def _is_spared(self) -> bool:
+        """The batches of a step are fetched, and nobody but the monitor needs to know of the step."""
+        monitor = self.session.monitor
+        return monitor is not None and monitor.fetch_since is not None and not self._fetching
+
+    def _batches_pass(self, result: Any) -> None:
+        """The Trainer has waited for the batches of a step, and nobody but the monitor needs to know of it."""
+        monitor, reader, passing = self.session.monitor, self.session.tokens, self._passing
+        if monitor is None or monitor.fetch_since is None:
+            return  # it is known already
+        monitor.later((monitor.fetched, monitor.fetch_since, monitor.now()))
+        monitor.fetch_since = None
+        batches = result[0] if type(result) is tuple else result
         passing.clear()
-        passing.extend(self._batches.passing(batches, session.tokens))
+        if reader.reads or self._batches.were_read or not isinstance(batches, (list, tuple)):
+            passing.extend(self._batches.passing(batches, reader))
+            return
+        for batch in batches:
+            passing.append((tensor_shapes(batch), None))
 
     def _batches_are_there(self, batches: Any) -> None:
         if self._fetching:
@@ -333,8 +338,6 @@ class HfTraining:
 
     def _fetch_fails(self, _: object, error: BaseException) -> None:
         self._in_loop = False
-        if self._waits_since is not None:
-            self._batches_pass((), self._waits_since)
         if self._fetching:
             self._fetching = False
             self.session.fetch_ends()
@@ -472,10 +475,6 @@ class HfTraining:
             self._batches.forget()
         return self._log.holds_back
 
-    def reading_is_due(self) -> bool:
-        """Never here: the monitor is read when the Trainer logs."""
-        return False
-
     # ---- removal
 
     def take_out(self) -> None:
@@ -484,7 +483,6 @@ class HfTraining:
         builtin, self._builtin = self._builtin, None
         if builtin is not None:
             builtin.enabled = True
-        self._waits_since = None
         self._passing.clear()
         self._batches.forget()
 

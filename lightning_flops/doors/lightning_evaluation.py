@@ -257,7 +257,7 @@ class LightningEvaluation:
             tokens = self.session.tokens.of(batch)
         self._batches_done += 1
         shapes = self._of_loader(shapes, dataloader_idx)
-        self.session.batch(batch, shapes, updates=0, ends_step=True, tokens=tokens)
+        self.session.batch(batch, shapes, updates=0, ends_step=True, logs=self._reading_is_due(), tokens=tokens)
         if not self._in_step and self.session.window.in_scope:  # this Lightning's step could not be wrapped
             self._end_scope()
 
@@ -295,7 +295,7 @@ class LightningEvaluation:
         """Batches of this loop until now: Lightning has no step of its own in it."""
         return self._batches_done
 
-    def reading_is_due(self) -> bool:
+    def _reading_is_due(self) -> bool:
         """Every ``log_every_n_steps`` batches: Lightning itself logs nothing while such a loop runs."""
         every = getattr(self._trainer, "log_every_n_steps", 0)
         return bool(every) and self._batches_done % every == 0

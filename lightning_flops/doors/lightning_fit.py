@@ -80,8 +80,6 @@ class LightningFit:
         self._manual_steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
         self._left_open = 0
         """Updates of manual optimization that had begun and not ended when the latest batch was done: they raised."""
-        self._waits_since: float | None = None
-        """When the fetch that runs began, if nobody but the monitor needs to know."""
         self._raw_updates = 0
         self._raw_depth = 0
         self._hear_starts = hear_starts
@@ -162,8 +160,8 @@ class LightningFit:
         epoch_loop = self._trainer.fit_loop.epoch_loop
         session.training_stops("epoch restart")  # until the first epoch's first batch
         if self._names.has(epoch_loop, "_on_before_fetch") and self._names.has(epoch_loop, "_on_after_fetch"):
-            taps.replace(epoch_loop, "_on_before_fetch", make.around(self._fetch_begins, None))
-            taps.replace(epoch_loop, "_on_after_fetch", make.around(self._fetch_ends, None))
+            taps.replace(epoch_loop, "_on_before_fetch", make.fetch_begins())
+            taps.replace(epoch_loop, "_on_after_fetch", make.fetch_ends())
         taps.replace(epoch_loop, "run", make.after(session.epoch_ends, also_failed=True))
         taps.replace(epoch_loop, "on_run_start", make.after(session.epoch_begins))
         taps.replace(epoch_loop.val_loop, "run", make.outside_of_steps("validation"))
@@ -173,20 +171,6 @@ class LightningFit:
         if not self._module.automatic_optimization:
             # A user may step an optimizer that Lightning does not wrap; torch's own hooks see every optimizer.
             self._any_optimizer.put_up()
-
-    def _fetch_begins(self, *args: Any, **kwargs: Any) -> None:
-        session = self.session
-        if session.spare and session.monitor is not None:  # most of the run
-            self._waits_since = session.monitor.now()
-        else:
-            session.fetch_begins()
-
-    def _fetch_ends(self, *args: Any, **kwargs: Any) -> None:
-        since, self._waits_since, monitor = self._waits_since, None, self.session.monitor
-        if since is not None and monitor is not None:
-            monitor.later((monitor.fetched, since, monitor.now()))
-        else:
-            self.session.fetch_ends()
 
     def _batch_is_on_host(self, batch: Any, *args: Any, **kwargs: Any) -> None:
         """A batch is going to be moved: what its tokens are can still be read without waiting for the device."""
@@ -334,7 +318,11 @@ class LightningFit:
         tokens, self._tokens = self._tokens, None
         if tokens is None and self.session.tokens.reads:
             tokens = self.session.tokens.of(batch)
-        self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, tokens=tokens)
+        trainer = self._trainer
+        every = getattr(trainer, "log_every_n_steps", 0) if ends_step else 0
+        # Lightning's rule for its own metrics (``logger_connector.should_update_logs``).
+        logs = bool(every) and ((self._logged_step() + 1) % every == 0 or trainer.should_stop)
+        self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
 
     def _consider_starts(self, batch: Any) -> None:
         """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""
@@ -388,12 +376,6 @@ class LightningFit:
     def x_axis(self) -> int:
         """The step at which Lightning logs its own metrics."""
         return self._logged_step()
-
-    def reading_is_due(self) -> bool:
-        """Lightning's rule for its own metrics (``logger_connector.should_update_logs``), with fewer calls."""
-        trainer = self._trainer
-        every = getattr(trainer, "log_every_n_steps", 0)
-        return bool(every) and ((self._logged_step() + 1) % every == 0 or trainer.should_stop)
 
     # ---- removal
 

@@ -63,6 +63,9 @@ class LoopDoor(Protocol):
     def interrupted(self, error: BaseException) -> None:
         """The user's code raised *error* in a step."""
 
+    def reading_is_due(self) -> bool:
+        """Whether the monitor is read at the step that ends."""
+
 
 class LoopSteps:
     """Tells the session of the steps of one loop.
@@ -429,7 +432,14 @@ class LoopSteps:
             if ends_step and window.marking and window.is_open:
                 self._look_at_fetches()
             shapes = self._unseen_shapes() if batch is None else of_batch
-            session.batch(() if batch is None else batch, shapes, updates=updates, ends_step=ends_step, tokens=tokens)
+            session.batch(
+                () if batch is None else batch,
+                shapes,
+                updates=updates,
+                ends_step=ends_step,
+                logs=ends_step and self._door.reading_is_due(),
+                tokens=tokens,
+            )
             if window.in_scope:
                 window.leave_scope()
                 session.after_batch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -21,23 +22,24 @@ UNKNOWN = UNKNOWN_SHAPE
 _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
 
+_TENSORS = frozenset({torch.Tensor})
+_SHAPE = operator.attrgetter("shape")
+
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
 
 def tensor_shapes(batch: Any) -> Shapes:
     """Shapes of every tensor in *batch*, in order: dicts, sequences and dataclasses are looked into."""
     try:
-        # By far the most common batches, looked at once a step: the short way.
-        if type(batch) is torch.Tensor:
+        # By far the most common batches, looked at once a step: no Python code runs for each tensor.
+        kind = type(batch)
+        if kind is torch.Tensor:
             return (tuple(batch.shape),)
-        if type(batch) in (list, tuple):
-            shapes = tuple([tuple(item.shape) for item in batch if isinstance(item, torch.Tensor)])
-            if len(shapes) == len(batch):
-                return shapes
-        if type(batch) is dict:
-            shapes = tuple([tuple(item.shape) for item in batch.values() if isinstance(item, torch.Tensor)])
-            if len(shapes) == len(batch):
-                return shapes
+        items = batch if kind in (list, tuple) else batch.values() if kind is dict else None
+        if items is None and isinstance(batch, Mapping):  # such as a tokenizer makes
+            items = tuple(batch.values())
+        if items is not None and _TENSORS.issuperset(map(type, items)):
+            return tuple(map(tuple, map(_SHAPE, items)))
     except RuntimeError:  # one of them has no shape
         pass
     return tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))

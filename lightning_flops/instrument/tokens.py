@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.torch_private.dispatch import out_of_sight
 from lightning_flops.records import BatchTokens
 
 _IGNORED = -100
@@ -61,15 +62,17 @@ def _packed(batch: PackedSequence) -> BatchTokens:
 
 
 def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
+    if not isinstance(batch, dict):  # in what a tokenizer makes, names are looked up by Python code
+        batch = dict(batch.items())
     ids, mask, labels = batch.get("input_ids"), batch.get("attention_mask"), batch.get("labels")
     told = ids if _is_grid(ids) else mask if _is_grid(mask) else None
     if told is None:
         return None
     processed = told.numel()
     trained = None
-    with modes_off(), torch.no_grad():  # nobody counts what we ask
+    with out_of_sight():  # nobody counts what we ask
         if _is_grid(labels) and labels.shape == told.shape:
-            trained = int((_on_host(labels) != _IGNORED).sum())
+            trained = int(torch.count_nonzero(_on_host(labels) != _IGNORED))
         for name in _BORDERS:
             borders = batch.get(name)
             if isinstance(borders, torch.Tensor) and borders.ndim == 1 and len(borders) > 1:
@@ -91,20 +94,23 @@ def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
 
 def _lengths_in(mask: torch.Tensor) -> list[int]:
     """The lengths of the sequences in each row: of one, or of several that are packed, if the mask numbers them."""
-    if mask.dtype is torch.bool or not mask.numel() or int(mask.max()) < 2:
-        lengths: list[int] = (mask != 0).sum(-1).tolist()
+    least, greatest = (0, 1) if mask.dtype is torch.bool or not mask.numel() else map(int, mask.aminmax())
+    if greatest < 2:
+        # Most masks are of zeros and ones, whose sum is a single operator.
+        lengths: list[int] = (mask if least >= 0 else mask != 0).sum(-1).tolist()
         return lengths
     return [length for row in mask for length in row[row != 0].unique(return_counts=True)[1].tolist()]
 
 
 def _of_lengths(lengths: Sequence[int], *, processed: int, trained: int | None) -> BatchTokens:
-    lengths = [length for length in lengths if length > 0]
+    if min(lengths, default=1) <= 0:
+        lengths = [length for length in lengths if length > 0]
     return BatchTokens(
         processed=processed,
         real=sum(lengths),
         trained=trained,
         sequences=len(lengths),
-        squares=sum(length * length for length in lengths),
+        squares=sum(map(operator.mul, lengths, lengths)),
     )
 
 

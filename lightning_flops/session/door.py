@@ -71,9 +71,6 @@ class Door(Protocol):
     def x_axis(self) -> int:
         """The run's own step, which its loggers use as x-axis."""
 
-    def reading_is_due(self) -> bool:
-        """Whether the run logs its own metrics at its current step."""
-
     def optimizers(self) -> Iterable[Any] | None:
         """The optimizers that update the model; None if not known."""
 

@@ -281,13 +281,13 @@ class Session:
         self.window.recorder.epoch_ends()
         self.training_stops("epoch restart")
         self.flops.epoch_ends(steps_done=self._steps_done_now())
+        self.spare = 0  # the first batch of the next one finds out how many there are
 
     def epoch_begins(self) -> None:
         """An epoch begins: time belongs to steps again."""
         self.window.recorder.epoch_begins()
         self.training_goes_on("epoch restart")
         self.flops.epoch_begins(steps_done=self._steps_done_now())
-        self.spare = min(self.spare, self._batches_to_spare())
 
     def _steps_done_now(self) -> int:
         """Steps that have ended, those that only the monitor has noted included."""
@@ -322,7 +322,14 @@ class Session:
     # ---- between batches: called for every batch of the run, so kept short; the caller catches their errors
 
     def batch(
-        self, batch: Any, shapes: Shapes, *, updates: int, ends_step: bool, tokens: BatchTokens | None = None
+        self,
+        batch: Any,
+        shapes: Shapes,
+        *,
+        updates: int,
+        ends_step: bool,
+        logs: bool = False,
+        tokens: BatchTokens | None = None,
     ) -> None:
         """A batch went through the loop. Every door calls this once for each batch.
 
@@ -331,6 +338,7 @@ class Session:
             shapes: shapes of its tensors before the step, because the step may have changed it.
             updates: optimizer attempts that belong to it.
             ends_step: a global step ends with it.
+            logs: the run logs its own metrics at the step that ends.
             tokens: what the session's ``tokens`` has found in it.
         """
         if self.border.closed:
@@ -342,7 +350,7 @@ class Session:
             monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
             self.spare -= 1
             self.flops.at_border = ends_step
-            if ends_step and self._door.reading_is_due():
+            if logs:
                 self._write_reading(monitor)
             elif self.spare and at < self.flops.look_from:
                 return
@@ -370,7 +378,7 @@ class Session:
             elif slowed:
                 monitor.restart()  # counting and tracing cost time, so the time until here gives no throughput
             else:
-                self._watch(monitor, samples=samples, tokens=tokens, ends_step=ends_step, key=key)
+                self._watch(monitor, samples=samples, tokens=tokens, ends_step=ends_step, logs=logs, key=key)
         self.flops.at_border = ends_step
         if ends_step:
             if self._ranks is not None and self._ranks.pending and not window.is_open:
@@ -484,6 +492,7 @@ class Session:
         samples: int | None,
         tokens: BatchTokens | None,
         ends_step: bool,
+        logs: bool,
         key: StepKey | None,
     ) -> None:
         """Tell *monitor* of a batch, or of a whole step; read it if the run logs its own metrics now."""
@@ -494,7 +503,7 @@ class Session:
                 return
             samples, self._samples_of_step = self._samples_of_step, 0
         monitor.batch(samples=samples, ends_step=ends_step, key=key, tokens=tokens)
-        if ends_step and self._door.reading_is_due():
+        if logs:
             self._write_reading(monitor)
 
     def run_logs(self) -> None:

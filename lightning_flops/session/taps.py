@@ -249,6 +249,92 @@ class Taps:
 
         return make
 
+    def spared(
+        self,
+        begins: Callable[..., T | None],
+        *,
+        fails: Callable[[T, BaseException], object],
+        returns: Callable[[T, Any], object],
+        passes: Callable[[Any], object],
+    ) -> Make:
+        """As ``around``, for what fetches the batches of a step. If only the monitor needs to know, *passes* is told.
+
+        Args:
+            begins: as for ``around``.
+            fails: as for ``around``.
+            returns: as for ``around``.
+            passes: is called with what the function returned; with None if it raised.
+        """
+        border, session, told = self._border, self._session, self.around(begins, None, fails=fails, returns=returns)
+
+        def make(original: Function) -> Function:
+            tell = told(original)
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:  # as in ``noted``
+                    result = None
+                    monitor = session.monitor if session.spare and not border.closed else None
+                    if monitor is not None:
+                        monitor.fetch_since = monitor.now()
+                except BaseException as error:
+                    monitor = None
+                    border.broke(error)
+                if monitor is None:
+                    return tell(*args, **kwargs)
+                try:
+                    result = original(*args, **kwargs)
+                    return result
+                finally:
+                    try:
+                        if not border.closed:
+                            passes(result)
+                    except BaseException as error:
+                        border.broke(error)
+
+            return run
+
+        return make
+
+    def fetch_begins(self) -> Make:
+        """A wrapper: its call is where the loop begins to wait for its data loader."""
+        session, border = self._session, self._border
+
+        def make(original: Function) -> Function:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:  # as in ``noted``: no call of ours
+                    if session.window.marking and not border.closed:
+                        session.fetch_begins()
+                    elif (monitor := session.monitor) is not None:
+                        monitor.fetch_since = monitor.now()
+                except BaseException as error:
+                    border.broke(error)
+                return original(*args, **kwargs)
+
+            return run
+
+        return make
+
+    def fetch_ends(self) -> Make:
+        """A wrapper: its call is where the loop has what it waited for."""
+        session, border = self._session, self._border
+
+        def make(original: Function) -> Function:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    monitor = session.monitor
+                    if session.window.marking and not border.closed:
+                        session.fetch_ends()
+                    elif monitor is not None and monitor.fetch_since is not None:
+                        monitor.later((monitor.fetched, monitor.fetch_since, monitor.now()))
+                        monitor.fetch_since = None
+                except BaseException as error:
+                    border.broke(error)
+                return original(*args, **kwargs)
+
+            return run
+
+        return make
+
     def before(self, action: Callable[[], object]) -> Make:
         """A wrapper that calls *action* before each call."""
 

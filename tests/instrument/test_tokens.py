@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.instrument.tokens import OnDeviceError, tokens_in
 from lightning_flops.records import BatchTokens
@@ -20,6 +22,23 @@ def test_a_mask_tells_padding_on_either_side() -> None:
     assert tokens_in({"input_ids": IDS, "attention_mask": MASK}) == BatchTokens(12, 9, None, 3, 29)
     assert tokens_in({"input_ids": IDS, "attention_mask": MASK.bool()}) == BatchTokens(12, 9, None, 3, 29)
     assert tokens_in({"attention_mask": MASK}) == BatchTokens(12, 9, None, 3, 29)
+    assert tokens_in(UserDict(input_ids=IDS, attention_mask=MASK)) == BatchTokens(12, 9, None, 3, 29)
+
+
+def test_every_number_of_a_mask_but_zero_is_a_token() -> None:
+    assert tokens_in({"attention_mask": -MASK}) == BatchTokens(12, 9, None, 3, 29)
+    mixed = torch.tensor([[-1, 1, 0, 0], [-7, 1, 1, 0], [0, 0, 0, 0]])  # lengths 2 and 3
+    assert tokens_in({"attention_mask": mixed}) == BatchTokens(12, 5, None, 2, 13)
+
+
+def test_no_mode_sees_what_is_asked_of_a_batch() -> None:
+    class Sees(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(func)
+
+    batch = {"input_ids": IDS, "attention_mask": MASK, "labels": IDS}
+    with Sees():  # type: ignore[no-untyped-call]
+        assert tokens_in(batch) == BatchTokens(12, 9, 12, 3, 29)
 
 
 def test_a_mask_that_numbers_packed_sequences_tells_them_apart() -> None:

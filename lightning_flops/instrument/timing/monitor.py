@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_flops.analysis.step_laws import StepKey, StepSeconds
 from lightning_flops.instrument.batches import Shapes
-from lightning_flops.records import NO_TOKENS, UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
+from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,14 @@ class Monitor:
         It is the list's own method, so that an event costs no call of ours. A door may add calls of its own, which
         call ``fetched`` and ``passed`` in turn.
         """
+        self.fetch_since: float | None = None
+        """When the loop began to wait for its data loader, if it waits."""
         self._describe = describe
         self._reasons: set[str] = set()
         self._excluded_sec = 0.0
         self._wait_sec = 0.0
         self._fetches = 0
         self._excluded_since = 0.0  # only valid while there is a reason
-        self._fetch_since: float | None = None
         self._cost = _Spread()
         self._wait = _Spread()
         self._rate = _Spread()
@@ -92,6 +93,8 @@ class Monitor:
         self._keys: list[StepKey] = []
         self._counted_keys: Counter[StepKey] = Counter()
         self._tokens = self._total_tokens = NO_TOKENS
+        self._new_tokens: list[BatchTokens | None] = []
+        """Of batches whose tokens are in neither sum yet."""
         self._step_sec = 0.0
         self._in_step = False
         self._by_key: dict[StepKey, list[Any]] = {}
@@ -120,14 +123,14 @@ class Monitor:
 
     def fetch_begins(self) -> None:
         """The loop asks the data loader for a batch."""
-        self._fetch_since = self.now()
+        self.fetch_since = self.now()
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
-        since = self._fetch_since
+        since = self.fetch_since
         if since is not None:
             self.later((self.fetched, since, self.now()))
-            self._fetch_since = None
+            self.fetch_since = None
 
     def exclude(self, reason: str) -> None:
         """From here until ``include`` with the same *reason*, the run does something other than training."""
@@ -223,6 +226,10 @@ class Monitor:
         self.log.clear()
         for call, *arguments in log:
             call(*arguments)
+        if self._new_tokens:
+            self._tokens = self._tokens.plus(*self._new_tokens)
+            self._total_tokens = self._total_tokens.plus(*self._new_tokens)
+            self._new_tokens.clear()
 
     def _add_batch(
         self, at: float, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None
@@ -245,10 +252,7 @@ class Monitor:
                 self._samples += samples
             if self._total_samples is not None:
                 self._total_samples += samples
-        if tokens is not None or self._tokens is not UNKNOWN_TOKENS:
-            self._tokens = self._tokens.plus(tokens)
-        if tokens is not None or self._total_tokens is not UNKNOWN_TOKENS:
-            self._total_tokens = self._total_tokens.plus(tokens)
+        self._new_tokens.append(tokens)
         self._batches += 1
         self._steps += ends_step
         if key is not None:
