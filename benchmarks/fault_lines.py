@@ -921,7 +921,8 @@ At each line of this package that runs in the training, in its first time and in
 raised, and then a KeyboardInterrupt. Then losses, weights and random state are to the last bit those without the
 profiler, nothing is raised but the interrupt, nothing is left, and there is at most one warning. What is excepted, and
 why, stands in `benchmarks/fault_lines.py`. Most failures are raised in forks of one training; those that cannot be, for
-there was another thread, in a training of their own. A row says what was found at its commit.
+there was another thread, in a training of their own. A row says what was found at its commit. "300 of 1,834" lines were
+drawn, and each was tried in one of its times. What no row of a training names was not tried in it by these runs.
 
 | training | lines of | lines | failures | alone | faults | when |
 |---|---|---:|---:|---:|---:|---|
@@ -930,7 +931,8 @@ there was another thread, in a training of their own. A row says what was found 
 
 def page_with(row: str, before: str) -> str:
     """The page *before* with *row* in place of the one of the same training and lines."""
-    rows = [line for line in before.removeprefix(_PAGE).splitlines() if _of_row(line) != _of_row(row)]
+    _, _, rows_before = before.partition(_PAGE.splitlines()[-1])
+    rows = [line for line in rows_before.split("\n") if line and _of_row(line) != _of_row(row)]
     return _PAGE + "".join(f"{line}\n" for line in sorted([*rows, row]))
 
 
