@@ -18,8 +18,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.loop_search import PATIENCE, LoopSearch, objects_of, parameters_of
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
-from lightning_flops.doors.several_models import called_in
-from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.doors.several_models import names_of
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.session.outcomes import OUTCOMES
@@ -222,7 +221,7 @@ class LoopFinder:
             steps_before=steps_done,
             announce=lambda sentence: self._says(sentence, said),
         )
-        models = [type(unwrapped(one)).__name__ for one in called_in(model)]
+        models = names_of(model)
         self._loop = FoundLoop(name=" and ".join(models), door=door, optimizers=optimizers, said=said)
         self._of_loop = frozenset(map(id, optimizers))
         self._strangers = 0

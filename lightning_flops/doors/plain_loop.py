@@ -120,7 +120,9 @@ class PlainLoop:
         self._update_depth = 0
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
-        self._steps = LoopSteps(self, lambda: self._root, goes_on=True, one_pass=len(optimizers) <= 1)
+        self._steps = LoopSteps(
+            self, lambda: self._root, is_whole=not steps_before, goes_on=True, one_pass=len(optimizers) <= 1
+        )
         self._notes_calls = bool(optimizers)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
@@ -388,6 +390,8 @@ class PlainLoop:
         self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook
         self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
         updates, self._updates = self._updates, 0
+        if not self._steps.is_whole:
+            self.session.step_was_not_whole()
         self._steps.micro_step_ends(updates=updates, ends_step=True)
         if self._notes_calls and self._steps.told_of is None and not self.session.out:
             self._steps.note(self._calls, steps=self._log_every - self._steps_done % self._log_every)

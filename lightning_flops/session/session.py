@@ -405,6 +405,16 @@ class Session:
             self.flops.at_border = ends_step
             self.monitor.passed(at, shapes, updates, ends_step, tokens)
 
+    def step_was_not_whole(self) -> None:
+        """A step has ended that was not seen from its beginning: it is in no figure."""
+        self.steps.steps_done += 1
+        self.flops.books.unseen(1)
+        if self.monitor is not None:
+            self.monitor.restart()
+        if self.steps.steps_done == self.window.step:
+            self._open_window()
+            self.after_batch()
+
     def _batches_to_spare(self) -> int:
         """How many of the next batches only the monitor needs, and needs only the shapes of."""
         window = self.window
