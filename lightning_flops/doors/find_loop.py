@@ -69,6 +69,10 @@ class LoopFinder:
         """Optimizers that have made a step: nobody waits for their first one."""
         self._had_turn: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of loops that are over."""
+        self._goes_on: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """The optimizers that end the steps of loops that are over and were reported: which of ``_over`` is theirs."""
+        self._later_steps: dict[int, int] = {}
+        """Steps that these loops have made since, by the same number."""
         self._frameworks_trainings = 0
         """Trainings with a door of their own that had begun when an optimizer last made a step."""
         self._own_trainings = 0
@@ -107,7 +111,12 @@ class LoopFinder:
     @property
     def loops(self) -> tuple[str, ...]:
         """What became of each loop, once all are over; without full stops."""
-        return tuple(self._over)
+        return tuple(line + self._in_later_turns(place) for place, line in enumerate(self._over))
+
+    def _in_later_turns(self, place: int) -> str:
+        """What is said of the steps that a loop made after its report."""
+        steps = self._later_steps.get(place, 0)
+        return f" (and {steps} {plural('step', steps)} in later turns, which are in no figure)" if steps else ""
 
     @property
     def said(self) -> frozenset[str]:
@@ -147,8 +156,12 @@ class LoopFinder:
             return
         try:
             self._seen.add(optimizer)
+            if (place := self._goes_on.get(optimizer)) is not None:
+                self._later_steps[place] = self._later_steps.get(place, 0) + 1
             if optimizer not in self._left_alone:
                 self._looks_at(optimizer)
+            elif optimizer in self._had_turn:  # of a loop that is not profiled again
+                self._goes_on_without_loop(_BACK)
         except Exception as error:
             self._fail(error)
 
@@ -173,12 +186,8 @@ class LoopFinder:
         if self._is_frameworks(optimizer):
             self._loop_is_over(None)
             return
-        if self._loop is not None:
-            self._loop.door.another_updates()
-            self._strangers += 1
-            if self._strangers < (_BACK if optimizer in self._had_turn else PATIENCE):
-                return
-            self._loop_is_over(None)
+        if not self._goes_on_without_loop(_BACK if optimizer in self._had_turn else PATIENCE):
+            return
         if self._loops == _MOST_LOOPS:
             self._given_up = f"only the first {_MOST_LOOPS} loops of a program are profiled"
             self._over.append("further ones were not profiled")
@@ -187,6 +196,17 @@ class LoopFinder:
         elif self._search.refused:
             self._refused = self._search.refused
             self._left_alone.update(self._take_search().optimizers)
+
+    def _goes_on_without_loop(self, patience: int) -> bool:
+        """An optimizer that is not of the profiled loop has made a step; returns whether no loop is profiled now."""
+        if self._loop is None:
+            return True
+        self._loop.door.another_updates()
+        self._strangers += 1
+        if self._strangers < patience:
+            return False
+        self._loop_is_over(None)
+        return True
 
     # ---- one loop after the other
 
@@ -246,6 +266,7 @@ class LoopFinder:
         loop.door.end(error)
         if loop.said:  # otherwise it may have its turn again, and be long enough then
             self._left_alone.update(loop.optimizers)
+            self._goes_on[loop.optimizers[-1]] = len(self._over)
         said = loop.said or ["nothing was profiled: " + reason for reason in OUTCOMES.reasons[unsaid:]]
         self._over.append(f"{loop.name}: {said[-1] if said else 'nothing was profiled'}".rstrip("."))
 
