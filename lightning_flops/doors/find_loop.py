@@ -80,6 +80,8 @@ class LoopFinder:
         self._refused = ""
         """Why the latest loop that was not profiled could not be."""
         self._search = LoopSearch(self._seen.__contains__)
+        self._unheard: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Steps of optimizers while another loop was not over yet: the search has not heard of them."""
         self._loop: FoundLoop | None = None
         self._of_loop: frozenset[int] = frozenset()
         """The optimizers of the loop that is profiled, which holds them: their ids."""
@@ -187,6 +189,7 @@ class LoopFinder:
             self._loop_is_over(None)
             return
         if not self._goes_on_without_loop(_BACK if optimizer in self._had_turn else PATIENCE):
+            self._unheard[optimizer] = self._unheard.get(optimizer, 0) + 1
             return
         if self._loops == _MOST_LOOPS:
             self._given_up = f"only the first {_MOST_LOOPS} loops of a program are profiled"
@@ -205,7 +208,7 @@ class LoopFinder:
         self._strangers += 1
         if self._strangers < patience:
             return False
-        self._loop_is_over(None)
+        self._loop_is_over(None, replaced=True)
         return True
 
     # ---- one loop after the other
@@ -219,6 +222,8 @@ class LoopFinder:
         model, optimizers, steps_done = search.model(), search.optimizers, search.steps_done
         search.stop()
         self._note_missed(search)
+        steps_done += self._unheard.get(optimizers[-1], 0)
+        self._unheard.clear()
         self._loops += 1
         accelerator = _one_of(_ACCELERATORS)
         fabric = _one_of(_FABRICS) if accelerator is None else None
@@ -256,14 +261,14 @@ class LoopFinder:
         self._said.append(sentence)
         self._announce(sentence)
 
-    def _loop_is_over(self, error: BaseException | None) -> None:
-        """Report what was measured of the loop that is profiled."""
+    def _loop_is_over(self, error: BaseException | None, *, replaced: bool = False) -> None:
+        """Report what was measured of the loop that is profiled; the arguments are those of its door's ``end``."""
         loop, self._loop, self._of_loop = self._loop, None, frozenset()
         if loop is None:
             return
         self._had_turn.update(loop.optimizers)
         unsaid = len(OUTCOMES.reasons)
-        loop.door.end(error)
+        loop.door.end(error, replaced=replaced)
         if loop.said:  # otherwise it may have its turn again, and be long enough then
             self._left_alone.update(loop.optimizers)
             self._goes_on[loop.optimizers[-1]] = len(self._over)

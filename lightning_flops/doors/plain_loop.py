@@ -501,9 +501,16 @@ class PlainLoop:
         self.session.training_goes_on(name)
 
     @guarded
-    def end(self, error: BaseException | None = None) -> None:
-        """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours."""
+    def end(self, error: BaseException | None = None, *, replaced: bool = False) -> None:
+        """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours.
+
+        Args:
+            error: None if it ended by itself.
+            replaced: another loop has made steps since the latest one of this.
+        """
         self._calls.stop()
+        if replaced and self.session.monitor is not None:
+            self.session.monitor.drop_open_step()
         self._says_who_is_missing()
         self._steps.evaluation_ends()
         self.session.window.leave_scope()

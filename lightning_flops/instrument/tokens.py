@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -48,17 +49,25 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     Raises:
         OnDeviceError: its values are on a device.
     """
-    if isinstance(batch, PackedSequence):
-        return _packed(batch)
-    if isinstance(batch, Mapping):
-        return _named(batch, note)
-    if type(batch) in (tuple, list):
-        for item in batch:
-            if isinstance(item, PackedSequence):
-                return _packed(item)
-            if isinstance(item, Mapping):
-                return _named(item, note)
+    for item in (batch, *_items_of(batch)):
+        if isinstance(item, PackedSequence):
+            return _packed(item)
+        if isinstance(item, Mapping) and (found := _named(item, note)) is not None:
+            return found
     return None
+
+
+def _items_of(batch: Any) -> Iterable[Any]:
+    """What *batch* holds, of which one part may tell the tokens; first of all its fields by their names."""
+    kind = type(batch)
+    if kind in (tuple, list):
+        return cast("Iterable[Any]", batch)
+    if isinstance(batch, tuple) and hasattr(kind, "_fields") and kind is not PackedSequence:
+        return (dict(zip(kind._fields, batch, strict=False)), *batch)
+    if is_dataclass(kind):
+        fields = vars(batch) if hasattr(batch, "__dict__") else {}
+        return (fields, *fields.values())
+    return ()
 
 
 def _packed(batch: PackedSequence) -> BatchTokens:

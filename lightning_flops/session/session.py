@@ -445,9 +445,9 @@ class Session:
         recorder = self.window.recorder
         counted, traced = recorder.counting, recorder.tracing
         if not recorder.closed:
-            told = self._meter.tokens(batch, samples)
-            if told is None and tokens is not None:
-                told = tokens.real
+            told = None if tokens is None else tokens.real
+            if told is None:
+                told = self._meter.tokens(batch, samples)
             recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
         if counted and not recorder.sampling:
             self.flops.window_counts(tokens)
@@ -760,7 +760,10 @@ class Session:
         steps = "step(s)" if context.trains else "batch(es)"
         ended = f"this {context.run_word} ended after {self.steps.steps_done} {steps}"
         if self.profile is None:
-            OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            before, why = self._plan.steps_before, f"profile_step is {step}"
+            if before:
+                why = f"its loop was recognized after {before} steps, so step {step} was the first to be profiled"
+            OUTCOMES.reasons.append(f"{why}, and {ended}")
             self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
         elif self._config.every is None:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")

@@ -316,6 +316,10 @@ def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, s
     assert [line.rpartition(" (and ")[2] for line in finder.loops] == [
         "48 steps in later turns, which are in no figure)"
     ] * 2
+    for name in ("throughput", "throughput.loop2"):  # with no batch of the other's, whose first steps show its turn
+        summary = ThroughputSummary.from_json(Path(f"lightning_flops_logs/{name}.json").read_text())
+        assert summary.steps_counted + summary.steps_predicted + summary.steps_unknown == 24
+        assert summary.batches == summary.steps_predicted
 
 
 def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow, said: list[str]) -> None:
@@ -331,7 +335,7 @@ def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow,
     profiles = {one.modules[0].type_name: one for one in finder.profiles}
     assert sorted(profiles) == ["Net", "Other"] and len(finder.profiles) == 2
     assert [one.flops.forward for one in profiles.values()] == [FORWARD, FORWARD]
-    assert any(line.startswith("Net: nothing was profiled: profile_step is") for line in finder.loops)
+    assert any(line.startswith("Net: nothing was profiled: its loop was recognized after ") for line in finder.loops)
 
 
 @pytest.mark.parametrize("first", [1, 3])
