@@ -282,16 +282,17 @@ class LoopFinder:
 
 def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) -> list[str]:
     """What a report says of a model that nobody has named."""
-    updating = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+    kinds = list(dict.fromkeys(type(one).__name__ for one in optimizers))
+    updating = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"
     if len(names) == 1:
         sentences = [
             f"The program said nothing of its model: {names[0]} is the module that its loop calls, and whose "
-            f"parameters {updating} updates."
+            f"parameters {updating}."
         ]
     else:
         sentences = [
             f"The program said nothing of its models: {' and '.join(names)} are the modules that its loop calls, and "
-            f"whose parameters {updating} updates. The report is of all of them."
+            f"whose parameters {updating}. The report is of all of them."
         ]
     updated = {one for each in optimizers for one in parameters_of(each)}
     outside = len(updated - {id(one) for one in model.parameters()})

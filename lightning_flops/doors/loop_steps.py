@@ -168,6 +168,11 @@ class LoopSteps:
         """What runs next is not the loss."""
         self._loss_may_follow = False
 
+    def claims_loss(self) -> None:
+        """Something else begins: what ran since the forward was the loss."""
+        if self._loss_may_follow and self.on_its_thread():
+            self._session.window.recorder.claim("forward")
+
     def update_begins(self) -> bool:
         """An optimizer begins its update; returns whether that is a part of the loop."""
         if self._thread != get_ident() and self._thread is not None:
@@ -397,9 +402,8 @@ class LoopSteps:
                 "the forwards before it are in no figure."
             )
             self.evaluation_ends()
-        if self._loss_may_follow:
-            session.window.recorder.claim("forward")
-            self._loss_may_follow = False
+        self.claims_loss()
+        self._loss_may_follow = False
         session.enter("backward")
         self._backward_depth += 1
         return True

@@ -217,10 +217,11 @@ class PlainLoop:
         for module, name in backward_entries():
             taps.replace(module, name, self._steps.around_backward())
         belongs = make.part("optimizer", counts=False)
+        after_loss = make.before(self._steps.claims_loss)  # many clear the gradients between the loss and its backward
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", make.instead(self._mark_closure))
             if callable(getattr(optimizer, "zero_grad", None)):
-                taps.replace(optimizer, "zero_grad", belongs)
+                taps.replace(optimizer, "zero_grad", lambda clear: after_loss(belongs(clear)))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             taps.replace(torch.nn.utils, name, belongs)
         self.loaders.tap_parts(taps)

@@ -27,6 +27,7 @@ from tests.loops.nets import (
     FORWARD,
     FORWARD_SEC,
     LOSS_SEC,
+    NARROW,
     UPDATE_SEC,
     Net,
     Rows,
@@ -87,6 +88,29 @@ def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(now: FakeNow) -
     assert profile.context.precision == "bfloat16 mixed, float32 parameters"
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert {row.dtype for row in profile.dtypes} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("before_loss", [False, True])
+def test_the_loss_is_forward_though_gradients_are_cleared_before_its_backward(
+    before_loss: bool, now: FakeNow, windows: list[Any]
+) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            output = net(rows)
+            if before_loss:
+                optimizer.zero_grad()
+            loss = loss_of(output @ output.T, now)
+            if not before_loss:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    profile = profile_of(profiler)
+    similarities = 2 * BATCH * NARROW * BATCH
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD + similarities, BACKWARD + 2 * similarities)
+    assert profile.rates.forward_flops_per_sec is not None
+    assert seconds(windows) == [STEP, STEP]
 
 
 @pytest.mark.parametrize("told", [False, True])
