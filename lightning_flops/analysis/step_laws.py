@@ -363,12 +363,13 @@ class RunFlops:
         """Steps that were not counted, apart by whether we slowed them down."""
         self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
         self._unknown = 0
+        self._unseen = 0
         self._latest: list[StepKey] = []
         """Undisturbed steps that are in no book yet: this is added to at every step."""
 
     def unseen(self, steps: int) -> None:
-        """So many steps ran before anybody looked."""
-        self._unknown += steps
+        """So many steps ran before anybody looked: they are in no figure of this rank but the number of steps."""
+        self._unseen += steps
 
     def book(self, key: StepKey, *, slowed: bool) -> None:
         """A step has ended; *slowed* if it was counted or traced, so that its time is not used."""
@@ -433,7 +434,7 @@ class RunFlops:
                     unknown[slowed] += steps
                 else:
                     of_these.add(known, steps=steps)
-        nobody_knows = self._unknown + unknown[False] + unknown[True]
+        nobody_knows = self._unseen + self._unknown + unknown[False] + unknown[True]
         every = (self._counted, sums[False], sums[True])
         hardware = [one.hardware for one in every if one.hardware is not None]
         return RunTotals(
@@ -442,6 +443,7 @@ class RunFlops:
             steps_counted=self._counted.steps,
             steps_predicted=sums[False].steps + sums[True].steps,
             steps_unknown=nobody_knows,
+            steps_unseen=self._unseen,
             undisturbed=None if unknown[False] or self._unknown else sums[False],
             keys=self._open[False] if not self._folded[False].steps else {},
         )
@@ -460,8 +462,11 @@ class RunTotals:
     steps_predicted: int
     """Steps whose FLOPs follow from those that were counted."""
     steps_unknown: int
+    """Steps whose FLOPs nobody knows."""
     undisturbed: FlopSums | None
-    """Of the steps that neither counting nor tracing slowed down; None if one of them is not known."""
+    """Of the steps that neither counting nor tracing slowed down; None if one of those that were seen is not known."""
+    steps_unseen: int = 0
+    """Those of the unknown ones that ran before anybody looked."""
     keys: Mapping[StepKey, int] = field(default_factory=dict)
     """So many of those steps of each key; empty where the books were too long to keep."""
 

@@ -10,6 +10,7 @@ from lightning_flops.analysis.rates import over_ranks, padding_ratio, per_second
 from lightning_flops.analysis.step_laws import NOTHING_BOOKED, RunLaw, RunTotals
 from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Extremes
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
+from lightning_flops.units import plural
 
 _PADDING = (
     "steps with padding, or those without, were not counted in these sizes, and a mask may decide what kernels skip"
@@ -78,6 +79,7 @@ def build_throughput(
         unavailable={
             name: reason
             for name, reason in (
+                ("model_flops", _why_unknown(flops)),
                 ("hardware_flops", None if flops.model_flops is None or flops.hardware_flops is not None else _PADDING),
                 ("law", law),
                 ("useful_mfu", useful_flops_peak_sec),
@@ -94,6 +96,19 @@ def build_throughput(
             amount=None if isinstance(useful_flops_peak_sec, str) else useful_flops_peak_sec, seconds=seconds.total
         ),
     )
+
+
+def _why_unknown(flops: RunTotals) -> str | None:
+    """Why the FLOPs of some steps are not known, of steps of which others are; in words without a full stop."""
+    unseen = flops.steps_unseen
+    unknown = flops.steps_unknown - unseen
+    reasons = []
+    if unseen:
+        reasons.append(f"{unseen} {plural('step', unseen)} ran before the loop was recognized")
+    if unknown:
+        reasons.append(f"nothing that was counted tells what {unknown} {plural('step', unknown)} spent")
+    known = flops.steps_counted + flops.steps_predicted
+    return "; ".join(reasons) if reasons and known else None
 
 
 def _mean(values: Extremes) -> Spread:

@@ -18,8 +18,7 @@ from lightning_flops.config import ProfilerConfig
 from lightning_flops.doors.loop_search import PATIENCE, LoopSearch, objects_of, parameters_of
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
-from lightning_flops.doors.several_models import called_in
-from lightning_flops.instrument.module_scope import unwrapped
+from lightning_flops.doors.several_models import names_of
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.session.outcomes import OUTCOMES
@@ -70,6 +69,10 @@ class LoopFinder:
         """Optimizers that have made a step: nobody waits for their first one."""
         self._had_turn: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of loops that are over."""
+        self._goes_on: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """The optimizers that end the steps of loops that are over and were reported: which of ``_over`` is theirs."""
+        self._later_steps: dict[int, int] = {}
+        """Steps that these loops have made since, by the same number."""
         self._frameworks_trainings = 0
         """Trainings with a door of their own that had begun when an optimizer last made a step."""
         self._own_trainings = 0
@@ -77,6 +80,8 @@ class LoopFinder:
         self._refused = ""
         """Why the latest loop that was not profiled could not be."""
         self._search = LoopSearch(self._seen.__contains__)
+        self._unheard: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Steps of optimizers while another loop was not over yet: the search has not heard of them."""
         self._loop: FoundLoop | None = None
         self._of_loop: frozenset[int] = frozenset()
         """The optimizers of the loop that is profiled, which holds them: their ids."""
@@ -108,7 +113,12 @@ class LoopFinder:
     @property
     def loops(self) -> tuple[str, ...]:
         """What became of each loop, once all are over; without full stops."""
-        return tuple(self._over)
+        return tuple(line + self._in_later_turns(place) for place, line in enumerate(self._over))
+
+    def _in_later_turns(self, place: int) -> str:
+        """What is said of the steps that a loop made after its report."""
+        steps = self._later_steps.get(place, 0)
+        return f" (and {steps} {plural('step', steps)} in later turns, which are in no figure)" if steps else ""
 
     @property
     def said(self) -> frozenset[str]:
@@ -148,8 +158,12 @@ class LoopFinder:
             return
         try:
             self._seen.add(optimizer)
+            if (place := self._goes_on.get(optimizer)) is not None:
+                self._later_steps[place] = self._later_steps.get(place, 0) + 1
             if optimizer not in self._left_alone:
                 self._looks_at(optimizer)
+            elif optimizer in self._had_turn:  # of a loop that is not profiled again
+                self._goes_on_without_loop(_BACK)
         except Exception as error:
             self._fail(error)
 
@@ -174,12 +188,9 @@ class LoopFinder:
         if self._is_frameworks(optimizer):
             self._loop_is_over(None)
             return
-        if self._loop is not None:
-            self._loop.door.another_updates()
-            self._strangers += 1
-            if self._strangers < (_BACK if optimizer in self._had_turn else PATIENCE):
-                return
-            self._loop_is_over(None)
+        if not self._goes_on_without_loop(_BACK if optimizer in self._had_turn else PATIENCE):
+            self._unheard[optimizer] = self._unheard.get(optimizer, 0) + 1
+            return
         if self._loops == _MOST_LOOPS:
             self._given_up = f"only the first {_MOST_LOOPS} loops of a program are profiled"
             self._over.append("further ones were not profiled")
@@ -188,6 +199,17 @@ class LoopFinder:
         elif self._search.refused:
             self._refused = self._search.refused
             self._left_alone.update(self._take_search().optimizers)
+
+    def _goes_on_without_loop(self, patience: int) -> bool:
+        """An optimizer that is not of the profiled loop has made a step; returns whether no loop is profiled now."""
+        if self._loop is None:
+            return True
+        self._loop.door.another_updates()
+        self._strangers += 1
+        if self._strangers < patience:
+            return False
+        self._loop_is_over(None, replaced=True)
+        return True
 
     # ---- one loop after the other
 
@@ -200,6 +222,8 @@ class LoopFinder:
         model, optimizers, steps_done = search.model(), search.optimizers, search.steps_done
         search.stop()
         self._note_missed(search)
+        steps_done += self._unheard.get(optimizers[-1], 0)
+        self._unheard.clear()
         self._loops += 1
         accelerator = _one_of(_ACCELERATORS)
         fabric = _one_of(_FABRICS) if accelerator is None else None
@@ -222,7 +246,7 @@ class LoopFinder:
             steps_before=steps_done,
             announce=lambda sentence: self._says(sentence, said),
         )
-        models = [type(unwrapped(one)).__name__ for one in called_in(model)]
+        models = names_of(model)
         self._loop = FoundLoop(name=" and ".join(models), door=door, optimizers=optimizers, said=said)
         self._of_loop = frozenset(map(id, optimizers))
         self._strangers = 0
@@ -237,16 +261,17 @@ class LoopFinder:
         self._said.append(sentence)
         self._announce(sentence)
 
-    def _loop_is_over(self, error: BaseException | None) -> None:
-        """Report what was measured of the loop that is profiled."""
+    def _loop_is_over(self, error: BaseException | None, *, replaced: bool = False) -> None:
+        """Report what was measured of the loop that is profiled; the arguments are those of its door's ``end``."""
         loop, self._loop, self._of_loop = self._loop, None, frozenset()
         if loop is None:
             return
         self._had_turn.update(loop.optimizers)
         unsaid = len(OUTCOMES.reasons)
-        loop.door.end(error)
+        loop.door.end(error, replaced=replaced)
         if loop.said:  # otherwise it may have its turn again, and be long enough then
             self._left_alone.update(loop.optimizers)
+            self._goes_on[loop.optimizers[-1]] = len(self._over)
         said = loop.said or ["nothing was profiled: " + reason for reason in OUTCOMES.reasons[unsaid:]]
         self._over.append(f"{loop.name}: {said[-1] if said else 'nothing was profiled'}".rstrip("."))
 
@@ -257,16 +282,17 @@ class LoopFinder:
 
 def _sentences(model: nn.Module, names: list[str], optimizers: tuple[Any, ...]) -> list[str]:
     """What a report says of a model that nobody has named."""
-    updating = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))
+    kinds = list(dict.fromkeys(type(one).__name__ for one in optimizers))
+    updating = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"
     if len(names) == 1:
         sentences = [
             f"The program said nothing of its model: {names[0]} is the module that its loop calls, and whose "
-            f"parameters {updating} updates."
+            f"parameters {updating}."
         ]
     else:
         sentences = [
             f"The program said nothing of its models: {' and '.join(names)} are the modules that its loop calls, and "
-            f"whose parameters {updating} updates. The report is of all of them."
+            f"whose parameters {updating}. The report is of all of them."
         ]
     updated = {one for each in optimizers for one in parameters_of(each)}
     outside = len(updated - {id(one) for one in model.parameters()})

@@ -95,11 +95,13 @@ class LoopSearch:
         return not self.refused and (all_called or self._rounds_watched == _ROUNDS_WATCHED)
 
     def model(self) -> nn.Module:
-        """What the loop calls."""
-        return together(
-            next((called for called in self._called if any(called is one for one in each)), each[0])
-            for each in self._models
-        )
+        """What the loop calls; of several models the one that it calls first comes first."""
+        called = self._called
+        chosen = [
+            next((one for one in called if any(one is other for other in each)), each[0]) for each in self._models
+        ]
+        places = {id(one): place for place, one in enumerate(called)}
+        return together(sorted(chosen, key=lambda one: places.get(id(one), len(places))))
 
     def stop(self) -> None:
         """Remove everything of ours from the modules, and let go of them."""
@@ -202,7 +204,7 @@ def models_holding(parameters: set[int]) -> list[list[nn.Module]]:
 
 
 def holders_of(parameters: Iterable[int]) -> list[nn.Module]:
-    """The modules that hold most of these parameters, of all that exist; the outermost first.
+    """The modules that hold most of these parameters, and the same ones, of all that exist; the outermost first.
 
     Args:
         parameters: their ids.
@@ -222,6 +224,6 @@ def holders_of(parameters: Iterable[int]) -> list[nn.Module]:
             held[key] = found
         return held[key]
 
-    most = max((len(holds(module)) for module in modules.values()), default=0)
-    full = [module for module in modules.values() if most and len(held[id(module)]) == most]
+    most = max((holds(module) for module in modules.values()), key=len, default=set())
+    full = [module for module in modules.values() if most and held[id(module)] == most]
     return sorted(full, key=lambda module: sum(1 for _ in module.modules()), reverse=True)

@@ -19,6 +19,7 @@ from torch import nn
 from lightning_flops.doors.plain_context import device_of
 from lightning_flops.instrument.batches import UNKNOWN, Shapes, tensor_shapes
 from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
+from lightning_flops.session.replayed import Replayed
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
@@ -50,6 +51,12 @@ _SEVERAL_FETCHED = (
     "A loader delivered several batches before one forward, as where a generator fetches ahead or the loop passes over "
     "batches. Which of them a step computed on is not known: its shapes and samples may be those of a batch before or "
     "after it. If profiler.batches(...) is put around what hands out the batches, they are known."
+)
+
+_NOT_FETCHED = (
+    "Some steps computed on batches that were not fetched for them: on pieces of one that was, or on batches that the "
+    "loop has kept. Only the arguments of the model are seen of those, so such steps are not like others. If "
+    "profiler.batches(...) is put around what hands out the batches, all are known alike."
 )
 
 
@@ -118,6 +125,10 @@ class LoopSteps:
         self._is_used = False
         """A forward or a backward has run for the running batch."""
         self._tokens: BatchTokens | None = None
+        self.replayed = Replayed()
+        """Batches that were fetched before."""
+        self._is_replayed = False
+        """The running batch was not fetched, and is one that was fetched before."""
         self._ahead: Fetched | None = None
         """A batch that was fetched while the running one was in use: it belongs to what comes next."""
         self._together: list[Fetched] = []
@@ -129,15 +140,16 @@ class LoopSteps:
         """Batches of the last step that has ended."""
         self._batches = 0
         self._batches_watched = 0
+        self._has_taken = False
+        """A batch was fetched in this run."""
+        self._fetched = False
+        """A batch was fetched since the latest step ended."""
+        self._had_fetched = False
+        """The same of that step."""
         self.autocast = ""
         """The dtype that autocast computed in when the latest marked forward began; empty if it was off."""
         self._signs: set[str] = set()
         self._usual_signs: set[str] = set()
-
-    @property
-    def came_without_fetch(self) -> bool:
-        """The running batch came from no loader, but from the arguments of a forward."""
-        return self._batch is not None and not self._batch_is_fetched
 
     @property
     def half_done(self) -> bool:
@@ -155,6 +167,11 @@ class LoopSteps:
     def no_loss_follows(self) -> None:
         """What runs next is not the loss."""
         self._loss_may_follow = False
+
+    def claims_loss(self) -> None:
+        """Something else begins: what ran since the forward was the loss."""
+        if self._loss_may_follow and self.on_its_thread():
+            self._session.window.recorder.claim("forward")
 
     def update_begins(self) -> bool:
         """An optimizer begins its update; returns whether that is a part of the loop."""
@@ -180,6 +197,7 @@ class LoopSteps:
             tokens: what was found in it.
             again: the batch before it came from the same iterator.
         """
+        self._has_taken = self._fetched = True
         if self._is_used:
             if self._ahead is not None:
                 shapes, tokens = (*self._ahead[1], *shapes), self._ahead[2] or tokens
@@ -230,12 +248,27 @@ class LoopSteps:
             return
         ahead, self._ahead = self._ahead, None
         self._batch, self._shapes, self._tokens = (None, (), None) if ahead is None else ahead
+        self._is_replayed = False
         self._batch_is_fetched = ahead is not None
 
     def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._batch_is_fetched:
-            batch = batch_of(args, kwargs)
+        batch = batch_of(args, kwargs)
+        if self._batch_is_fetched:
+            self._learns_arguments(tensor_shapes(batch))
+        else:
             self._takes_seen_arguments(batch if self._keeps_batch else (), self.sees(batch))
+
+    @property
+    def _looks_at_arguments(self) -> bool:
+        """Whether the arguments of a forward of the running batch tell anything that is not known."""
+        replayed = self.replayed
+        return not self._batch_is_fetched or (replayed.looks_left > 0 and self._shapes not in replayed.known)
+
+    def _learns_arguments(self, arguments: Shapes) -> None:
+        """The model is called with *arguments* on the running batch, which was fetched."""
+        if self._looks_at_arguments and not (self._others or len(self._together) > 1):
+            self.replayed.looks_left -= 1
+            self.replayed.learn(self._shapes, arguments)
 
     def sees(self, batch: Any) -> Seen:
         """The shapes and the tokens of *batch*."""
@@ -243,10 +276,14 @@ class LoopSteps:
         return tensor_shapes(batch), tokens.of(batch) if tokens.reads else None
 
     def _takes_seen_arguments(self, kept: Any, seen: Seen) -> None:
-        if self._batch is None:
-            self._batch = kept
-            self._shapes, self._tokens = seen
-        elif not self._batch_is_fetched:
+        if self._batch_is_fetched:
+            self._learns_arguments(seen[0])
+        elif self._batch is None:
+            fetched = self.replayed.fetched_as(seen[0])
+            self._is_replayed = fetched is not None
+            self._batch, self._tokens = kept, seen[1]
+            self._shapes = seen[0] if fetched is None else fetched
+        elif not self._is_replayed:
             self._shapes = (*self._shapes, *seen[0])
 
     # ---- forward
@@ -297,7 +334,7 @@ class LoopSteps:
         session = self._session
         window = session.window
         if not window.marking:
-            if not self._batch_is_fetched:
+            if self._looks_at_arguments:
                 self._takes_arguments(args, kwargs)
             if begins and session.flops.wants_shapes and self.is_whole:
                 session.step_begins((self._shapes,), (self._tokens,))
@@ -313,7 +350,8 @@ class LoopSteps:
             session.notes.add(sentence)  # this window's alone
             session.warn(sentence)
             self._enter_scope()
-        self._takes_arguments(args, kwargs)
+        if self._looks_at_arguments:
+            self._takes_arguments(args, kwargs)
         self.autocast = _autocast_dtype(device_of(self._model).type)
         if self.is_whole:
             self._loss_may_follow = False
@@ -364,9 +402,8 @@ class LoopSteps:
                 "the forwards before it are in no figure."
             )
             self.evaluation_ends()
-        if self._loss_may_follow:
-            session.window.recorder.claim("forward")
-            self._loss_may_follow = False
+        self.claims_loss()
+        self._loss_may_follow = False
         session.enter("backward")
         self._backward_depth += 1
         return True
@@ -414,7 +451,10 @@ class LoopSteps:
             self._session.notes.add_for_run(_SEVERAL_FETCHED)
         if ends_step:
             self._others.clear()
+            self._had_fetched, self._fetched = self._fetched, False
         batch, of_batch, tokens = self._batch, self._shapes, self._tokens
+        if ends_step and batch is not None and not (self._had_fetched or self._batch_is_fetched or self._is_replayed):
+            self._tells_of_unfetched()
         self._goes_on()
         if batch is None and not ends_step:
             return  # no forward and no update: nothing has run
@@ -452,6 +492,10 @@ class LoopSteps:
                 self._enter_scope()
         elif ends_step:
             self._door.loaders.fetches = self._batches_watched = 0
+
+    def _tells_of_unfetched(self) -> None:
+        if self._has_taken:
+            self._session.notes.add_for_run(_NOT_FETCHED)
 
     def note(self, calls: NotedCalls, *, steps: int) -> None:
         """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
@@ -542,6 +586,11 @@ class LoopSteps:
         self._signs.add(sign)
         if sign not in self._usual_signs:
             self.was_left(f"The loop left a step between a forward and its update: {in_words} there.")
+
+    def updated_between(self) -> None:
+        """An update was made that ends no step. It was on no other batch if a step has ended since the last fetch."""
+        if self._batch is not None and not self._batch_is_fetched and self._had_fetched and not self._fetched:
+            self._goes_on()
 
     def drops_batch(self) -> None:
         """The loop gives the running batch up: it belongs to no step."""

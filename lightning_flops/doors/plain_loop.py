@@ -18,6 +18,7 @@ from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.several_models import called_in, root_of
+from lightning_flops.doors.turns import Turns
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
@@ -56,10 +57,12 @@ _USUAL_STEP = bytes((FETCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDA
 _FACTS_OF_USUAL_STEP = sum(FACTS[kind] for kind in _USUAL_STEP)
 
 
-_ENDS_BETWEEN = (
-    "An optimizer made its update after the last one in the list, with which a step ends, and before another batch was "
-    "fetched: so steps end between two updates on one batch, and their samples may be those of two. Give the "
-    "optimizers in the order in which the loop updates them."
+_MANY_UPDATES = 100
+"""So many updates before the first step ends: the loop is told why it does not."""
+
+_AWAITED = (
+    "No step has ended: of the optimizers that were given, {missing} made no update, and the first step ends when each "
+    "has made one. If the loop calls profiler.step(), steps end there."
 )
 
 
@@ -101,6 +104,7 @@ class PlainLoop:
         self._model = model
         self._root = root_of(model)
         self._optimizers = optimizers
+        self._turns = Turns(optimizers, in_order=steps_before > 0)
         self._frame = frame
         self._places = output
         self._announce = announce
@@ -116,12 +120,14 @@ class PlainLoop:
         self._update_depth = 0
         self._training_iterator: Callable[[], Any] = _nobody
         """Returns the iterator that fed the latest step, if it still exists."""
-        self._steps = LoopSteps(self, lambda: self._root, goes_on=True, one_pass=len(optimizers) <= 1)
+        self._steps = LoopSteps(
+            self, lambda: self._root, is_whole=not steps_before, goes_on=True, one_pass=len(optimizers) <= 1
+        )
         self._notes_calls = bool(optimizers)
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
         )
-        self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens)
+        self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.replayed)
         self._any_optimizer = OptimizerHooks(
             self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
         )
@@ -211,10 +217,11 @@ class PlainLoop:
         for module, name in backward_entries():
             taps.replace(module, name, self._steps.around_backward())
         belongs = make.part("optimizer", counts=False)
+        after_loss = make.before(self._steps.claims_loss)  # many clear the gradients between the loss and its backward
         for optimizer in self._optimizers:
             taps.replace(optimizer, "step", make.instead(self._mark_closure))
             if callable(getattr(optimizer, "zero_grad", None)):
-                taps.replace(optimizer, "zero_grad", belongs)
+                taps.replace(optimizer, "zero_grad", lambda clear: after_loss(belongs(clear)))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             taps.replace(torch.nn.utils, name, belongs)
         self.loaders.tap_parts(taps)
@@ -331,13 +338,19 @@ class PlainLoop:
         self._updates += 1
         if self._is_told:
             return
-        if optimizer is not self._optimizers[-1]:
-            if self.loaders.in_use and self._steps.came_without_fetch and self._steps_done > self._steps_before:
-                self.session.notes.add_for_run(_ENDS_BETWEEN)
+        if not self._turns.ends_step(optimizer):
+            self._steps.updated_between()
+            if self._turns.updates == _MANY_UPDATES:
+                self._says_who_is_missing()
         elif self._in_backward:  # hooks update each parameter as soon as it has its gradient
             self._ends_after_backward = True
         else:
             self._step_ends()
+
+    def _says_who_is_missing(self) -> None:
+        """An optimizer makes no update, and so no step ends."""
+        if (missing := self._turns.awaited) and not self._is_told:
+            self.session.notes.add_for_run(_AWAITED.format(missing=" and ".join(missing)))
 
     def _update_fails(self, _: Any, error: BaseException) -> None:
         self._updating = False
@@ -378,6 +391,8 @@ class PlainLoop:
         self._update_depth = 0  # a step that raised, and was caught, did not fire its post hook
         self._steps_done += 1  # the session counts steps later, where only the monitor looks at them
         updates, self._updates = self._updates, 0
+        if not self._steps.is_whole:
+            self.session.step_was_not_whole()
         self._steps.micro_step_ends(updates=updates, ends_step=True)
         if self._notes_calls and self._steps.told_of is None and not self.session.out:
             self._steps.note(self._calls, steps=self._log_every - self._steps_done % self._log_every)
@@ -396,6 +411,8 @@ class PlainLoop:
                 if kinds.startswith(_USUAL_STEP, place) and self._is_between_steps():
                     while kinds.startswith(_USUAL_STEP, place):
                         began, ended, shapes, tokens = facts[fact]
+                        if (seen := facts[fact + 2]) is not None:
+                            steps.replayed.learn(shapes, seen[0])
                         fact += _FACTS_OF_USUAL_STEP
                         place += len(_USUAL_STEP)
                         self._steps_done += 1
@@ -485,9 +502,17 @@ class PlainLoop:
         self.session.training_goes_on(name)
 
     @guarded
-    def end(self, error: BaseException | None = None) -> None:
-        """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours."""
+    def end(self, error: BaseException | None = None, *, replaced: bool = False) -> None:
+        """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours.
+
+        Args:
+            error: None if it ended by itself.
+            replaced: another loop has made steps since the latest one of this.
+        """
         self._calls.stop()
+        if replaced and self.session.monitor is not None:
+            self.session.monitor.drop_open_step()
+        self._says_who_is_missing()
         self._steps.evaluation_ends()
         self.session.window.leave_scope()
         self.session.finish(interrupted_by=error)

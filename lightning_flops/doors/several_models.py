@@ -38,6 +38,13 @@ def called_in(model: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(model.children()) if isinstance(model, SeveralModels) else (model,)
 
 
+def names_of(model: nn.Module) -> list[str]:
+    """The names that reports have for what a loop calls that trains *model*."""
+    if isinstance(model, SeveralModels):
+        return [name for name, _ in model.named_children()]
+    return [type(unwrapped(model)).__name__]
+
+
 def root_of(model: nn.Module) -> nn.Module:
     """*model*, or the models in it, without their wrappers."""
     if not isinstance(model, SeveralModels):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -23,12 +24,17 @@ ON_DEVICE = (
     "tokens_per_sample=... may tell them."
 )
 
+TOKEN_OR_PADDING = (
+    "Tokens without padding are n/a: a row of packed sequences begins or ends with one of a single token, which may be "
+    "padding as well. tokens_per_sample=... may tell them."
+)
+
 
 class OnDeviceError(Exception):
     """What tells the tokens can only be read by waiting for a device."""
 
 
-def tokens_in(batch: Any) -> BatchTokens | None:
+def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens | None:
     """The tokens of *batch*; None if nothing in it tells of tokens.
 
     A batch tells its tokens by ``input_ids`` or an ``attention_mask`` of batch x length, whose numbers from 1 on may
@@ -36,20 +42,32 @@ def tokens_in(batch: Any) -> BatchTokens | None:
     that begin anew), or as a PackedSequence. The tokens of a pair of sequences are those of the first one. ``labels``
     of -100 are not trained on; they do not tell padding, because a prompt has them, too.
 
+    Args:
+        batch: as the loop has it.
+        note: gets a sentence if what is there can be read in two ways.
+
     Raises:
         OnDeviceError: its values are on a device.
     """
-    if isinstance(batch, PackedSequence):
-        return _packed(batch)
-    if isinstance(batch, Mapping):
-        return _named(batch)
-    if type(batch) in (tuple, list):
-        for item in batch:
-            if isinstance(item, PackedSequence):
-                return _packed(item)
-            if isinstance(item, Mapping):
-                return _named(item)
+    for item in (batch, *_items_of(batch)):
+        if isinstance(item, PackedSequence):
+            return _packed(item)
+        if isinstance(item, Mapping) and (found := _named(item, note)) is not None:
+            return found
     return None
+
+
+def _items_of(batch: Any) -> Iterable[Any]:
+    """What *batch* holds, of which one part may tell the tokens; first of all its fields by their names."""
+    kind = type(batch)
+    if kind in (tuple, list):
+        return cast("Iterable[Any]", batch)
+    if isinstance(batch, tuple) and hasattr(kind, "_fields") and kind is not PackedSequence:
+        return (dict(zip(kind._fields, batch, strict=False)), *batch)
+    if is_dataclass(kind):
+        fields = vars(batch) if hasattr(batch, "__dict__") else {}
+        return (fields, *fields.values())
+    return ()
 
 
 def _packed(batch: PackedSequence) -> BatchTokens:
@@ -61,35 +79,94 @@ def _packed(batch: PackedSequence) -> BatchTokens:
     return _of_lengths(lengths, processed=tokens, trained=None)
 
 
-def _named(batch: Mapping[Any, Any]) -> BatchTokens | None:
+def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchTokens | None:
     if not isinstance(batch, dict):  # in what a tokenizer makes, names are looked up by Python code
         batch = dict(batch.items())
     ids, mask, labels = batch.get("input_ids"), batch.get("attention_mask"), batch.get("labels")
     told = ids if _is_grid(ids) else mask if _is_grid(mask) else None
     if told is None:
         return None
-    processed = told.numel()
-    trained = None
+    processed, trained = told.numel(), None
+    counts: torch.Tensor | None = None
+    rows: list[list[int]] | None = None
     with out_of_sight():  # nobody counts what we ask
         if _is_grid(labels) and labels.shape == told.shape:
-            trained = int(torch.count_nonzero(_on_host(labels) != _IGNORED))
-        for name in _BORDERS:
-            borders = batch.get(name)
-            if isinstance(borders, torch.Tensor) and borders.ndim == 1 and len(borders) > 1:
-                found = _on_host(borders).tolist()
-                lengths = [end - begin for begin, end in zip(found, found[1:], strict=False)]
-                return _of_lengths(lengths, processed=processed, trained=trained)
-        if _is_grid(mask):
+            counts = _on_host(labels) != _IGNORED
+            trained = int(torch.count_nonzero(counts))
+        borders = next((one for name in _BORDERS if (one := batch.get(name)) is not None), None)
+        if not _are_borders(borders):
+            borders = None
+        if borders is None and _is_grid(mask):
             if mask.shape != told.shape:
                 return None
             return _of_lengths(_lengths_in(_on_host(mask)), processed=processed, trained=trained)
         places = batch.get("position_ids")
-        if _is_grid(places) and places.shape == told.shape:
-            begins = (_on_host(places).flatten() == 0).nonzero().flatten().tolist()
-            if begins[:1] == [0]:
-                lengths = [end - begin for begin, end in zip(begins, [*begins[1:], processed], strict=True)]
-                return _of_lengths(lengths, processed=processed, trained=trained)
-    return BatchTokens(processed=processed, real=None, trained=trained, sequences=None, squares=None)
+        if borders is not None:
+            rows = _between(_on_host(borders), told.shape)
+        elif _is_grid(places) and places.shape == told.shape and processed:
+            rows = _counted_up(_on_host(places))
+        if rows is not None and _may_be_padding(rows, processed // len(rows), counts):
+            note(TOKEN_OR_PADDING)
+            rows = None
+    if rows is None:
+        return BatchTokens(processed=processed, real=None, trained=trained, sequences=None, squares=None)
+    return _of_lengths([length for row in rows for length in row], processed=processed, trained=trained)
+
+
+def _are_borders(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim in (1, 2) and value.shape[-1] > 1
+
+
+def _between(borders: torch.Tensor, shape: torch.Size) -> list[list[int]] | None:
+    """The lengths of packed sequences by their *borders*, those of each row of *shape*, or of all rows in one.
+
+    Behind the last border of a row there may be numbers below 1, which are none. None if these are no borders.
+    """
+    found = borders.reshape(-1, borders.shape[-1]).tolist()
+    if len(found) not in (1, shape[0]):
+        return None
+    rows = []
+    for row in found:
+        after = next((place for place in range(1, len(row)) if row[place] < row[place - 1]), len(row))
+        if row[0] != 0 or row[after - 1] > shape.numel() // len(found) or max(row[after:], default=0) > 0:
+            return None
+        rows.append([row[place] - row[place - 1] for place in range(1, after) if row[place] > row[place - 1]])
+    return rows
+
+
+def _counted_up(places: torch.Tensor) -> list[list[int]] | None:
+    """The lengths of the sequences in each row by the *places* of their tokens, which begin anew in each of them.
+
+    None if they do not, or if no row has several sequences: in padded rows of one the places go on in the padding.
+    """
+    begins = places == places[0, 0]
+    if not (begins[:, 0].all() and (begins[:, 1:] | (places.diff(dim=1) == 1)).all()):
+        return None
+    if len(places) > 1 and not begins[:, 1:].any():
+        return None
+    firsts = [row.nonzero().flatten().tolist() for row in begins]
+    length = places.shape[1]
+    return [[end - begin for begin, end in zip(row, [*row[1:], length], strict=True)] for row in firsts]
+
+
+def _may_be_padding(rows: list[list[int]], length: int, counts: torch.Tensor | None) -> bool:
+    """Whether what looks like a sequence of one token, at the begin or the end of a row, may be a place of padding.
+
+    Collators that pad packed rows count its places from 0, too, and make a sequence of each. A token that is trained on
+    is no padding.
+
+    Args:
+        rows: the lengths of the sequences in each row, or in all rows together.
+        length: of a row.
+        counts: which tokens are trained on; None if that is not told.
+    """
+    for place, row in enumerate(rows):
+        if len(row) < 2 or sum(row) < length:
+            continue
+        for sequence, token in ((0, place * length), (-1, (place + 1) * length - 1)):
+            if row[sequence] == 1 and (counts is None or not counts.flatten()[token]):
+                return True
+    return False
 
 
 def _lengths_in(mask: torch.Tensor) -> list[int]:

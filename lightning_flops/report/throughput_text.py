@@ -8,6 +8,8 @@ from lightning_flops.schema.throughput import Spread, ThroughputSummary
 from lightning_flops.text.printable import page
 from lightning_flops.units import NOT_AVAILABLE, percent, plain, plural
 
+_NOT_COUNTED = "nothing that was counted tells what they spent"
+
 
 def render_throughput(summary: ThroughputSummary) -> str:
     """The table of *summary*, ending in a line break."""
@@ -60,7 +62,7 @@ def _flops_lines(summary: ThroughputSummary) -> list[str]:
         for number, words in (
             (summary.steps_counted, "counted"),
             (summary.steps_predicted, "known by their shapes from those that were counted"),
-            (summary.steps_unknown, f"{NOT_AVAILABLE}: nothing that was counted tells what they spent"),
+            (summary.steps_unknown, f"{NOT_AVAILABLE}: {summary.unavailable.get('model_flops', _NOT_COUNTED)}"),
         )
         if number
     ]

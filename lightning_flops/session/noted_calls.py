@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.session.replayed import Replayed
 from lightning_flops.session.token_reader import TokenReader
 
 if TYPE_CHECKING:
@@ -43,10 +44,14 @@ class NotedCalls:
     Args:
         tell: gets the kinds that were noted, and their facts.
         tokens: reads the tokens of what is fetched.
+        replayed: remembers what is fetched.
     """
 
-    def __init__(self, tell: Callable[[bytes, list[Any]], object], *, tokens: TokenReader) -> None:
+    def __init__(
+        self, tell: Callable[[bytes, list[Any]], object], *, tokens: TokenReader, replayed: Replayed | None = None
+    ) -> None:
         self.tokens = tokens
+        self.replayed = Replayed() if replayed is None else replayed
         self.on = False
         """Calls on the thread ``thread`` are noted."""
         self.thread = 0
@@ -57,7 +62,7 @@ class NotedCalls:
         self.until = 0.0
         """From this time on somebody must look."""
         self.has_batch = False
-        """A batch has been fetched since the last forward."""
+        """A batch has been fetched since the last forward, and nothing more is to be seen of it."""
         self.fetching = False
         """A fetch that is going to be noted is running."""
         self.feeds: Callable[[], Any] = _nobody

@@ -405,6 +405,16 @@ class Session:
             self.flops.at_border = ends_step
             self.monitor.passed(at, shapes, updates, ends_step, tokens)
 
+    def step_was_not_whole(self) -> None:
+        """A step has ended that was not seen from its beginning: it is in no figure."""
+        self.steps.steps_done += 1
+        self.flops.books.unseen(1)
+        if self.monitor is not None:
+            self.monitor.restart()
+        if self.steps.steps_done == self.window.step:
+            self._open_window()
+            self.after_batch()
+
     def _batches_to_spare(self) -> int:
         """How many of the next batches only the monitor needs, and needs only the shapes of."""
         window = self.window
@@ -435,9 +445,9 @@ class Session:
         recorder = self.window.recorder
         counted, traced = recorder.counting, recorder.tracing
         if not recorder.closed:
-            told = self._meter.tokens(batch, samples)
-            if told is None and tokens is not None:
-                told = tokens.real
+            told = None if tokens is None else tokens.real
+            if told is None:
+                told = self._meter.tokens(batch, samples)
             recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
         if counted and not recorder.sampling:
             self.flops.window_counts(tokens)
@@ -750,7 +760,10 @@ class Session:
         steps = "step(s)" if context.trains else "batch(es)"
         ended = f"this {context.run_word} ended after {self.steps.steps_done} {steps}"
         if self.profile is None:
-            OUTCOMES.reasons.append(f"profile_step is {step}, and {ended}")
+            before, why = self._plan.steps_before, f"profile_step is {step}"
+            if before:
+                why = f"its loop was recognized after {before} steps, so step {step} was the first to be profiled"
+            OUTCOMES.reasons.append(f"{why}, and {ended}")
             self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
         elif self._config.every is None:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")

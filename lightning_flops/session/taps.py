@@ -235,7 +235,10 @@ class Taps:
                             )
                             if noted.hands_over is not None:
                                 found = noted.hands_over(found)
-                            noted.has_batch = found is not None
+                            known = noted.replayed
+                            looks = found is not None and known.looks_left > 0 and found[0] not in known.known
+                            noted.has_batch = found is not None and not looks
+                            known.looks_left -= looks
                             noted.kinds.append(NO_BATCH if found is None else FETCH)
                             noted.facts.append((since, ended, *(found or (None, None))))
                             if not noted.on:

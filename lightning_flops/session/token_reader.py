@@ -27,12 +27,15 @@ class TokenReader:
         """Whether a door must ask ``of`` for the tokens of its batches."""
         self._note = note
         self._without = 0
+        self._has_read = False
 
     def of(self, batch: Any) -> BatchTokens | None:
         """The tokens of *batch*; None if it does not tell them."""
         try:
-            tokens = tokens_in(batch)
+            tokens = tokens_in(batch, note=self._note)
         except OnDeviceError:
+            if self._has_read:  # of batches on the host; this is what a model gets of them
+                return None
             self.reads = False
             self._note(ON_DEVICE)
             return None
@@ -43,4 +46,6 @@ class TokenReader:
         if tokens is None:
             self._without += 1
             self.reads = self._without < _BATCHES_WITHOUT_TOKENS
+        else:
+            self._has_read = True
         return tokens

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import UserDict
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -66,9 +67,77 @@ def test_borders_of_packed_sequences(name: str) -> None:
 
 
 def test_positions_that_begin_anew() -> None:
-    places = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3, 4, 5, 0]])  # 3, 2, 6 and 1
+    places = torch.tensor([[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5]])  # 3, 2, 1 and 6
     batch = {"input_ids": IDS.reshape(1, 12), "position_ids": places}
-    assert tokens_in(batch) == BatchTokens(12, 12, None, 4, 9 + 4 + 36 + 1)
+    assert tokens_in(batch) == BatchTokens(12, 12, None, 4, 9 + 4 + 1 + 36)
+    assert tokens_in({**batch, "position_ids": places + 2}) == BatchTokens(12, 12, None, 4, 9 + 4 + 1 + 36)
+
+
+def test_positions_of_rows_are_of_each_row_alone() -> None:
+    places = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3]])
+    assert tokens_in({"input_ids": IDS, "position_ids": places}) == BatchTokens(12, 12, None, 4, 4 + 4 + 16 + 16)
+
+
+BY_SHAPE = BatchTokens(12, None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [[0, 1, 2, 3]] * 3,  # of rows of one sequence each, whose positions go on in the padding
+        [[0, 1, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3]],  # of a row that goes on
+        [[0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 2, 3]],  # transformers gives padding the place 1
+    ],
+)
+def test_positions_that_tell_no_sequences(places: list[list[int]]) -> None:
+    assert tokens_in({"input_ids": IDS, "position_ids": torch.tensor(places)}) == BY_SHAPE
+
+
+@pytest.mark.parametrize(
+    ("places", "trained", "real"),
+    [
+        ([0, 1, 2, 0, 0], None, None),  # a sequence of 3, and padding or two more
+        ([0, 1, 2, 3, 0], None, None),
+        ([0, 0, 0, 1, 2], None, None),
+        ([0, 1, 2, 0, 0], [1, 1, 1, 0, 0], None),  # the first of a sequence may have no label, too
+        ([0, 1, 2, 0, 0], [1, 1, 1, 0, 1], 5),
+        ([0, 1, 2, 0, 1], [1, 1, 1, 0, 0], 5),
+    ],
+)
+@pytest.mark.parametrize("as_borders", [False, True], ids=["positions", "borders"])
+def test_a_sequence_of_one_token_at_the_border_of_a_row_may_be_padding(
+    places: list[int], trained: list[int] | None, real: int | None, as_borders: bool
+) -> None:
+    """Padding may have the place 0, so that each place of it looks like a sequence: nobody can tell."""
+    batch = {"input_ids": torch.ones(1, 5, dtype=torch.long)}
+    if as_borders:
+        batch["cu_seq_lens_q"] = torch.tensor([place for place, number in enumerate(places) if not number] + [5])
+    else:
+        batch["position_ids"] = torch.tensor([places])
+    if trained is not None:
+        batch["labels"] = torch.tensor([[7 if one else -100 for one in trained]])
+    said: list[str] = []
+    tokens = tokens_in(batch, note=said.append)
+    assert tokens is not None and (tokens.processed, tokens.real) == (5, real)
+    assert ("may be padding as well" in " ".join(said)) is (real is None)
+
+
+@pytest.mark.parametrize(
+    ("borders", "expected"),
+    [
+        ([[0, 2, 7, 10]], BatchTokens(12, 10, None, 3, 4 + 25 + 9)),  # all rows in one
+        ([[0, 2, 4, -1], [0, 3, -1, -1], [0, 1, 3, 4]], BatchTokens(12, 11, None, 6, 4 + 4 + 9 + 1 + 4 + 1)),
+        ([[0, 4, 4, 4], [0, 3, 3, 3], [0, 2, 2, 2]], BatchTokens(12, 9, None, 3, 16 + 9 + 4)),
+        ([[0, 4], [0, 4]], BY_SHAPE),  # of two rows where there are three
+        ([0, 5, 13], BY_SHAPE),  # more than there are
+        ([1, 5, 12], BY_SHAPE),
+        ([0, 5, 3, 12], BY_SHAPE),
+    ],
+)
+def test_borders_of_each_row_and_those_that_are_none(borders: Any, expected: BatchTokens) -> None:
+    labels = torch.ones(3, 4, dtype=torch.long)
+    batch = {"input_ids": IDS, "labels": labels, "cu_seqlens": torch.tensor(borders, dtype=torch.int32)}
+    assert tokens_in(batch) == expected._replace(trained=12)
 
 
 def test_a_packed_sequence_has_no_padding() -> None:
@@ -76,6 +145,23 @@ def test_a_packed_sequence_has_no_padding() -> None:
     expected = BatchTokens(10, 10, None, 3, 4 + 25 + 9)
     assert tokens_in(batch) == expected
     assert tokens_in((batch, torch.zeros(3))) == expected
+    assert tokens_in(Fields(batch, torch.zeros(3))) == expected
+
+
+class Named(NamedTuple):
+    attention_mask: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass
+class Fields:
+    input_ids: Any
+    attention_mask: Any
+
+
+def test_a_batch_may_name_its_fields() -> None:
+    assert tokens_in(Named(MASK, IDS)) == BatchTokens(12, 9, None, 3, 29)
+    assert tokens_in(Fields(IDS, MASK)) == BatchTokens(12, 9, None, 3, 29)
 
 
 @pytest.mark.parametrize(

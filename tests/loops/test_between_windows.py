@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import pytest
@@ -206,11 +206,23 @@ def gradients_of_inputs(run: Run) -> None:
         run.update()
 
 
+def labelled(run: Run) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches, with a label for each row."""
+    return [(rows, torch.ones(len(rows))) for rows in run.data]
+
+
+def over_and_over(run: Run) -> None:
+    data: DataLoader[Any] = DataLoader(labelled(run), batch_size=None)  # type: ignore[arg-type]
+    for rows, labels in islice(cycle(data), STEPS):
+        (run.model(rows).mean(1) - labels).square().mean().backward()
+        run.update()
+
+
 LOOPS = [
     *(usual, without_a_loader, told, groups_of_three_and_a_short_one, groups_without_a_loader, one_batch_ahead),
     *(evaluation_now_and_then, evaluation_without_a_loader, a_closure, two_forwards, a_step_that_raises, checkpoints),
     *(gradients_of_inputs, of_accelerate, groups_of_four_fetched_before, behind_a_generator),
-    behind_a_generator_that_is_shown,
+    *(behind_a_generator_that_is_shown, over_and_over),
 ]
 
 
@@ -314,6 +326,32 @@ def test_groups_of_three_are_steps_of_three_batches_and_the_short_one_of_two(mon
         key: StepKey = (tuple(((rows, 3),) for rows in group), 1)
         keys[key] = keys.get(key, 0) + 1
     assert run["keys"] == keys
+
+
+def test_batches_that_are_used_again_without_a_fetch_are_those_that_were_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of such a batch the model gets its rows, and not the labels: it is known by those that were fetched with them."""
+    run = found(over_and_over, monkeypatch, every=1000)
+    assert (run["steps"], run["samples"]) == (STEPS, 3 * sum(ROWS) - ROWS[1])  # step 1 is counted
+    keys: dict[StepKey, int] = {((((rows, 3), (rows,)),), 1): 3 * ROWS.count(rows) for rows in (1, 2, 3, 4)}
+    keys[((((ROWS[1], 3), (ROWS[1],)),), 1)] -= 1
+    assert run["keys"] == keys
+    assert not [sentence for sentence in run["notes"] if "not fetched for them" in sentence]
+
+
+def test_pieces_of_a_batch_are_no_batches_that_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pieces(run: Run) -> None:
+        run.data = [torch.ones(6, 3)] * len(ROWS)
+        run.loader = DataLoader(run.data, batch_size=None)  # type: ignore[arg-type]
+        for rows in run.batches():
+            for piece in rows.split(2):
+                run.backward(piece)
+                run.update()
+
+    run = found(pieces, monkeypatch, every=1000, timer_only=True)
+    assert run["keys"] == {((((6, 3),),), 1): STEPS, ((((2, 3),),), 1): 2 * STEPS}
+    assert [sentence for sentence in run["notes"] if "on pieces of one that was" in sentence]
 
 
 def test_a_step_without_end_is_not_noted_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from torch.optim import swa_utils
 from lightning_flops import ConfigError, Profile, ProfilerConfig, profile_training
 from lightning_flops.doors.find_loop import LoopFinder
 from lightning_flops.doors.loop_search import holders_of, optimizers_that_exist
+from lightning_flops.schema.throughput import ThroughputSummary
 from lightning_flops.session.outcomes import OUTCOMES, Outcomes
 from tests.fake_clock import FakeNow
 from tests.forks import BEFORE_LIGHTNING, run_fork
@@ -227,6 +228,32 @@ def test_the_holders_of_parameters_come_outermost_first() -> None:
     assert list(holders_of([id(one) for one in inner.parameters()])) == [outer, middle, inner]
 
 
+def test_modules_that_hold_as_many_of_them_but_others_are_no_holders_of_the_same() -> None:
+    one, other = nn.Linear(2, 3), nn.Linear(3, 2)
+    wrapper = nn.Sequential(other)
+    assert list(holders_of([id(each) for model in (one, other) for each in model.parameters()])) == [one]
+    assert list(holders_of([id(each) for each in other.parameters()])) == [wrapper, other]
+
+
+def test_the_steps_before_a_loop_is_recognized_cost_its_mfu_nothing(now: FakeNow, said: list[str]) -> None:
+    """Three steps pass until the model is known, and a fourth that runs then is not seen from its beginning."""
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(12, now):
+            loss_of(net(rows), now).backward()
+            optimizer.step()
+
+    found(said, train, peak_flops_per_sec=1e12)
+    summary = ThroughputSummary.from_json(Path("lightning_flops_logs/throughput.json").read_text())
+    assert (summary.steps_unknown, summary.steps_counted, summary.steps_predicted) == (4, 1, 7)
+    assert (summary.model_flops, summary.batches) == (None, 7)
+    assert summary.unavailable["model_flops"] == "4 steps ran before the loop was recognized"
+    seconds = 7 * summary.batch_cost_sec.average if summary.batch_cost_sec else 0.0
+    assert summary.mfu == pytest.approx(7 * (FORWARD + BACKWARD) / (1e12 * seconds), rel=1e-12)
+
+
 # ---- several loops, and several models in one
 
 
@@ -286,7 +313,13 @@ def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, s
 
     finder = found(said, train)
     assert [one.modules[0].type_name for one in finder.profiles] == ["Net", "Other"]
-    assert len(finder.loops) == 2
+    assert [line.rpartition(" (and ")[2] for line in finder.loops] == [
+        "48 steps in later turns, which are in no figure)"
+    ] * 2
+    for name in ("throughput", "throughput.loop2"):  # with no batch of the other's, whose first steps show its turn
+        summary = ThroughputSummary.from_json(Path(f"lightning_flops_logs/{name}.json").read_text())
+        assert summary.steps_counted + summary.steps_predicted + summary.steps_unknown == 24
+        assert summary.batches == summary.steps_predicted
 
 
 def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow, said: list[str]) -> None:
@@ -302,7 +335,7 @@ def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow,
     profiles = {one.modules[0].type_name: one for one in finder.profiles}
     assert sorted(profiles) == ["Net", "Other"] and len(finder.profiles) == 2
     assert [one.flops.forward for one in profiles.values()] == [FORWARD, FORWARD]
-    assert any(line.startswith("Net: nothing was profiled: profile_step is") for line in finder.loops)
+    assert any(line.startswith("Net: nothing was profiled: its loop was recognized after ") for line in finder.loops)
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -374,6 +407,30 @@ def test_the_report_of_a_gan_is_of_both_its_models(now: FakeNow, said: list[str]
     profile = only(found(said, train))
     is_of_both(profile, critics)
     assert any("are the modules that its loop calls" in one and "of all of them" in one for one in profile.notes)
+    assert not any("belong to no module" in one for one in profile.notes)
+
+
+def test_both_models_of_a_gan_are_found_though_they_have_as_many_tensors_and_the_critic_is_called_first(
+    now: FakeNow, said: list[str]
+) -> None:
+    makes, judges = nn.Sequential(nn.Linear(LATENT, WIDE)), nn.Sequential(nn.Linear(WIDE, 1))
+    of_critic, of_maker = SlowSGD(judges.parameters(), now), SlowSGD(makes.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(14, now):
+            judges(rows).mean().backward()
+            made = makes(torch.randn(BATCH, LATENT))
+            judges(made.detach()).mean().backward()
+            of_critic.step()
+            judges(made).mean().backward()
+            of_maker.step()
+
+    profile = only(found(said, train))
+    assert profile.params == LATENT * WIDE + WIDE + WIDE + 1
+    assert {one.name: one.total.forward for one in profile.modules if one.depth == 1} == {
+        "Sequential": 3 * JUDGES,
+        "Sequential_2": MAKES,
+    }
     assert not any("belong to no module" in one for one in profile.notes)
 
 

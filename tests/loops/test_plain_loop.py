@@ -27,6 +27,7 @@ from tests.loops.nets import (
     FORWARD,
     FORWARD_SEC,
     LOSS_SEC,
+    NARROW,
     UPDATE_SEC,
     Net,
     Rows,
@@ -87,6 +88,29 @@ def test_the_dtype_of_an_autocast_is_named_beside_the_parameters(now: FakeNow) -
     assert profile.context.precision == "bfloat16 mixed, float32 parameters"
     assert (profile.flops.forward, profile.flops.backward) == (FORWARD, BACKWARD)
     assert {row.dtype for row in profile.dtypes} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("before_loss", [False, True])
+def test_the_loss_is_forward_though_gradients_are_cleared_before_its_backward(
+    before_loss: bool, now: FakeNow, windows: list[Any]
+) -> None:
+    net = Net(now)
+    optimizer = SlowSGD(net.parameters(), now)
+    with profile_training(net, optimizer, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            output = net(rows)
+            if before_loss:
+                optimizer.zero_grad()
+            loss = loss_of(output @ output.T, now)
+            if not before_loss:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    profile = profile_of(profiler)
+    similarities = 2 * BATCH * NARROW * BATCH
+    assert (profile.flops.forward, profile.flops.backward) == (FORWARD + similarities, BACKWARD + 2 * similarities)
+    assert profile.rates.forward_flops_per_sec is not None
+    assert seconds(windows) == [STEP, STEP]
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -205,19 +229,71 @@ def test_a_step_of_two_optimizers_ends_with_the_last(now: FakeNow, windows: list
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "turned round"])
-def test_optimizers_that_are_not_in_the_order_of_their_updates_are_told(in_order: bool, now: FakeNow) -> None:
+def test_a_step_ends_with_the_optimizer_that_updates_last_in_whatever_order_they_are_given(
+    in_order: bool, now: FakeNow, windows: list[Any]
+) -> None:
     critic, net = Net(now), Net(now)
     optimizers = [SlowSGD(critic.parameters(), now), SlowSGD(net.parameters(), now)]
     given = optimizers if in_order else optimizers[::-1]
-    with profile_training({"critic": critic, "net": net}, given, **SETTINGS) as profiler:
+    with profile_training({"critic": critic, "net": net}, given, **SETTINGS, batch_size=BATCH) as profiler:
         for rows in loader(8, now):
             for model, optimizer in zip((critic, net), optimizers, strict=True):
                 loss_of(model(rows), now).backward()
                 optimizer.step()
-    notes = " ".join(profile_of(profiler).notes)
-    assert ("in the order in which the loop updates them" in notes) is not in_order
-    assert ("several are of one that was fetched" in notes) is not in_order
-    assert "did not come from a torch DataLoader" not in notes
+    profile = profile_of(profiler)
+    assert (profile.samples, profile.micro_steps, profile.flops.forward) == (BATCH, 1, 2 * FORWARD)
+    twice = PhaseSeconds(
+        data_wait=FETCH_SEC,
+        forward=2 * (FORWARD_SEC + LOSS_SEC),
+        backward=2 * BACKWARD_SEC,
+        optimizer=2 * UPDATE_SEC,
+        other=0.0,
+    )
+    assert seconds(windows) == [twice, twice]
+    assert ("several are of one that was fetched" in " ".join(profile.notes)) is False
+    assert profiler.throughput is not None and profiler.throughput.batches == 7
+
+
+@pytest.mark.parametrize("fetched", [True, False], ids=["of a loader", "arguments"])
+def test_a_batch_that_was_fetched_for_the_step_before_is_no_batch_of_the_next(fetched: bool, now: FakeNow) -> None:
+    """The critic's first update is missing: so steps end with it, and the net updates on a batch of a step before."""
+    critic, net = Net(now), Net(now)
+    optimizers = [SlowSGD(critic.parameters(), now), SlowSGD(net.parameters(), now)]
+    data = loader(8, now) if fetched else list(loader(8, now))
+    with profile_training({"critic": critic, "net": net}, optimizers, **SETTINGS) as profiler:
+        for place, rows in enumerate(data):
+            for model, optimizer in zip((critic, net), optimizers, strict=True):
+                if place or model is net:
+                    loss_of(model(rows), now).backward()
+                    optimizer.step()
+    profile = profile_of(profiler)
+    assert (profile.samples, profile.flops.forward) == ((1 if fetched else 2) * BATCH, 2 * FORWARD)
+
+
+def test_an_optimizer_that_makes_no_update_holds_up_no_step_of_the_last_one(now: FakeNow) -> None:
+    later, net = Net(now), Net(now)
+    optimizers = [SlowSGD(later.parameters(), now), SlowSGD(net.parameters(), now)]
+    with profile_training({"later": later, "net": net}, optimizers, **SETTINGS) as profiler:
+        for rows in loader(16, now):
+            loss_of(net(rows), now).backward()
+            optimizers[1].step()
+    profile = profile_of(profiler)  # the first step has six updates
+    assert (profile.samples, profile.flops.forward, profile.counted_steps) == (BATCH, FORWARD, (1,))
+    assert profiler.throughput is not None and profiler.throughput.batches == 15
+
+
+def test_it_is_said_which_optimizer_makes_no_update(now: FakeNow, caplog: pytest.LogCaptureFixture) -> None:
+    class Later(SlowSGD):
+        """The discriminator of a loop that begins without it."""
+
+    later, net = Net(now), Net(now)
+    optimizers = [SlowSGD(net.parameters(), now), Later(later.parameters(), now)]
+    with profile_training({"later": later, "net": net}, optimizers, **SETTINGS) as profiler:
+        for rows in loader(8, now):
+            loss_of(net(rows), now).backward()
+            optimizers[0].step()
+    assert profiler.profile is None
+    assert "No step has ended: of the optimizers that were given, Later made no update" in caplog.text
 
 
 def test_several_forwards_before_one_backward(now: FakeNow, windows: list[Any]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import Trainer, TrainerCallback
+from transformers import DataCollatorWithFlattening, Trainer, TrainerCallback
 
 from lightning_flops import ConfigError, FlopsProfilerTrainerCallback, Profile
 from lightning_flops.records import PhaseFlops, WindowRecord
@@ -108,6 +108,18 @@ def test_tokens_are_those_that_are_no_padding(masks: bool, tmp_path: Path) -> No
     profile = only_profile(callback)
     assert profile.tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
     assert profile.job_rates.tokens_per_sec is not None
+
+
+def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_label(tmp_path: Path) -> None:
+    rows = [{"input_ids": [*range(length_of(i))], "labels": [-100, -100, *range(2, length_of(i))]} for i in range(32)]
+    callback = profiler(timing_steps=1, monitor=True)
+    trainer = in_order(new_trainer(tmp_path, callback, data=rows))
+    flattens: Any = DataCollatorWithFlattening
+    trainer.data_collator = flattens()
+    trainer.train()
+    assert only_profile(callback).tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
+    summary = callback.throughput
+    assert summary is not None and (summary.real_tokens, summary.trained_tokens) == (8 * 18, 8 * (18 - 4 * 2))
 
 
 def test_given_tokens_win_and_are_asked_of_the_batch_as_the_loader_made_it(tmp_path: Path) -> None:

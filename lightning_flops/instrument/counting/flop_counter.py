@@ -286,7 +286,7 @@ class FlopCounter:
             )
             if self._graph_ran:
                 yield f"Traced or compiled code ran outside of the model's modules. {made_from}"
-            elif not record.module_calls:
+            elif not record.module_calls and not any(_is_models(cell) for cell in record.cells):
                 yield f"No module of the model was called while code outside of it was counted. {made_from}"
         hooks = self._reducer_hooks.union(*map(computing_hooks, self._names.modules()))
         if hooks:
@@ -541,6 +541,11 @@ def _failed_in(reach: weakref.ref[FlopCounter]) -> Callable[[Exception], None]:
 
 def _is_strays(cell: OperatorCell) -> bool:
     return cell.module == OUTSIDE and cell.phase == "forward" and cell.flops > 0
+
+
+def _is_models(cell: OperatorCell) -> bool:
+    """Whether it is a part of the model's forward; compiled code is booked to the model without a call of a module."""
+    return cell.module != OUTSIDE and cell.phase == "forward" and cell.flops > 0
 
 
 def _name_of_replica(state: ThreadState, module: nn.Module, caller: Running | ModuleCall) -> str | None:

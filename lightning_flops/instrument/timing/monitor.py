@@ -121,6 +121,16 @@ class Monitor:
         self._wait_sec, self._fetches = before.wait_sec, before.fetches
         self._before = self._clocks(now)
 
+    def drop_open_step(self) -> None:
+        """What was logged since the latest step ended is not of this run: another loop has begun."""
+        log = self.log
+        ends = (place for place in range(len(log) - 1, -1, -1) if self._ends_step(log[place]))
+        del log[next(ends, -1) + 1 :]
+
+    def _ends_step(self, logged: tuple[Any, ...]) -> bool:
+        place = {self._add_batch: 3, self.passed: 4}.get(logged[0])
+        return place is not None and bool(logged[place])
+
     def fetch_begins(self) -> None:
         """The loop asks the data loader for a batch."""
         self.fetch_since = self.now()
