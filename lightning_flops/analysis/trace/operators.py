@@ -28,7 +28,6 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
         return None
     outermost = outermost_calls(trace)
     rows = np.flatnonzero(outermost == np.arange(len(trace)))
-    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
     host_self = _by_outermost(outermost, self_host_ns(trace))[rows]
     launched = device_ns_of_operators(trace)
     all_device = with_callees(trace, launched)

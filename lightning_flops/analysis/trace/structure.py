@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge, order_by
 from lightning_flops.analysis.trace.names import Kind, host_collective, is_collective_kernel, step_number
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def link(trace: Trace) -> Links:
     count = len(trace)
     parent = np.full(count, -1, dtype=np.int64)
     depth = np.zeros(count, dtype=np.int32)
-    operators = np.flatnonzero(trace.kind == Kind.OPERATOR)
-    order = np.lexsort((-trace.duration_ns[operators], trace.start_ns[operators], trace.lane[operators]))
-    operators = operators[order]
+    operators = in_nesting_order(trace, np.flatnonzero(trace.kind == Kind.OPERATOR))
     nest(trace, operators, parent, depth)
 
     launch = _launches(trace)
@@ -167,6 +165,15 @@ def _whole_trace(trace: Trace) -> Steps:
     start = np.array([trace.start_ns[rows].min()], dtype=np.int64)
     end = np.array([trace.end_ns[rows].max()], dtype=np.int64)
     return Steps(False, (None,), start, end, start, end)
+
+
+def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
+    """*rows* thread by thread, by start, outer before inner: as ``nest`` needs them, and as files mostly have them."""
+    rows = rows[order_by(trace.lane[rows])]
+    lanes, starts, lengths = trace.lane[rows], trace.start_ns[rows], trace.duration_ns[rows]
+    later = np.diff(starts)
+    sorted_already = (np.diff(lanes) > 0) | (later > 0) | ((later == 0) & (np.diff(lengths) <= 0))
+    return rows if sorted_already.all() else rows[np.lexsort((-lengths, starts, lanes))]
 
 
 def nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int32] | None = None) -> None:
