@@ -71,6 +71,8 @@ def merge(starts: Ints, ends: Ints) -> Intervals:
         starts, ends = starts[some], ends[some]
     if not len(starts):
         return NOTHING
+    if (starts[1:] > ends[:-1]).all():  # as those of one stream mostly are
+        return Intervals(starts, ends)
     if (starts[1:] < starts[:-1]).any():  # events of one lane come in order
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
@@ -102,18 +104,24 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 def covered_within(covered: Intervals, starts: Ints, ends: Ints) -> Ints:
     """Nanoseconds that *covered* has within each of the spans ``[start, end)``, which may overlap one another."""
+    return _covered_up_to(covered, ends) - _covered_up_to(covered, starts)
+
+
+def shared_ns(left: Intervals, right: Intervals) -> int:
+    """Nanoseconds that both cover; *right* has few intervals."""
+    return int(covered_within(left, right.starts, right.ends).sum())
+
+
+def _covered_up_to(covered: Intervals, moments: Ints) -> Ints:
+    """Nanoseconds that *covered* has before each of *moments*."""
     if not len(covered.starts):
-        return np.zeros(len(starts), dtype=np.int64)
+        return np.zeros(len(moments), dtype=np.int64)
     before = np.concatenate([[0], np.cumsum(covered.ends - covered.starts)])
-
-    def up_to(moments: Ints) -> Ints:
-        # The interval that began last before the moment is the only one that the moment can cut.
-        index = np.searchsorted(covered.starts, moments, side="left") - 1
-        whole = before[np.maximum(index, 0)]
-        cut = np.minimum(moments, covered.ends[np.maximum(index, 0)]) - covered.starts[np.maximum(index, 0)]
-        return np.where(index < 0, 0, whole + cut).astype(np.int64)
-
-    return up_to(ends) - up_to(starts)
+    # The interval that began last before the moment is the only one that the moment can cut.
+    index = np.searchsorted(covered.starts, moments, side="left") - 1
+    whole = before[np.maximum(index, 0)]
+    cut = np.minimum(moments, covered.ends[np.maximum(index, 0)]) - covered.starts[np.maximum(index, 0)]
+    return np.where(index < 0, 0, whole + cut).astype(np.int64)
 
 
 def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, limit: float) -> float:
@@ -128,7 +136,7 @@ def load_within(starts: Ints, ends: Ints, weights: Floats, spans: Intervals, *, 
     running = np.cumsum(np.concatenate([weights, -weights])[order])
     # Sums of binary fractions leave about 1e-13 where nothing runs.
     level = np.clip(np.round(running, 9), 0.0, limit)[:-1]
-    inside = covered_within(spans, moments[:-1], moments[1:])
+    inside = np.diff(_covered_up_to(spans, moments))
     return float((level * inside).sum())
 
 
