@@ -119,7 +119,12 @@ DEVICES = (
     Device(r"A40", _tensor(149.7, tf32=74.8, float32=37.4, int8=299.3), 696.0, "NVIDIA A40 datasheet"),
     Device(r"A30", _tensor(165.0, tf32=82.0, float32=10.3, int8=330.0), 933.0, "NVIDIA A30 datasheet"),
     Device(r"A10", _tensor(125.0, tf32=62.5, float32=31.2, int8=250.0), 600.0, "NVIDIA A10 datasheet"),
-    Device(r"A10G", _tensor(70.0, tf32=35.0, float32=31.5, int8=140.0), 600.0, "NVIDIA A10G datasheet"),
+    Device(
+        r"A10G",
+        _tensor(70.0, tf32=35.0, int8=140.0),
+        600.0,
+        "NVIDIA A10G datasheet for AWS; its float32 is quoted as 31.5 and as 35",
+    ),
     Device(
         r"A16",
         _tensor(17.9, tf32=9.0, float32=4.5, int8=35.9),

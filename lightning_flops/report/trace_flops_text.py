@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.report import layout
 from lightning_flops.report.trace_cells import NAME_CHARS, OPERATOR_CHARS, us
 from lightning_flops.report.trace_view import View
 from lightning_flops.schema.trace_flops import (
+    JobFlops,
+    JobStepFlops,
     KernelFlops,
     OperatorFlops,
     TracedModuleFlops,
@@ -32,7 +36,7 @@ def flops_lines(flops: TraceFlops | None, view: View) -> list[str]:
         ),
         *_device(flops, view),
         "",
-        *_steps(flops, view),
+        *_steps(flops.steps, view),
         *_operators(flops, view),
         *_kernels(flops, view),
         *_uncounted(flops, view),
@@ -56,14 +60,25 @@ def _device(flops: TraceFlops, view: View) -> list[str]:
     return lines + view.line("memory bandwidth", "n/a" if bandwidth is None else si(bandwidth, "B/s"))
 
 
-def _steps(flops: TraceFlops, view: View) -> list[str]:
+def job_flops_lines(flops: JobFlops | None, view: View) -> list[str]:
+    """FLOPs of all ranks together; empty without ranks."""
+    if flops is None:
+        return []
+    explanation = (
+        "Of all ranks together. The wall time is the mean of theirs; MFU and HFU are over what all devices could do."
+    )
+    if flops.reason is not None:
+        return ["", *view.line("FLOPs of all ranks", f"n/a ({flops.reason})")]
+    return [*view.section("FLOPs of the job", explanation), *_steps(flops.steps, view)]
+
+
+def _steps(steps: Sequence[TracedStepFlops | JobStepFlops], view: View) -> list[str]:
     head = ["", "wall", "forward", "backward", "recompute", "optimizer", "FLOP/s", "MFU", "HFU"]
-    shown = view.first(flops.steps, total=lambda step: step.wall_us, flops=_executed, rate=_rate)
-    rows = [_step(step) for step in shown]
-    return [*view.table(head, rows), *view.more(flops.steps)]
+    shown = view.first(steps, total=lambda step: step.wall_us, flops=lambda step: step.hardware, rate=_rate)
+    return [*view.table(head, [_step(step) for step in shown]), *view.more(steps)]
 
 
-def _step(step: TracedStepFlops) -> list[str]:
+def _step(step: TracedStepFlops | JobStepFlops) -> list[str]:
     mark = f"{_AT_LEAST} " if step.lower_bound else ""
     return [
         "whole trace" if step.step is None else f"step {step.step}",
@@ -74,12 +89,8 @@ def _step(step: TracedStepFlops) -> list[str]:
     ]
 
 
-def _executed(step: TracedStepFlops) -> int:
-    return step.forward + step.backward + step.recompute + step.optimizer - step.causal_skipped
-
-
-def _rate(step: TracedStepFlops) -> float | None:
-    return _executed(step) / step.wall_us * 1e6 if step.wall_us else None
+def _rate(step: TracedStepFlops | JobStepFlops) -> float | None:
+    return step.hardware / step.wall_us * 1e6 if step.wall_us else None
 
 
 def _operators(flops: TraceFlops, view: View) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from lightning_flops.report import layout
@@ -10,8 +10,9 @@ from lightning_flops.report.trace_cells import NAME_CHARS, OPERATOR_CHARS, place
 from lightning_flops.report.trace_view import View
 from lightning_flops.schema.trace import TraceReport
 from lightning_flops.schema.trace_events import ChildRow, OperatorRow, OperatorShapeRow
+from lightning_flops.schema.trace_flops import ShapeFlops
 from lightning_flops.schema.trace_steps import Durations
-from lightning_flops.units import percent, plain
+from lightning_flops.units import percent, plain, si
 
 Row = TypeVar("Row", OperatorRow, OperatorShapeRow)
 
@@ -52,7 +53,7 @@ def operator_lines(report: TraceReport, view: View, children: bool) -> list[str]
     ]
 
 
-def _first_operators(rows: Sequence[Row], view: View) -> Sequence[Row]:
+def _first_operators(rows: Sequence[Row], view: View, **keys: Callable[[Row], float | None]) -> Sequence[Row]:
     """The rows that are shown, in the order that was asked for."""
     return view.first(
         rows,
@@ -60,6 +61,7 @@ def _first_operators(rows: Sequence[Row], view: View) -> Sequence[Row]:
         calls=lambda row: row.calls,
         self=lambda row: (row.device_self or row.host_self).total_us,
         durations=_lead,
+        **keys,
     )
 
 
@@ -92,10 +94,21 @@ def _operators_on_device(shown: Sequence[OperatorRow], view: View) -> list[str]:
 def _operators_by_shape(report: TraceReport, view: View) -> list[str]:
     if not report.operators_by_shape:
         return []
-    shown = _first_operators(report.operators_by_shape, view)
+    flops = {} if report.flops is None else {(one.name, one.inputs, one.dtypes): one for one in report.flops.shapes}
+
+    def counted(row: OperatorShapeRow) -> ShapeFlops | None:
+        return flops.get((row.name, row.inputs, row.dtypes))
+
+    shown = _first_operators(
+        report.operators_by_shape,
+        view,
+        flops=lambda row: None if (one := counted(row)) is None else one.counted,
+        rate=lambda row: None if (one := counted(row)) is None else one.flops_per_sec,
+    )
     with_device = any(row.device is not None for row in shown)
     head = ["by input shape", "sizes", "calls", "host self", "host total", "mean"]
     head += ["device self", "device total", "mean"] if with_device else []
+    head += ["FLOPs", "FLOP/s", "of peak"] if flops else []
     rows = []
     for row in shown:
         cells = [layout.shortened_inside(row.name, chars=OPERATOR_CHARS)]
@@ -103,6 +116,9 @@ def _operators_by_shape(report: TraceReport, view: View) -> list[str]:
         cells += [plain(row.calls), us(row.host_self.total_us), us(row.host.total_us), us(row.host.mean_us)]
         if row.device is not None and row.device_self is not None:
             cells += [us(row.device_self.total_us), us(row.device.total_us), us(row.device.mean_us)]
+        if flops:
+            one = counted(row)
+            cells += ["", "", ""] if one is None else [si(one.counted), si(one.flops_per_sec), percent(one.peak_share)]
         rows.append(cells)
     table = view.table(head, rows, least_width=6, left=(0, 1))
     return ["", *table, *view.more(report.operators_by_shape)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.advice_text import advice_lines
 from lightning_flops.report.trace_cells import short
-from lightning_flops.report.trace_flops_text import flops_lines
+from lightning_flops.report.trace_flops_text import flops_lines, job_flops_lines
 from lightning_flops.report.trace_kernels_text import kernel_lines, scope_lines, transfer_lines
 from lightning_flops.report.trace_memory_text import memory_curve_lines, module_memory_lines, operator_memory_lines
 from lightning_flops.report.trace_modules_text import module_lines
@@ -55,6 +55,7 @@ def render_traces(
     if report.ranks is not None:
         straggles = any(advice.rule == "straggler" for advice in report.advice)
         lines += rank_lines(report.ranks, files, view, straggles=straggles)
+        lines += job_flops_lines(report.job_flops, view)
     lines += ["", *advice_lines(report.advice, width=width)]
     return page([*lines, view.rule()])
 

@@ -22,7 +22,7 @@ from lightning_flops.schema.trace_events import (
     TransferRow,
     UserScopeRow,
 )
-from lightning_flops.schema.trace_flops import TraceFlops
+from lightning_flops.schema.trace_flops import JobFlops, TraceFlops
 from lightning_flops.schema.trace_steps import (
     DeviceMetrics,
     DeviceSummary,
@@ -32,7 +32,7 @@ from lightning_flops.schema.trace_steps import (
     StepTimes,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the JSON that ``TracesReport.to_json`` writes; it goes up whenever a field changes."""
 
 
@@ -102,6 +102,8 @@ class TracesReport:
     """None for a single trace."""
     advice: tuple[Advice, ...]
     """What the traces show that holds the run back, the most at stake first."""
+    job_flops: JobFlops | None = None
+    """FLOPs of all ranks together; None for a single trace, and for separate runs."""
 
     def to_json(self) -> str:
         """Indented JSON; the field names are the keys."""

@@ -73,6 +73,39 @@ class OperatorFlops:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeFlops:
+    """All counted calls of one operator with inputs of the same sizes and dtypes."""
+
+    name: str
+    """As in ``OperatorShapeRow``, like the next two."""
+    inputs: str
+    """Sizes of its tensors."""
+    dtypes: str
+    """Their dtypes."""
+    calls: int
+    """How often it ran and was counted."""
+    forward: int
+    """As in ``OperatorFlops``, like the next four."""
+    backward: int
+    """Model FLOPs of the backward."""
+    recompute: int
+    """What was run again."""
+    optimizer: int
+    """What optimizers ran."""
+    causal_skipped: int
+    """Of all these, what a mask let the kernel leave out."""
+    flops_per_sec: float | None
+    """Executed FLOPs ÷ time, of the calls whose time is known."""
+    peak_share: float | None
+    """What part of that time they take at the peak of their dtypes; None where a peak is not known."""
+
+    @property
+    def counted(self) -> int:
+        """All four buckets together."""
+        return self.forward + self.backward + self.recompute + self.optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFlops:
     """All runs of one kernel that computed counted FLOPs."""
 
@@ -142,6 +175,8 @@ class TraceFlops:
     """FLOPs of what ran outside of every step."""
     operators: tuple[OperatorFlops, ...]
     """Over the whole trace, the one that took most time first."""
+    shapes: tuple[ShapeFlops, ...]
+    """The same operators by the shapes of their inputs."""
     kernels: tuple[KernelFlops, ...] | None
     """The same of kernels; None without a device."""
     modules: tuple[TracedModuleFlops, ...] | None
@@ -156,15 +191,58 @@ class TraceFlops:
     @property
     def mfu(self) -> float | None:
         """Of all steps together, as if they were one; None where that of one of them is not known."""
-        return _of_all([(step.mfu, step.wall_us) for step in self.steps])
+        return of_all([(step.mfu, step.wall_us) for step in self.steps])
 
     @property
     def hfu(self) -> float | None:
         """Likewise."""
-        return _of_all([(step.hfu, step.wall_us) for step in self.steps])
+        return of_all([(step.hfu, step.wall_us) for step in self.steps])
 
 
-def _of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStepFlops:
+    """FLOPs of one step of a job: those of all its ranks, added up."""
+
+    step: int
+    """The profiler's number."""
+    forward: int
+    """As in ``TracedStepFlops``, like the next four."""
+    backward: int
+    """Model FLOPs of what autograd's nodes ran."""
+    recompute: int
+    """What was run again."""
+    optimizer: int
+    """What optimizers ran."""
+    causal_skipped: int
+    """Of all these, what fused attention leaves out."""
+    wall_us: float
+    """Mean of the ranks' wall times."""
+    mfu: float | None
+    """(forward + backward) of all ranks ÷ (peak × wall time of each, added up); None where one is not known."""
+    hfu: float | None
+    """The same of what the kernels executed."""
+    lower_bound: bool
+    """On one of the ranks something was not counted."""
+
+    @property
+    def hardware(self) -> int:
+        """What the kernels of all ranks executed: the numerator of HFU."""
+        return self.forward + self.backward + self.recompute + self.optimizer - self.causal_skipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlops:
+    """FLOPs of all ranks of a job together."""
+
+    ranks: int | None
+    """Ranks that the job has; None where its traces do not say."""
+    steps: tuple[JobStepFlops, ...]
+    """Those that are in the traces of all ranks; empty if the job's FLOPs are not known."""
+    reason: str | None
+    """Why they are not known, without a full stop."""
+
+
+def of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
     """Shares of the peak, each over its own wall time, as one over the time of all."""
     known = [(share, wall_us) for share, wall_us in shares if share is not None]
     whole_us = sum(wall_us for _, wall_us in known)

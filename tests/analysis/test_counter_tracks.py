@@ -77,6 +77,7 @@ def test_a_part_of_a_step_has_the_counted_flops_over_its_time() -> None:
     parts = {"forward": {"float32": 3000.0}, "backward": {"float32": 4000.0, "float16": 2000.0}}
     events = [
         *(step(1, 0, 100), phase("forward", 10, 20), phase("backward", 40, 20), phase("forward", 70, 10)),
+        operator("aten::relu", 11, 1),
         *(step(2, 100, 100), phase("forward", 100, 50), operator("aten::relu", 101, 1)),
     ]
     found = tracks(*events, parts=parts)

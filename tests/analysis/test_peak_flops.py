@@ -117,7 +117,7 @@ def test_dtype_without_a_published_rate_has_no_peak(dtype: str) -> None:
     assert peak_flops_per_sec("NVIDIA H100 80GB HBM3", dtype) is None
 
 
-@pytest.mark.parametrize("device", ["NVIDIA B200", "NVIDIA GB200"])
+@pytest.mark.parametrize("device", ["NVIDIA A10G", "NVIDIA B200", "NVIDIA GB200"])
 def test_a_rate_that_is_published_in_two_versions_is_not_known(device: str) -> None:
     assert peak_flops_per_sec(device, "tf32") is not None
     assert peak_flops_per_sec(device, "float32") is None
@@ -150,6 +150,8 @@ def test_figures_by_dtype_leave_the_others_to_the_table() -> None:
         ("NVIDIA A100-SXM-80GB", "bfloat16", 312.0),
         ("NVIDIA A100-SXM-64GB", "bfloat16", 358.0),
         ("NVIDIA A2", "bfloat16", 18.0),
+        ("NVIDIA A30", "bfloat16", 165.0),
+        ("NVIDIA A10G", "tf32", 35.0),
         ("NVIDIA A16", "tf32", 9.0),
         ("NVIDIA A800-SXM4-80GB", "bfloat16", 312.0),
         ("NVIDIA H800", "bfloat16", 989.4),

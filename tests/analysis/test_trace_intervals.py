@@ -12,6 +12,7 @@ from lightning_flops.analysis.trace.intervals import (
     intersect,
     load_within,
     merge,
+    order_by,
     subtract,
     union,
 )
@@ -102,3 +103,14 @@ def test_nothing_stays_nothing() -> None:
     some = intervals([(1, 3)])
     assert nothing.total == union().total == intersect(nothing, some).total == subtract(nothing, some).total == 0
     assert subtract(some, nothing).pairs() == [(1, 3)]
+
+
+LARGE = st.sampled_from([0, 1, 3, 0xFFFF, 0x10000, 0x10001, (1 << 32) - 1, 1 << 32, 1 << 40, -(1 << 62)])
+NUMBERS = st.lists(st.one_of(st.integers(0, 5), LARGE), max_size=12)
+
+
+@settings(deadline=None)  # a busy machine is slow, not wrong
+@given(NUMBERS)
+def test_rows_are_ordered_by_number_and_equal_ones_stay_as_they_were(numbers: list[int]) -> None:
+    order = order_by(np.array(numbers, dtype=np.int64)).tolist()
+    assert order == sorted(range(len(numbers)), key=numbers.__getitem__)

@@ -294,3 +294,22 @@ def test_rates_of_resnet_operators_are_over_the_kernels_that_they_launched() -> 
 def test_memory_of_div_is_what_the_plugin_of_tensorboard_prints() -> None:
     (row,) = (row for row in resnet()[1].memory or () if (row.name, row.device_type) == ("aten::div", "device"))
     assert row.allocation_bytes == 75_264 * 1024
+
+
+def test_flops_of_a_resnets_shapes_are_those_of_its_layers() -> None:
+    flops = resnet()[1].flops
+    assert flops is not None
+    rows = {(row.name, row.inputs): row for row in flops.shapes}
+    # The last convolution of the third stage's blocks, 1 x 1 from 256 to 1024 channels, in 6 blocks of 6 steps.
+    row = rows["aten::cudnn_convolution", "[32, 256, 14, 14], [1024, 256, 1, 1]"]
+    assert (row.calls, row.forward, row.backward) == (36, 36 * 2 * 32 * 14 * 14 * 256 * 1024, 0)
+    timed = next(
+        one
+        for one in resnet()[1].operators_by_shape or ()
+        if (one.name, one.inputs, one.dtypes) == (row.name, row.inputs, row.dtypes)
+    )
+    assert timed.device is not None and row.flops_per_sec is not None
+    assert row.flops_per_sec == pytest.approx(row.forward / (timed.device.total_us / 1e6), rel=1e-12)
+    assert row.peak_share == pytest.approx(row.flops_per_sec / 15.7e12, rel=1e-12)
+    for part in ("forward", "backward", "recompute", "optimizer", "calls"):
+        assert sum(getattr(one, part) for one in flops.shapes) == sum(getattr(one, part) for one in flops.operators)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.operators import memory_table, operator_table, self_host_ns
+from lightning_flops.analysis.trace.operators import memory_table, operator_table, operators_by_shape, self_host_ns
 from lightning_flops.analysis.trace.scopes import transfer_table, user_scope_table
 from lightning_flops.schema.trace_events import MemoryRow, OperatorRow
 from tests.analysis.trace_events import Event, kernel, launch, memory, on_device, operator, scope, step, trace
@@ -297,3 +297,9 @@ def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
     (row,) = table
     assert (row.calls, row.allocation_bytes, row.self_allocation_bytes) == (1, 1100, 1100)
     assert (row.size_increase_bytes, row.self_size_increase_bytes) == (1000, 1000)
+
+
+def test_types_of_inputs_that_are_no_list_are_none() -> None:
+    damaged = trace(operator("aten::mm", 0, 5, **{"Input Dims": [[2, 3]], "Input type": 7}))
+    (row,) = operators_by_shape(damaged) or ()
+    assert (row.inputs, row.dtypes) == ("[2, 3]", "")

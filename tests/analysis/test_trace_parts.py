@@ -52,7 +52,8 @@ def test_communication_is_exposed_where_nothing_computes_in_the_part_in_which_it
 
 def test_parts_of_several_steps_are_means() -> None:
     loaded = trace(
-        step(1, 0, 50), part("forward", 0, 50), step(2, 50, 70), part("forward", 50, 30), operator("aten::mm", 1, 1)
+        *(step(1, 0, 50), part("forward", 0, 50), operator("aten::mm", 1, 1)),
+        *(step(2, 50, 70), part("forward", 50, 30), operator("aten::mm", 51, 1)),
     )
     assert parts(loaded) == {"forward": (40, 0), "other": (20, 0)}
 

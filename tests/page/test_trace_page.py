@@ -119,7 +119,11 @@ def test_an_operator_has_its_rate_and_shows_its_shapes_when_it_is_chosen(one: Op
     assert panel.locator(".sizes").all_text_contents() == [traces.THOUSAND]
     assert "ampere_sgemm_128x64_nn" in panel.inner_text()
     one.page.get_by_role("button", name="By input shape").click()
-    assert one_table(one, "#operators")[0][:3] == ["aten::mm", traces.THOUSAND, "1"]
+    cells = dict(zip(one.texts("#operators thead th"), one_table(one, "#operators")[0], strict=True))
+    cells = {name.rstrip("▼▲↕"): value for name, value in cells.items()}
+    assert [cells[name] for name in ("operator", "sizes of its inputs", "calls", "FLOPs", "FLOP/s", "of peak")] == [
+        *("aten::mm", traces.THOUSAND, "1", "2 G", "4 T", "20.5%"),
+    ]
 
 
 @needs_browser
@@ -174,6 +178,11 @@ def test_ranks_stand_side_by_side_and_one_can_be_chosen(started: Any, pages: dic
     assert [(row[0], row[5], row[-1]) for row in one_table(opened, "#ranks")] == [
         ("rank 0", "500 µs", "0.833"),
         ("rank 1", "700 µs", "1.167"),
+    ]
+    # 2 GFLOPs of each rank, in steps of 1 and 2 ms; of two devices with 19.5 TFLOP/s.
+    assert opened.texts("#ranks table.plain td") == [
+        *("3", "1 ms", "4 G", "0", "0", "0", "4 T", "10.26%", "10.26%"),
+        *("4", "2 ms", "4 G", "0", "0", "0", "2 T", "5.13%", "5.13%"),
     ]
     opened.page.locator("#ranks tbody a", has_text="rank 1").click()
     opened.wait_until_whole()

@@ -2100,6 +2100,10 @@ export interface TraceFlops {
    */
   operators: OperatorFlops[];
   /**
+   * The same operators by the shapes of their inputs.
+   */
+  shapes: ShapeFlops[];
+  /**
    * The same of kernels; None without a device.
    */
   kernels: KernelFlops[] | null;
@@ -2225,6 +2229,55 @@ export interface OperatorFlops {
    * Its roof: the lower of the peak and intensity × the memory's bandwidth; None where one of them is not known.
    */
   attainable_flops_per_sec: number | null;
+}
+/**
+ * All counted calls of one operator with inputs of the same sizes and dtypes.
+ */
+export interface ShapeFlops {
+  /**
+   * As in ``OperatorShapeRow``, like the next two.
+   */
+  name: string;
+  /**
+   * Sizes of its tensors.
+   */
+  inputs: string;
+  /**
+   * Their dtypes.
+   */
+  dtypes: string;
+  /**
+   * How often it ran and was counted.
+   */
+  calls: number;
+  /**
+   * As in ``OperatorFlops``, like the next four.
+   */
+  forward: number;
+  /**
+   * Model FLOPs of the backward.
+   */
+  backward: number;
+  /**
+   * What was run again.
+   */
+  recompute: number;
+  /**
+   * What optimizers ran.
+   */
+  optimizer: number;
+  /**
+   * Of all these, what a mask let the kernel leave out.
+   */
+  causal_skipped: number;
+  /**
+   * Executed FLOPs ÷ time, of the calls whose time is known.
+   */
+  flops_per_sec: number | null;
+  /**
+   * What part of that time they take at the peak of their dtypes; None where a peak is not known.
+   */
+  peak_share: number | null;
 }
 /**
  * All runs of one kernel that computed counted FLOPs.
@@ -3106,7 +3159,7 @@ export interface TracesReport {
   /**
    * Of the JSON; another one has other fields.
    */
-  schema_version: 4;
+  schema_version: 5;
   /**
    * By rank.
    */
@@ -3119,6 +3172,10 @@ export interface TracesReport {
    * What the traces show that holds the run back, the most at stake first.
    */
   advice: Advice[];
+  /**
+   * FLOPs of all ranks together; None for a single trace, and for separate runs.
+   */
+  job_flops: JobFlops | null;
 }
 /**
  * All ranks whose traces are at hand, by rank.
@@ -3203,6 +3260,68 @@ export interface RankCollectiveRow {
    * The rest of the matched calls: waiting for the other ranks.
    */
   wait_us: number | null;
+}
+/**
+ * FLOPs of all ranks of a job together.
+ */
+export interface JobFlops {
+  /**
+   * Ranks that the job has; None where its traces do not say.
+   */
+  ranks: number | null;
+  /**
+   * Those that are in the traces of all ranks; empty if the job's FLOPs are not known.
+   */
+  steps: JobStepFlops[];
+  /**
+   * Why they are not known, without a full stop.
+   */
+  reason: string | null;
+}
+/**
+ * FLOPs of one step of a job: those of all its ranks, added up.
+ */
+export interface JobStepFlops {
+  /**
+   * The profiler's number.
+   */
+  step: number;
+  /**
+   * As in ``TracedStepFlops``, like the next four.
+   */
+  forward: number;
+  /**
+   * Model FLOPs of what autograd's nodes ran.
+   */
+  backward: number;
+  /**
+   * What was run again.
+   */
+  recompute: number;
+  /**
+   * What optimizers ran.
+   */
+  optimizer: number;
+  /**
+   * Of all these, what fused attention leaves out.
+   */
+  causal_skipped: number;
+  /**
+   * Mean of the ranks' wall times.
+   */
+  wall_us: number;
+  /**
+   * (forward + backward) of all ranks ÷ (peak × wall time of each, added up); None where one is not known.
+   */
+  mfu: number | null;
+  /**
+   * The same of what the kernels executed.
+   */
+  hfu: number | null;
+  /**
+   * On one of the ranks something was not counted.
+   */
+  lower_bound: boolean;
 }
 /**
  * The traces of run B held against those of run A; immutable.

@@ -18,7 +18,8 @@ from lightning_flops.analysis.trace.flops import step_of
 from lightning_flops.analysis.trace.intervals import Ints, covered_within, distinct, union
 from lightning_flops.analysis.trace.modules import calls_of_modules, occupied_by, own_host_ns, owned_device_events
 from lightning_flops.analysis.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
-from lightning_flops.analysis.trace.phases import find_phases, launched_ns
+from lightning_flops.analysis.trace.phases import launched_ns
+from lightning_flops.analysis.trace.structure import CutStep
 from lightning_flops.schema.trace_comparison import TableName
 
 Clock = Literal["host", "device"]
@@ -44,6 +45,8 @@ class TraceBySteps:
     marked: bool
     numbers: tuple[int | None, ...]
     """The profiler's number of each step."""
+    cut: tuple[CutStep, ...]
+    """Marks that are no steps of it."""
     tables: Mapping[tuple[TableName, Clock], StepSums]
     """Those that the trace has anything for."""
 
@@ -51,7 +54,7 @@ class TraceBySteps:
 def by_steps(trace: Trace) -> TraceBySteps:
     """What each thing in *trace* took in each step."""
     found = {(of, clock): sums for of, clock, sums in _tables(trace) if sums.names}
-    return TraceBySteps(marked=trace.steps.marked, numbers=trace.steps.numbers, tables=found)
+    return TraceBySteps(marked=trace.steps.marked, numbers=trace.steps.numbers, cut=trace.steps.cut, tables=found)
 
 
 def _tables(trace: Trace) -> Iterator[tuple[TableName, Clock, StepSums]]:
@@ -173,7 +176,7 @@ def _modules(trace: Trace) -> StepSums:
 
 def _phases(trace: Trace) -> tuple[StepSums, StepSums]:
     """Phases on the host, and what was launched in them; what is in none of them is ``OTHERS``."""
-    steps, phases = trace.steps, find_phases(trace)
+    steps, phases = trace.steps, trace.phases
     found = {
         "data loader": phases.data_loader,
         "forward": phases.forward,

@@ -17,10 +17,13 @@ from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RecordedInputs
 
 if TYPE_CHECKING:
-    from lightning_flops.analysis.trace import modules
+    from lightning_flops.analysis.trace import modules, phases
 
 NONE = -1
 """What stands in an integer column where the trace has no value."""
+
+_FEW_NAMES = 4
+"""So many numbers of names are found faster by comparing than by looking up each row's."""
 
 
 class TraceFormatError(LightningFlopsError, ValueError):
@@ -209,14 +212,29 @@ class Trace:
         return find_frames(self)
 
     @cached_property
+    def phases(self) -> phases.Phases:
+        """The phases of training inside the steps."""
+        from lightning_flops.analysis.trace.phases import find_phases
+
+        return find_phases(self)
+
+    @cached_property
     def steps(self) -> structure.Steps:
         """The steps of the trace, each up to the last device event that was launched in it."""
         return structure.find_steps(self)
 
     def merged(self, rows: npt.NDArray[np.bool_] | Ints) -> Intervals:
         """The moments that the given rows (a mask or indices) cover."""
-        return merge(self.start_ns[rows], self.end_ns[rows])
+        indices = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return merge(self.start_ns[indices], self.end_ns[indices])
 
     def names_where(self, holds: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
         """Rows whose name *holds* accepts; it is called once for each name."""
-        return np.array([holds(name) for name in self.names], dtype=bool)[self.name]
+        accepted = np.array([holds(name) for name in self.names], dtype=bool)
+        numbers = np.flatnonzero(accepted).tolist()
+        if len(numbers) > _FEW_NAMES:
+            return accepted[self.name]
+        found = np.zeros(len(self), dtype=bool)
+        for number in numbers:
+            found |= self.name == number
+        return found

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 import numpy as np
 
@@ -117,18 +116,15 @@ class _Run:
         traces = tuple((one, one.by_steps) for one in by_rank if one.by_steps is not None)
         if len({steps.marked for _, steps in traces}) > 1:
             raise ComparisonError(f"the ranks of {source} cannot be compared: some traces have no marks of steps")
-        notes: list[str] = []
-        if len(traces) == 1:
-            whole = _whole_steps(traces[0][1], source, notes)
-            return cls(source, traces, tuple((place,) for place in whole), tuple(notes))
-        places = [
-            {steps.numbers[place]: place for place in _whole_steps(steps, one.report.source, notes)}
-            for one, steps in traces
-        ]
+        alone = len(traces) == 1
+        notes = tuple(cut.words(source if alone else one.report.source) for one, steps in traces for cut in steps.cut)
+        if alone:
+            return cls(source, traces, tuple((place,) for place in range(len(traces[0][1].numbers))), notes)
+        places = [{number: place for place, number in enumerate(steps.numbers)} for _, steps in traces]
         common = [number for number in places[0] if all(number in known for known in places)]
         if not common:
             raise ComparisonError(f"the ranks of {source} cannot be compared: no step is in all of their traces")
-        return cls(source, traces, tuple(tuple(known[number] for known in places) for number in common), tuple(notes))
+        return cls(source, traces, tuple(tuple(known[number] for known in places) for number in common), notes)
 
     @property
     def marked(self) -> bool:
@@ -185,27 +181,6 @@ class _Run:
             marked=self.marked,
             device=_device(self.first),
         )
-
-
-def _whole_steps(steps: TraceBySteps, source: str, notes: list[str]) -> list[int]:
-    """Places of the steps that are whole; *notes* gets a sentence on those that are not.
-
-    A loop that ends leaves a mark behind in which the next step only begins. Such a step has less than half as many
-    calls as the median one.
-    """
-    table = steps.tables.get(("operators", "host")) or steps.tables.get(("kernels", "device"))
-    if table is None:
-        return list(range(len(steps.numbers)))
-    calls = table.calls.sum(axis=1).tolist()
-    usual = median(calls)
-    whole = [place for place, count in enumerate(calls) if 2 * count >= usual]
-    for place, count in enumerate(calls):
-        if 2 * count < usual:
-            notes.append(
-                f"Step {steps.numbers[place]} of {source} is left out: it has {count:,} calls of operators or kernels, "
-                f"and the median step {usual:,.0f}."
-            )
-    return whole
 
 
 class _Columns:

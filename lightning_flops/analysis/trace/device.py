@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import LaunchShape, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, durations_of, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Floats, Ints, distinct, intersect, load_within
+from lightning_flops.analysis.trace.intervals import Floats, Ints, distinct, load_within, shared_ns
 from lightning_flops.analysis.trace.names import Kind, may_use_tensor_cores, uses_tensor_cores
 from lightning_flops.schema.trace_events import (
     KERNEL_GAP_LIMIT_US,
@@ -47,7 +48,7 @@ def device_metrics(trace: Trace) -> tuple[DeviceMetrics, ...] | None:
                 device=device,
                 name=entry.name if entry else None,
                 sm_count=entry.sm_count if entry else None,
-                utilization=intersect(trace.merged(rows), spans).total / total_ns if total_ns else 0.0,
+                utilization=shared_ns(trace.merged(rows), spans) / total_ns if total_ns else 0.0,
                 sm_efficiency=efficiency,
                 occupancy_percent=_weighted_mean(trace.occupancy_percent[inside], trace.duration_ns[inside]),
                 blocks_per_sm=_weighted_mean(trace.blocks_per_sm[inside], trace.duration_ns[inside]),
@@ -140,8 +141,13 @@ def idle_times(trace: Trace) -> tuple[IdleTime, ...] | None:
     found = []
     for device in distinct(trace.device[rows]).tolist():
         of_device = rows[trace.device[rows] == device]
-        found.append(_idle(trace, of_device, device=device, stream=None))
-        for stream in distinct(trace.stream[of_device]).tolist():
+        whole = _idle(trace, of_device, device=device, stream=None)
+        streams = distinct(trace.stream[of_device]).tolist()
+        found.append(whole)
+        if len(streams) == 1:
+            found.append(replace(whole, stream=streams[0]))
+            continue
+        for stream in streams:
             found.append(_idle(trace, of_device[trace.stream[of_device] == stream], device=device, stream=stream))
     return tuple(found)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_flops.analysis.trace.intervals import Ints
+from lightning_flops.analysis.trace.intervals import Ints, order_by
 from lightning_flops.schema.trace_steps import Durations
 
 NS_PER_US = 1000
@@ -47,7 +47,7 @@ class Groups:
 
 def group_by(keys: Ints) -> Groups:
     """Groups of equal *keys*."""
-    order = np.argsort(keys, kind="stable")
+    order = order_by(keys)
     ordered = keys[order]
     firsts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else np.zeros(0, int)
     return Groups(ordered[firsts].astype(np.int64), order, firsts.astype(np.int64))

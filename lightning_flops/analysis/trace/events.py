@@ -24,6 +24,8 @@ from lightning_flops.analysis.trace.growing import (
     fractions,
     integers,
     nanoseconds,
+    packed,
+    small_integers,
     spread,
     times,
     whole_column,
@@ -46,7 +48,8 @@ DETAILS_LIMIT_BYTES = 64 << 20
 """Most bytes of all distinct shapes and call stacks of a trace. What comes beyond it is left out, with a note."""
 
 _CATEGORIES_NAMED = 5
-_Found = list[tuple[Column, "array[Any]"]]
+_ABSENT_BYTES = packed("q", [ABSENT])
+_Found = list[tuple[Column, bytes]]
 """What a batch adds: a column and its new values."""
 
 
@@ -187,21 +190,26 @@ class TraceBuilder:
     def _span_columns(self, spans: list[Any], kinds: bytes) -> _Found:
         arguments = [span.args for span in spans]
         found: _Found = [
-            (self._name, array("i", list(map(self._names.__getitem__, [span.name for span in spans])))),
+            (self._name, packed("i", list(map(self._names.__getitem__, [span.name for span in spans])))),
             (self._lane, self._lane_numbers(spans)),
-            (self._start_us, times([span.ts for span in spans])),
-            (self._duration_us, times([span.dur for span in spans])),
+            *zip(
+                (self._start_us, self._duration_us),
+                times([span.ts for span in spans], [span.dur for span in spans]),
+                strict=True,
+            ),
         ]
         found += self._host_columns(list(compress(arguments, kinds.translate(_ON_HOST))))
         launches = compress(arguments, kinds.translate(_RUNTIME))
         found.append((self._launch_correlation, integers([one.correlation for one in launches])))
-        on_device = kinds.translate(_ON_DEVICE)
-        if 1 in on_device:
-            found += self._device_columns(list(compress(arguments, on_device)), list(compress(spans, on_device)))
-        communicate = kinds.translate(_COMMUNICATES)
-        collectives = [one.collective for one in compress(arguments, communicate)]
+        on_device = list(compress(arguments, kinds.translate(_ON_DEVICE)))
+        if on_device:
+            found += self._device_columns(on_device, spans, kinds)
+        communicate = on_device
+        if Kind.ANNOTATION in kinds:
+            communicate = list(compress(arguments, kinds.translate(_COMMUNICATES)))
+        collectives = [one.collective for one in communicate]
         if collectives.count(None) < len(collectives):
-            for place in compress(range(len(spans)), communicate):
+            for place in compress(range(len(spans)), kinds.translate(_COMMUNICATES)):
                 if arguments[place].collective is not None:
                     self._collectives[self._rows + place] = self._collective(arguments[place])
         return found
@@ -217,22 +225,23 @@ class TraceBuilder:
             texts = [sizes, [one.input_types for one in arguments], [one.concrete_inputs for one in arguments]]
             texts.append([one.input_strides for one in arguments])
             keys = zip(*(map(bytes, column) for column in texts), strict=True)
-            numbers = array("i", [self._input_texts[key] if key[0] else ABSENT for key in keys])
+            numbers = packed("i", [self._input_texts[key] if key[0] else ABSENT for key in keys])
         else:
-            numbers = array("i", [ABSENT]) * len(arguments)
+            numbers = packed("i", [ABSENT]) * len(arguments)
         found.append((self._inputs, numbers))
         stacks = [one.call_stack for one in arguments]
         if _is_written(stacks):
-            numbers = array("i", [self._stack_texts[key] if key else ABSENT for key in map(bytes, stacks)])
+            numbers = packed("i", [self._stack_texts[key] if key else ABSENT for key in map(bytes, stacks)])
         else:
-            numbers = array("i", [ABSENT]) * len(arguments)
+            numbers = packed("i", [ABSENT]) * len(arguments)
         found.append((self._stack, numbers))
         return found
 
-    def _device_columns(self, arguments: list[Any], spans: list[Any]) -> _Found:
+    def _device_columns(self, arguments: list[Any], spans: list[Any], kinds: bytes) -> _Found:
         devices = [one.device for one in arguments]
         if None in devices:
-            devices = [span.pid if device is None else device for span, device in zip(spans, devices, strict=True)]
+            mine = compress(spans, kinds.translate(_ON_DEVICE))
+            devices = [span.pid if device is None else device for span, device in zip(mine, devices, strict=True)]
         shapes = zip(
             map(bytes, [one.grid for one in arguments]),
             map(bytes, [one.block for one in arguments]),
@@ -243,31 +252,31 @@ class TraceBuilder:
         return [
             (self._correlation, integers([one.correlation for one in arguments])),
             (self._device_external_id, _external_ids(arguments)),
-            (self._device, array("i", integers(devices))),
+            (self._device, small_integers(devices)),
             (self._stream, integers([one.stream for one in arguments])),
             (self._bytes, integers([one.copied_bytes for one in arguments])),
             (self._blocks, fractions([one.blocks_per_sm for one in arguments])),
             (self._occupancy, fractions([one.occupancy_percent for one in arguments])),
-            (self._launch_shape, array("i", list(map(self._launch_texts.__getitem__, shapes)))),
+            (self._launch_shape, packed("i", list(map(self._launch_texts.__getitem__, shapes)))),
         ]
 
     def _memory_columns(self, events: list[Any]) -> _Found:
         arguments = [event.args for event in events]
         values = (
             self._lane_numbers(events),
-            times([event.ts for event in events]),
-            array("q", [int(one.allocated_bytes) for one in arguments]),
-            array("q", [int(one.device_type) for one in arguments]),
-            array("q", [int(one.device_index) for one in arguments]),
+            *times([event.ts for event in events]),
+            array("q", [int(one.allocated_bytes) for one in arguments]).tobytes(),
+            array("q", [int(one.device_type) for one in arguments]).tobytes(),
+            array("q", [int(one.device_index) for one in arguments]).tobytes(),
             integers([one.address for one in arguments]),
             integers([one.total_allocated for one in arguments]),
             integers([one.total_reserved for one in arguments]),
         )
         return list(zip(self._memory, values, strict=True))
 
-    def _lane_numbers(self, events: list[Any]) -> array[int]:
+    def _lane_numbers(self, events: list[Any]) -> bytes:
         places = zip([one.pid for one in events], [one.tid for one in events], strict=True)
-        return array("i", list(map(self._lanes.__getitem__, places)))
+        return packed("i", list(map(self._lanes.__getitem__, places)))
 
     def _collective(self, arguments: Any) -> CollectiveArguments:
         element_bytes = ELEMENT_BYTES.get(str(arguments.dtype).lower())
@@ -339,7 +348,9 @@ class TraceBuilder:
     def _recorded_inputs(self) -> tuple[RecordedInputs, ...]:
         values = ([value_of(text) for text in texts] for texts in self._input_texts)
         return tuple(
-            RecordedInputs(dims=sizes, types=types or (), concrete=concrete, strides=strides)
+            RecordedInputs(
+                dims=sizes, types=types if isinstance(types, list) else (), concrete=concrete, strides=strides
+            )
             for sizes, types, concrete, strides in values
         )
 
@@ -405,11 +416,12 @@ class TraceBuilder:
         return tuple(notes)
 
 
-def _external_ids(arguments: list[Any]) -> array[int]:
+def _external_ids(arguments: list[Any]) -> bytes:
     numbers = integers([one.external_id for one in arguments])
-    if ABSENT in numbers:  # as older traces write it
+    if _ABSENT_BYTES in numbers:  # as older traces write it
         older = integers([one.old_external_id for one in arguments])
-        numbers = array("q", (b if a == ABSENT else a for a, b in zip(numbers, older, strict=True)))
+        first, second = (np.frombuffer(one, dtype=np.int64) for one in (numbers, older))
+        numbers = np.where(first == ABSENT, second, first).tobytes()
     return numbers
 
 

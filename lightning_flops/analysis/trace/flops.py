@@ -23,12 +23,12 @@ from lightning_flops.analysis.trace.durations import NS_PER_US, ratio
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.modules import modules_above, with_below
 from lightning_flops.analysis.trace.names import Kind, multiplies, uses_tensor_cores
-from lightning_flops.analysis.trace.operators import device_ns_of_operators, with_callees
-from lightning_flops.analysis.trace.phases import find_phases
+from lightning_flops.analysis.trace.operators import by_shapes, device_ns_of_operators, with_callees
 from lightning_flops.records import RecordedCall, RecordedInputs, RecordedWork
 from lightning_flops.schema.trace_flops import (
     KernelFlops,
     OperatorFlops,
+    ShapeFlops,
     TracedModuleFlops,
     TracedStepFlops,
     TraceFlops,
@@ -268,7 +268,7 @@ def _parts(trace: Trace, levels: Sequence[Ints]) -> npt.NDArray[np.int8]:
         repeats = with_gradients[inside] & ~keeps_graph[inside] & (parts[inside] == FlopPart.BACKWARD)
         parts[inside[repeats]] = FlopPart.RECOMPUTE
         parts[rows[accumulates[rows]]] = FlopPart.OPTIMIZER
-    optimizer = find_phases(trace).optimizer
+    optimizer = trace.phases.optimizer
     if optimizer is not None and len((spans := optimizer.merged()).starts):
         operators = links.operators
         moments = trace.start_ns[operators]
@@ -321,6 +321,7 @@ def trace_flops(trace: Trace, formulas: Formulas, modules: ModuleTable | None = 
         steps=_steps(trace, calls, np.concatenate([counted.uncounted, kernels_alone])),
         outside_steps=int(calls.executed[calls.step < 0].sum()),
         operators=_operators(calls),
+        shapes=_shapes(trace, calls),
         kernels=_kernels(trace, calls) if trace.has_device else None,
         modules=None if modules is None else _modules(trace, calls, modules),
         unattributed=None if modules is None else int(calls.executed[_owners(trace, calls) < 0].sum()),
@@ -382,12 +383,16 @@ class CountedCalls:
 
     def of_peak(self, flops_by_dtype: Mapping[str, int], seconds: float) -> float | None:
         """Seconds that these FLOPs take at the peak of all devices ÷ *seconds*; None where a peak is not known."""
+        at_peak = self.sec_at_peak(flops_by_dtype)
+        return None if at_peak is None else ratio(at_peak / self.devices, seconds)
+
+    def sec_at_peak(self, flops_by_dtype: Mapping[str, int]) -> float | None:
+        """Seconds that these FLOPs take at the peak of one device; None where a peak is not known."""
         if any(dtype not in self.peaks for dtype, flops in flops_by_dtype.items() if flops):
             return None
         if not self.devices or self.device is None:
             return None
-        at_peak = sum(flops / self.peaks[dtype] for dtype, flops in flops_by_dtype.items() if flops)
-        return ratio(at_peak / self.devices, seconds)
+        return sum(flops / self.peaks[dtype] for dtype, flops in flops_by_dtype.items() if flops)
 
 
 def step_of(trace: Trace, moments_ns: Ints) -> Ints:
@@ -473,6 +478,41 @@ def _operators(calls: CountedCalls) -> tuple[OperatorFlops, ...]:
             )
         )
     return tuple(sorted(found, key=lambda row: (-(row.time_us or 0.0), row.operator, row.dtype)))
+
+
+def _shapes(trace: Trace, calls: CountedCalls) -> tuple[ShapeFlops, ...]:
+    known = np.flatnonzero(trace.inputs[calls.rows] >= 0)
+    listed, groups = by_shapes(trace, calls.rows[known])
+    executed, time_ns, dtype = calls.executed[known], calls.time_ns[known], calls.dtype[known]
+    timed = np.where(time_ns > 0, executed, 0)
+    by_dtype = {
+        calls.dtypes[index]: groups.sums(np.where(dtype == index, timed, 0)).tolist()
+        for index in np.unique(dtype).tolist()
+    }
+    parts = {one: groups.sums(values[known]).tolist() for one, values in calls.parts.items()}
+    columns = (groups.keys, groups.calls(), groups.sums(calls.skipped[known]), groups.sums(timed), groups.sums(time_ns))
+    found = []
+    for index, (key, count, skipped, spent, spent_ns) in enumerate(
+        zip(*(column.tolist() for column in columns), strict=True)
+    ):
+        inputs, dtypes = listed[key % len(listed)]
+        at_peak = calls.sec_at_peak({name: sums[index] for name, sums in by_dtype.items()})
+        found.append(
+            ShapeFlops(
+                name=trace.names[key // len(listed)],
+                inputs=inputs,
+                dtypes=dtypes,
+                calls=count,
+                forward=parts[FlopPart.FORWARD][index],
+                backward=parts[FlopPart.BACKWARD][index],
+                recompute=parts[FlopPart.RECOMPUTE][index],
+                optimizer=parts[FlopPart.OPTIMIZER][index],
+                causal_skipped=skipped,
+                flops_per_sec=ratio(spent * _NS_PER_SEC, spent_ns),
+                peak_share=None if at_peak is None else ratio(at_peak * _NS_PER_SEC, spent_ns),
+            )
+        )
+    return tuple(sorted(found, key=lambda row: (row.name, row.inputs, row.dtypes)))
 
 
 def _kernels(trace: Trace, calls: CountedCalls) -> tuple[KernelFlops, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from array import array
 from typing import Any, TypeVar
 
@@ -51,15 +52,34 @@ def finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return values
 
 
-def times(times_us: list[Any]) -> array[float]:
-    """Times as they are written, in microseconds, which are checked."""
-    times = array("d", times_us)
-    latest = float(np.abs(times).max(initial=0.0))
-    if math.isnan(latest):
-        raise ValueError("it has no time")
-    if latest >= _LONGEST_US:
-        raise OverflowError("no time that a clock shows")
-    return times
+def packed(code: str, values: list[Any]) -> bytes:
+    """*values* as a column of *code*, as in ``struct``, which converts twice as fast as ``array``.
+
+    Raises:
+        struct.error: one of them does not fit.
+    """
+    return struct.pack(f"{len(values)}{code}", *values)
+
+
+def times(*times_us: list[Any]) -> list[bytes]:
+    """Columns of times as they are written, in microseconds, which are checked."""
+    columns = [_times(values) for values in times_us]
+    every = np.frombuffer(b"".join(columns), dtype=np.float64)
+    if len(every):
+        # A time that is no number makes both of them none.
+        earliest, latest = float(np.minimum.reduce(every)), float(np.maximum.reduce(every))
+        if math.isnan(latest):
+            raise ValueError("it has no time")
+        if max(latest, -earliest) >= _LONGEST_US:
+            raise OverflowError("no time that a clock shows")
+    return columns
+
+
+def _times(values: list[Any]) -> bytes:
+    try:
+        return packed("d", values)
+    except (struct.error, OverflowError):
+        return array("d", values).tobytes()  # raises, and says what is wrong
 
 
 def nanoseconds(times_us: Column) -> Ints:
@@ -77,12 +97,24 @@ def nanoseconds(times_us: Column) -> Ints:
     return found
 
 
-def integers(values: list[Any]) -> array[int]:
+def integers(values: list[Any]) -> bytes:
     """Integer arguments; -1 for one that the event does not have, that reads "N/A", or that needs more than 64 bits."""
     try:
-        return array("q", values)
-    except (TypeError, OverflowError):
-        return array("q", map(_integer, values))
+        return packed("q", values)
+    except (struct.error, OverflowError):
+        return packed("q", list(map(_integer, values)))
+
+
+def small_integers(values: list[Any]) -> bytes:
+    """The same of 32 bits.
+
+    Raises:
+        OverflowError: one of them needs more.
+    """
+    try:
+        return packed("i", values)
+    except (struct.error, OverflowError):
+        return array("i", np.frombuffer(integers(values), dtype=np.int64).tolist()).tobytes()
 
 
 def _integer(value: Any) -> int:
@@ -93,12 +125,12 @@ def _integer(value: Any) -> int:
     return number if -LARGEST_INTEGER <= number <= LARGEST_INTEGER else ABSENT
 
 
-def fractions(values: list[Any]) -> array[float]:
+def fractions(values: list[Any]) -> bytes:
     """Float arguments; NaN for one that the event does not have."""
     try:
-        return array("d", values)
-    except (TypeError, OverflowError):
-        return array("d", map(_fraction, values))
+        return packed("d", values)
+    except (struct.error, OverflowError):
+        return packed("d", list(map(_fraction, values)))
 
 
 def _fraction(value: Any) -> float:

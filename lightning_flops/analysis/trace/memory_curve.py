@@ -7,7 +7,6 @@ import numpy as np
 from lightning_flops.analysis.trace.columns import MemoryEvents, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Ints
-from lightning_flops.analysis.trace.phases import find_phases
 from lightning_flops.analysis.trace.structure import enclosing_operators
 from lightning_flops.schema.trace_events import HeldMemory, MemoryCurve, MemoryPoint, StepSpan
 
@@ -34,7 +33,7 @@ def memory_curves(trace: Trace) -> tuple[MemoryCurve, ...] | None:
 
 def _spans(trace: Trace) -> tuple[StepSpan, ...]:
     """The marked steps and their phases, as ``MemoryCurve.spans`` says."""
-    begin, steps, phases = int(trace.start_ns.min()), trace.steps, find_phases(trace)
+    begin, steps, phases = int(trace.start_ns.min()), trace.steps, trace.phases
     named = {
         "data loader": phases.data_loader,
         "forward": phases.forward,

@@ -20,7 +20,7 @@ from lightning_flops.analysis.trace.durations import NS_PER_US
 from lightning_flops.analysis.trace.intervals import Ints, distinct, intersect, merge, subtract
 from lightning_flops.analysis.trace.names import Kind, is_optimizer
 from lightning_flops.analysis.trace.python_calls import called_modules, forwards_of_modules
-from lightning_flops.analysis.trace.structure import enclosing_operators, nest
+from lightning_flops.analysis.trace.structure import enclosing_operators, in_nesting_order, nest
 from lightning_flops.analysis.trace_marks import marked_module, marked_phase
 from lightning_flops.schema.trace_steps import ModuleRow, ModuleTable
 
@@ -91,7 +91,7 @@ def find_frames(trace: Trace) -> Frames | None:
         ((kind == Kind.ANNOTATION) & is_mark[trace.name]) | ((kind == Kind.OPERATOR) & is_node[trace.name])
     )
     rows = np.concatenate([rows, np.array(list(called), dtype=np.int64)])
-    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows], trace.lane[rows]))]
+    rows = in_nesting_order(trace, rows)
     parent = np.full(len(trace), -1, dtype=np.int64)
     nest(trace, rows, parent)
     maker = _maker_frames(trace, rows, parent, is_node)

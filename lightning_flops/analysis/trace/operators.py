@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from lightning_flops.analysis.trace.columns import Trace
-from lightning_flops.analysis.trace.durations import NS_PER_US, group_by
+from lightning_flops.analysis.trace.durations import NS_PER_US, Groups, group_by
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import may_use_tensor_cores
 from lightning_flops.analysis.trace.python_calls import places, shapes_in_words
@@ -28,7 +28,6 @@ def operator_table(trace: Trace) -> tuple[OperatorRow, ...] | None:
         return None
     outermost = outermost_calls(trace)
     rows = np.flatnonzero(outermost == np.arange(len(trace)))
-    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
     host_self = _by_outermost(outermost, self_host_ns(trace))[rows]
     launched = device_ns_of_operators(trace)
     all_device = with_callees(trace, launched)
@@ -73,12 +72,7 @@ def operators_by_shape(trace: Trace) -> tuple[OperatorShapeRow, ...] | None:
     host_self = _by_outermost(outermost, self_host_ns(trace))
     launched = device_ns_of_operators(trace)
     own_device, all_device = _by_outermost(outermost, launched), with_callees(trace, launched)
-    # Calls whose other arguments differ are one row.
-    words = [(shapes_in_words(one.dims), _dtypes_in_words(one.types)) for one in trace.recorded_inputs]
-    numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
-    number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
-    groups = group_by(trace.name[rows] * np.int64(len(numbers)) + number)
-    listed = tuple(numbers)
+    listed, groups = by_shapes(trace, rows)
     host_whole, device_whole = int(host_self[rows].sum()), int(own_device[rows].sum())
     host = groups.durations(_host_ns(trace, outermost)[rows], whole_ns=host_whole)
     own_host = groups.durations(host_self[rows], whole_ns=host_whole)
@@ -100,6 +94,18 @@ def operators_by_shape(trace: Trace) -> tuple[OperatorShapeRow, ...] | None:
             )
         )
     return tuple(sorted(table, key=lambda row: (*_by_self_time(row), row.inputs, row.dtypes)))
+
+
+def by_shapes(trace: Trace, rows: Ints) -> tuple[tuple[tuple[str, str], ...], Groups]:
+    """*rows* of operators whose inputs were recorded, by name and by sizes and dtypes of inputs, in words.
+
+    Calls whose other arguments differ are in one group. Its key is the number of the name times how many different
+    sizes and dtypes there are, plus the number of these.
+    """
+    words = [(shapes_in_words(one.dims), _dtypes_in_words(one.types)) for one in trace.recorded_inputs]
+    numbers = {one: index for index, one in enumerate(dict.fromkeys(words))}
+    number = np.array([numbers[one] for one in words], dtype=np.int64)[trace.inputs[rows]]
+    return tuple(numbers), group_by(trace.name[rows] * np.int64(len(numbers)) + number)
 
 
 def _dtypes_in_words(types: Sequence[object]) -> str:
@@ -147,17 +153,23 @@ def outermost_calls(trace: Trace) -> Ints:
 def _host_ns(trace: Trace, outermost: Ints) -> Ints:
     """For each outermost call its length: to the end of the last call in it, which may seem later, by rounding."""
     ends = trace.end_ns.copy()
-    inside = outermost >= 0
+    inside = _called_by_the_same(outermost)
     np.maximum.at(ends, outermost[inside], trace.end_ns[inside])
     return ends - trace.start_ns
 
 
 def _by_outermost(outermost: Ints, values: Ints) -> Ints:
     """*values* of operators, added up at the outermost call of each."""
-    sums = np.zeros(len(values), dtype=np.int64)
-    inside = outermost >= 0
+    inside = _called_by_the_same(outermost)
+    sums = np.where(outermost >= 0, values, 0)
+    sums[inside] = 0
     np.add.at(sums, outermost[inside], values[inside])
     return sums
+
+
+def _called_by_the_same(outermost: Ints) -> Ints:
+    """Rows of calls inside a call of the same operator: few, if any."""
+    return np.flatnonzero((outermost >= 0) & (outermost != np.arange(len(outermost))))
 
 
 def _by_self_time(row: OperatorRow | OperatorShapeRow) -> tuple[float, float, str]:

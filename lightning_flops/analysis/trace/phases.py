@@ -71,7 +71,7 @@ def _lent(trace: Trace, optimizer: PhaseSpans, others: Sequence[PhaseSpans | Non
 def model_summary(trace: Trace) -> ModelSummary:
     """Calls and time of each phase, on the host and by launches on the device."""
     steps = trace.steps
-    phases = find_phases(trace)
+    phases = trace.phases
     host_whole = int((steps.host_end_ns - steps.host_start_ns).sum())
     device_whole = int(launched_ns(trace, steps.host_start_ns, steps.host_end_ns).sum())
     found = (phases.data_loader, phases.forward, phases.backward, phases.optimizer)

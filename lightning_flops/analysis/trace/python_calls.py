@@ -16,7 +16,7 @@ import numpy.typing as npt
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.analysis.trace.intervals import Ints
 from lightning_flops.analysis.trace.names import Kind
-from lightning_flops.analysis.trace.structure import enclosing_operators, nest
+from lightning_flops.analysis.trace.structure import enclosing_operators, in_nesting_order, nest
 
 MODULE = "nn.Module: "
 """What the event of a module's call begins with; the class and a number follow: ``Linear_0``."""
@@ -73,8 +73,7 @@ def places(trace: Trace) -> tuple[tuple[str, ...], Ints]:
 
 def python_calls(trace: Trace) -> tuple[Ints, Ints]:
     """Rows of Python calls, thread by thread, callers first; for each row of the trace the call around it, or -1."""
-    rows = np.flatnonzero(trace.kind == Kind.PYTHON)
-    rows = rows[np.lexsort((-trace.duration_ns[rows], trace.start_ns[rows], trace.lane[rows]))]
+    rows = in_nesting_order(trace, np.flatnonzero(trace.kind == Kind.PYTHON))
     around = np.full(len(trace), -1, dtype=np.int64)
     nest(trace, rows, around)
     return rows, around

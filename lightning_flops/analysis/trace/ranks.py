@@ -37,6 +37,8 @@ class RankSummary:
     traced: TracedRank
     marked: bool
     """Whether its steps are the profiler's."""
+    world_size: int | None
+    """Ranks of its run; None where it does not say."""
 
 
 def rank_summary(trace: Trace) -> RankSummary:
@@ -50,6 +52,7 @@ def rank_summary(trace: Trace) -> RankSummary:
             collectives=collective_calls(trace),
         ),
         marked=trace.steps.marked,
+        world_size=trace.world_size,
     )
 
 

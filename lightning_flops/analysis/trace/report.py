@@ -19,6 +19,7 @@ from lightning_flops.analysis.trace.device import (
 )
 from lightning_flops.analysis.trace.flops import Formulas, trace_flops
 from lightning_flops.analysis.trace.head import WITH_MODULES
+from lightning_flops.analysis.trace.job import job_flops
 from lightning_flops.analysis.trace.memory_curve import memory_curves
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
@@ -32,6 +33,7 @@ from lightning_flops.analysis.trace_advice import advise_on_traces
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.schema.ranks import Straggler
 from lightning_flops.schema.trace import SCHEMA_VERSION, TracedPart, TraceReport, TracesReport
+from lightning_flops.schema.trace_flops import JobFlops
 
 NO_FLOPS = "FLOPs are n/a: "
 """What a note begins with that says why."""
@@ -74,7 +76,7 @@ def analyze_trace(trace: Trace, *, formulas: Formulas | None = None) -> TraceRep
         user_scopes=user_scope_table(trace),
         idle=idle_times(trace),
         launches=launch_statistics(trace),
-        notes=trace.notes,
+        notes=trace.notes + tuple(cut.words() for cut in trace.steps.cut),
         memory_curves=memory_curves(trace),
         operators_by_shape=operators_by_shape(trace),
         flops=None if formulas is None else trace_flops(trace, formulas, modules),
@@ -131,6 +133,7 @@ def join_analyses(analyzed: Sequence[AnalyzedTrace], *, thresholds: AdviceThresh
         schema_version=SCHEMA_VERSION,
         traces=reports,
         ranks=comparison,
+        job_flops=_job_flops(ordered),
         advice=advise_on_traces(
             reports,
             comparison,
@@ -157,6 +160,14 @@ def analyze_traces(
     refuse_mixed_ranks(traces)  # before the work
     analyzed = [analyze_one(trace, compared=len(traces) > 1, formulas=formulas) for trace in traces]
     return join_analyses(analyzed, thresholds=thresholds)
+
+
+def _job_flops(analyzed: Sequence[AnalyzedTrace]) -> JobFlops | None:
+    """The FLOPs of all ranks together; None for one trace, and for separate runs."""
+    ranks = {one.report.rank: one.report.flops for one in analyzed if one.report.rank is not None}
+    if len(analyzed) == 1 or len(ranks) < len(analyzed):
+        return None
+    return job_flops(ranks, world_sizes=[one.summary.world_size for one in analyzed if one.summary is not None])
 
 
 def _with_words(report: TraceReport, trace: Trace) -> TraceReport:

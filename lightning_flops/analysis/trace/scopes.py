@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import NONE, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, intersect
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, shared_ns
 from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
-from lightning_flops.analysis.trace.phases import find_phases, sums_between
+from lightning_flops.analysis.trace.phases import sums_between
 from lightning_flops.analysis.trace_marks import METADATA_KEY
 from lightning_flops.schema.trace_events import TransferRow, UserScopeRow
 from lightning_flops.schema.trace_steps import DeviceSummary, DeviceUse, OverviewRow
@@ -62,7 +62,7 @@ def transfer_table(trace: Trace) -> tuple[TransferRow, ...] | None:
 
 def overview(trace: Trace) -> tuple[OverviewRow, ...]:
     """Each kind of event inside the steps: how many there are, and the time they cover together."""
-    kind, links, phases = trace.kind, trace.links, find_phases(trace)
+    kind, links, phases = trace.kind, trace.links, trace.phases
     annotation, operator = kind == Kind.ANNOTATION, kind == Kind.OPERATOR
     found: list[OverviewRow | None] = [
         _of_rows(trace, "profiler step", annotation & trace.names_where(lambda n: step_number(n) is not None)),
@@ -122,7 +122,7 @@ def _of_rows(trace: Trace, name: str, rows: npt.NDArray[np.bool_]) -> OverviewRo
 
 
 def _row(trace: Trace, name: str, side: Literal["host", "device"], calls: int, covered: Intervals) -> OverviewRow:
-    time_ns = intersect(covered, trace.steps.spans).total
+    time_ns = shared_ns(covered, trace.steps.spans)
     return OverviewRow(
         kind=name, side=side, calls=calls, time_us=time_ns / NS_PER_US, ratio=ratio(time_ns, trace.steps.total_ns)
     )

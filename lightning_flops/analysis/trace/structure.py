@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge, order_by
 from lightning_flops.analysis.trace.names import Kind, host_collective, is_collective_kernel, step_number
 
 if TYPE_CHECKING:
@@ -37,6 +39,26 @@ class Links:
     """For each lane, whether operators of a backward run in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class CutStep:
+    """A marked step of which the recording holds a part alone."""
+
+    number: int
+    """The profiler's."""
+    calls: int
+    """Operators that began in it, or kernels launched, in a trace without operators."""
+    usual: float
+    """The same of the median step."""
+
+    def words(self, source: str = "") -> str:
+        """Why it is left out, in a sentence; *source* is what its run is called."""
+        of = f" of {source}" if source else ""
+        return (
+            f"Step {self.number}{of} is left out: it has {self.calls:,} calls of operators or kernels, and the median "
+            f"step {self.usual:,.0f}."
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
     """Steps in order of time; they do not overlap."""
@@ -51,6 +73,9 @@ class Steps:
     start_ns: Ints
     end_ns: Ints
     """With the device: up to the last event launched in the step, from where the step before it ended."""
+
+    cut: tuple[CutStep, ...] = ()
+    """Marks that are no whole steps, and are left out; what ran in them is outside of the steps."""
 
     def __len__(self) -> int:
         """Steps."""
@@ -87,9 +112,7 @@ def link(trace: Trace) -> Links:
     count = len(trace)
     parent = np.full(count, -1, dtype=np.int64)
     depth = np.zeros(count, dtype=np.int32)
-    operators = np.flatnonzero(trace.kind == Kind.OPERATOR)
-    order = np.lexsort((-trace.duration_ns[operators], trace.start_ns[operators], trace.lane[operators]))
-    operators = operators[order]
+    operators = in_nesting_order(trace, np.flatnonzero(trace.kind == Kind.OPERATOR))
     nest(trace, operators, parent, depth)
 
     launch = _launches(trace)
@@ -138,6 +161,9 @@ def find_steps(trace: Trace) -> Steps:
 
     A step begins where the one before it ended, if that is later than its own mark, so no moment is in two steps. What
     was launched before the first step and still runs in it puts off that step's start in the same way.
+
+    A loop that ends leaves a mark behind in which the next step only begins, and a recording may begin in the middle
+    of a step. So the first and the last mark are no steps if they have less than half as many calls as the median one.
     """
     numbers = {index: number for index, name in enumerate(trace.names) if (number := step_number(name)) is not None}
     marks = np.flatnonzero((trace.kind == Kind.ANNOTATION) & np.isin(trace.name, list(numbers)))
@@ -146,11 +172,12 @@ def find_steps(trace: Trace) -> Steps:
     marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
     host_start, host_end = trace.start_ns[marks], trace.end_ns[marks]
     host_end = np.minimum(host_end, np.append(host_start[1:], host_end[-1:]))
+    whole, cut = _whole_steps(trace, [numbers[int(name)] for name in trace.name[marks]], host_start, host_end)
+    marks, host_start, host_end = marks[whole], host_start[whole], host_end[whole]
     start, end = host_start.copy(), host_end.copy()
     if trace.has_device:
         rows = trace.device_rows
-        calls = trace.links.launch[rows]
-        launched = np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
+        calls, launched = _launched_ns(trace, rows)
         step = np.searchsorted(host_start, launched, side="right") - 1
         inside = (calls >= 0) & (step >= 0) & (launched < host_end[np.maximum(step, 0)])
         np.maximum.at(end, step[inside], trace.end_ns[rows[inside]])
@@ -159,7 +186,32 @@ def find_steps(trace: Trace) -> Steps:
         for index in range(len(start)):
             start[index] = max(start[index], end[index - 1]) if index else start[index]
             end[index] = max(start[index], end[index])
-    return Steps(True, tuple(numbers[int(name)] for name in trace.name[marks]), host_start, host_end, start, end)
+    return Steps(True, tuple(numbers[int(name)] for name in trace.name[marks]), host_start, host_end, start, end, cut)
+
+
+def _launched_ns(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
+    """For each device event in *rows* the call that launched it, or -1, and when; without a call, when it began."""
+    calls = trace.links.launch[rows]
+    return calls, np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
+
+
+def _whole_steps(
+    trace: Trace, numbers: Sequence[int], host_start: Ints, host_end: Ints
+) -> tuple[slice, tuple[CutStep, ...]]:
+    """Which of the marks are whole steps, and the others."""
+    rows = np.flatnonzero(trace.kind == Kind.OPERATOR)
+    moments = trace.start_ns[rows] if len(rows) else _launched_ns(trace, trace.device_rows)[1]
+    step = np.searchsorted(host_start, moments, side="right") - 1
+    step = step[(step >= 0) & (moments < host_end[np.maximum(step, 0)])]
+    calls = np.bincount(step, minlength=len(numbers))
+    usual = float(np.median(calls))
+    first, last = 0, len(numbers)
+    if 2 * calls[-1] < usual:
+        last -= 1
+    if 2 * calls[0] < usual:
+        first += 1
+    cut = [*range(first), *range(last, len(numbers))]
+    return slice(first, last), tuple(CutStep(numbers[place], int(calls[place]), usual) for place in cut)
 
 
 def _whole_trace(trace: Trace) -> Steps:
@@ -167,6 +219,15 @@ def _whole_trace(trace: Trace) -> Steps:
     start = np.array([trace.start_ns[rows].min()], dtype=np.int64)
     end = np.array([trace.end_ns[rows].max()], dtype=np.int64)
     return Steps(False, (None,), start, end, start, end)
+
+
+def in_nesting_order(trace: Trace, rows: Ints) -> Ints:
+    """*rows* thread by thread, by start, outer before inner: as ``nest`` needs them, and as files mostly have them."""
+    rows = rows[order_by(trace.lane[rows])]
+    lanes, starts, lengths = trace.lane[rows], trace.start_ns[rows], trace.duration_ns[rows]
+    later = np.diff(starts)
+    sorted_already = (np.diff(lanes) > 0) | (later > 0) | ((later == 0) & (np.diff(lengths) <= 0))
+    return rows if sorted_already.all() else rows[np.lexsort((-lengths, starts, lanes))]
 
 
 def nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int32] | None = None) -> None:
@@ -183,7 +244,12 @@ def nest(trace: Trace, operators: Ints, parent: Ints, depth: npt.NDArray[np.int3
     # Whoever encloses an operator is the one right before it or encloses that one. All operators look at once: where
     # the candidate has ended, its own candidate is next, and what that one passed over has ended too.
     around = np.arange(-1, count - 1)
-    around[np.flatnonzero(np.diff(lanes, prepend=-1))] = -1
+    firsts = np.flatnonzero(np.diff(lanes, prepend=-1)).tolist()
+    for first, end in pairwise([*firsts, count]):
+        # Where all that began before has ended, nothing encloses: of a long row of operators nobody looks far.
+        reached = np.maximum.accumulate(ends[first:end])
+        around[first + 1 : end][reached[:-1] <= starts[first + 1 : end]] = -1
+        around[first] = -1
     looking = np.flatnonzero(around >= 0)
     while len(looking := looking[ends[around[looking]] <= starts[looking]]):
         around[looking] = around[around[looking]]

@@ -2,11 +2,13 @@
 
 import type {
   Durations,
+  JobStepFlops,
   KernelFlops,
   KernelRow,
   OperatorFlops,
   OperatorRow,
   OperatorShapeRow,
+  ShapeFlops,
   StepTime,
   TracedStepFlops,
   TraceReport,
@@ -50,11 +52,11 @@ export function stepName(number: number | null): string {
   return number === null ? "whole trace" : `step ${number}`;
 }
 
-export function executedOf(flops: OperatorFlops | TracedStepFlops): number {
+export function executedOf(flops: JobStepFlops | OperatorFlops | TracedStepFlops): number {
   return flops.forward + flops.backward + flops.recompute + flops.optimizer - flops.causal_skipped;
 }
 
-export function countedOf(flops: OperatorFlops | TracedStepFlops): number {
+export function countedOf(flops: OperatorFlops | ShapeFlops | TracedStepFlops): number {
   return flops.forward + flops.backward + flops.recompute + flops.optimizer;
 }
 
@@ -165,6 +167,15 @@ function add<Key, Value>(found: Map<Key, Value[]>, key: Key, value: Value): void
 /** Kernels with their FLOPs, where an operator that was counted launched them. */
 export function kernelFlops(trace: TraceReport): ReadonlyMap<string, KernelFlops> {
   return new Map((trace.flops?.kernels ?? []).map((one) => [one.name, one]));
+}
+
+/** The FLOPs of each operator and shape that was counted, by `shapeKey`. */
+export function shapeFlops(trace: TraceReport): ReadonlyMap<string, ShapeFlops> {
+  return new Map((trace.flops?.shapes ?? []).map((one) => [shapeKey(one), one]));
+}
+
+export function shapeKey(row: Pick<OperatorShapeRow, "name" | "inputs" | "dtypes">): string {
+  return JSON.stringify([row.name, row.inputs, row.dtypes]);
 }
 
 /** The end of the path of a file and a line: its folder, its name and the line. */

@@ -3,8 +3,17 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { bytes, counted, duration, percent, plain, si } from "../model/format";
-import { perStep, shortPlace, stepsOf, stepWord, type TracedOperator } from "../model/trace";
-import type { ChildRow, OperatorShapeRow, TraceReport } from "../schema";
+import {
+  countedOf,
+  perStep,
+  shapeFlops,
+  shapeKey,
+  shortPlace,
+  stepsOf,
+  stepWord,
+  type TracedOperator,
+} from "../model/trace";
+import type { ChildRow, OperatorShapeRow, ShapeFlops, TraceReport } from "../schema";
 import { type Column, SearchableGrid } from "../ui/grid";
 import { PlainTable, Section, ShareCell } from "../ui/section";
 
@@ -223,7 +232,8 @@ function Shapes(props: { rows: readonly OperatorShapeRow[]; trace: TraceReport; 
   const { trace } = props;
   const steps = stepsOf(trace);
   const onDevice = props.rows.some((one) => one.device !== null);
-  const rows = props.rows.map((one, index) => ({ ...one, index }));
+  const flops = shapeFlops(trace);
+  const rows = props.rows.map((one, index) => ({ ...one, index, flops: flops.get(shapeKey(one)) ?? null }));
   type Row = (typeof rows)[number];
   const own = (one: Row): number => (one.device_self ?? one.host_self).total_us;
   return (
@@ -278,9 +288,41 @@ function Shapes(props: { rows: readonly OperatorShapeRow[]; trace: TraceReport; 
           value: (one) => (one.device ?? one.host).mean_us,
           cell: (one) => duration((one.device ?? one.host).mean_us / 1e6),
         },
+        ...(flops.size ? flopsColumns<Row>(steps) : []),
         { key: "dtypes", label: "dtypes", text: true, value: (one) => one.dtypes, cell: (one) => one.dtypes },
       ]}
       height={props.withName ? 420 : 240}
     />
   );
+}
+
+/** FLOPs of the calls of one shape, where they were counted. */
+function flopsColumns<Row extends { flops: ShapeFlops | null }>(steps: number): Column<Row>[] {
+  const figure = (
+    key: string,
+    label: string,
+    value: (one: ShapeFlops) => number | null,
+    show: (value: number) => string,
+    word = label,
+  ): Column<Row> => ({
+    key,
+    label,
+    word,
+    value: (one) => (one.flops ? value(one.flops) : null),
+    cell: (one) => {
+      const found = one.flops ? value(one.flops) : null;
+      return found === null ? "–" : show(found);
+    },
+  });
+  return [
+    figure("flops", "FLOPs", (one) => countedOf(one) / steps, si),
+    figure("flopsPerSec", "FLOP/s", (one) => one.flops_per_sec, si),
+    figure(
+      "peakShare",
+      "of peak",
+      (one) => one.peak_share,
+      (value) => percent(value, 1),
+      "share of peak",
+    ),
+  ];
 }

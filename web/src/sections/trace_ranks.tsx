@@ -1,12 +1,14 @@
 import type { JSX } from "preact";
 import type { TraceFigures, TracesDocument } from "../data";
-import { bytes, duration, percent, plain, si } from "../model/format";
-import { KIND_NAMES, kindsOf } from "../model/trace";
+import { bytes, counted, duration, percent, plain, si } from "../model/format";
+import { executedOf, KIND_NAMES, kindsOf } from "../model/trace";
 import { hrefOf, type Place } from "../place";
 import type { RankRow, TracesReport } from "../schema";
 import { SearchableGrid } from "../ui/grid";
-import { Section } from "../ui/section";
+import { PlainTable, Section } from "../ui/section";
 import { Strip } from "../ui/strip";
+
+const MOST_STEPS = 20;
 
 interface Row {
   at: number;
@@ -129,6 +131,7 @@ export function TraceRanks(props: {
         ]}
         height={300}
       />
+      <JobFlops flops={report.job_flops} />
       {collectives.length ? (
         <>
           <h3>Collectives on each {what}</h3>
@@ -194,5 +197,34 @@ export function TraceRanks(props: {
         </p>
       ))}
     </Section>
+  );
+}
+
+/** FLOPs of all ranks together, step by step, or why they are not known. */
+function JobFlops({ flops }: { flops: TracesReport["job_flops"] }): JSX.Element | null {
+  if (flops === null) return null;
+  if (flops.reason !== null) return <p class="note">FLOPs of all ranks together: n/a ({flops.reason}).</p>;
+  const shown = flops.steps.slice(0, MOST_STEPS);
+  return (
+    <>
+      <h3>FLOPs of the job</h3>
+      <PlainTable
+        caption="FLOPs of all ranks together, step by step"
+        head={["step", "mean wall", "forward", "backward", "recompute", "optimizer", "FLOP/s", "MFU", "HFU"]}
+        rows={shown.map((one) => {
+          const bound = one.lower_bound ? "≥ " : "";
+          return [
+            String(one.step),
+            duration(one.wall_us / 1e6),
+            ...[one.forward, one.backward, one.recompute, one.optimizer].map((part) => bound + si(part)),
+            bound + si(one.wall_us ? (executedOf(one) / one.wall_us) * 1e6 : null),
+            ...[one.mfu, one.hfu].map((share) => (share === null ? "n/a" : bound + percent(share))),
+          ];
+        })}
+      />
+      {flops.steps.length > MOST_STEPS ? (
+        <p class="note">and {counted(flops.steps.length - MOST_STEPS, "more step")}</p>
+      ) : null}
+    </>
   );
 }

@@ -1,0 +1,149 @@
+"""FLOPs of a job from the traces of its ranks: sums and shares that are worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_flops.analysis.trace import analyze_traces
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.report.trace_text import render_traces
+from lightning_flops.schema.trace_flops import JobFlops, JobStepFlops
+from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
+
+
+def mm(number: int, start: float, *, rows: int) -> tuple[Event, ...]:
+    """A product of [rows, 10] and [10, 10], 200 FLOPs a row, and its kernel of 10 us."""
+    shapes: dict[str, Any] = {
+        "Input Dims": [[rows, 10], [10, 10]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+        "Input Strides": [[10, 1], [10, 1]],
+    }
+    return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, 10)
+
+
+def of_rank(
+    rank: int | None, *events: Event, world_size: int | None = 2, device: str = "NVIDIA A100-SXM4-40GB"
+) -> Trace:
+    place = {"rank": rank, "world_size": world_size}
+    return trace(
+        *events,
+        distributedInfo={name: value for name, value in place.items() if value is not None},
+        deviceProperties=[{"id": 0, "name": device}],
+    )
+
+
+FIRST = (step(1, 0, 100), *mm(1, 10, rows=100), step(2, 100, 100), *mm(2, 110, rows=100))
+SECOND = (step(1, 0, 300), *mm(1, 10, rows=50), step(2, 300, 100), *mm(2, 310, rows=50))
+
+
+def job(*traces: Trace) -> JobFlops | None:
+    return analyze_traces(traces, formulas=recorded_work).job_flops
+
+
+def test_a_jobs_step_has_the_flops_of_all_ranks_and_their_share_of_all_peaks() -> None:
+    found = job(of_rank(1, *SECOND), of_rank(0, *FIRST))
+    # 20,000 and 10,000 FLOPs; at 19.5 TFLOP/s, of 100 us and 300 us, and of 100 us and 100 us.
+    assert found == JobFlops(
+        ranks=2,
+        steps=(
+            JobStepFlops(
+                step=1,
+                forward=30_000,
+                backward=0,
+                recompute=0,
+                optimizer=0,
+                causal_skipped=0,
+                wall_us=200.0,
+                mfu=pytest.approx(30_000 / 19.5e12 / 400e-6, rel=1e-12),
+                hfu=pytest.approx(30_000 / 19.5e12 / 400e-6, rel=1e-12),
+                lower_bound=False,
+            ),
+            JobStepFlops(
+                step=2,
+                forward=30_000,
+                backward=0,
+                recompute=0,
+                optimizer=0,
+                causal_skipped=0,
+                wall_us=100.0,
+                mfu=pytest.approx(30_000 / 19.5e12 / 200e-6, rel=1e-12),
+                hfu=pytest.approx(30_000 / 19.5e12 / 200e-6, rel=1e-12),
+                lower_bound=False,
+            ),
+        ),
+        reason=None,
+    )
+
+
+def test_ranks_on_devices_of_two_kinds_have_each_their_own_peak() -> None:
+    found = job(of_rank(0, *FIRST), of_rank(1, *FIRST, device="NVIDIA A40"))
+    assert found is not None
+    # 20,000 FLOPs of each in 100 us: the mean of the shares of 19.5 and of 37.4 TFLOP/s.
+    assert found.steps[0].mfu == pytest.approx((20_000 / 19.5e12 + 20_000 / 37.4e12) / 200e-6, rel=1e-12)
+
+
+def test_the_peak_of_one_rank_that_is_not_known_leaves_the_jobs_share_unknown() -> None:
+    found = job(of_rank(0, *FIRST), of_rank(1, *FIRST, device="NVIDIA X1"))
+    assert found is not None
+    assert [(one.forward, one.mfu, one.hfu) for one in found.steps] == [(40_000, None, None)] * 2
+
+
+def test_a_lower_bound_of_one_rank_is_one_of_the_job() -> None:
+    uncounted = operator("mine::matmul_of_mine", 150, 5, **{"Input Dims": [[4, 4]], "Input type": ["float"]})
+    found = job(of_rank(0, *FIRST), of_rank(1, *FIRST, uncounted))
+    assert found is not None
+    assert [one.lower_bound for one in found.steps] == [False, True]
+
+
+def test_steps_that_not_all_ranks_have_are_left_out() -> None:
+    later = (step(2, 0, 100), *mm(1, 10, rows=100), step(3, 100, 100), *mm(2, 110, rows=100))
+    found = job(of_rank(0, *FIRST), of_rank(1, *later))
+    assert found is not None
+    assert [(one.step, one.forward) for one in found.steps] == [(2, 40_000)]
+
+
+NO_MARKS = tuple(mm(1, 10, rows=100))
+NO_SHAPES = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel(1, 20, 10))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (
+            of_rank(0, *FIRST, world_size=8),
+            of_rank(1, *FIRST, world_size=8),
+            "the job has 8 ranks, and there are traces of 2",
+        ),
+        (of_rank(0, *FIRST), of_rank(1, *FIRST, world_size=4), "the traces say different numbers of ranks"),
+        (
+            of_rank(0, *FIRST, world_size=None),
+            of_rank(1, *FIRST, world_size=None),
+            "the traces do not say how many ranks there are",
+        ),
+        (of_rank(0, *FIRST), of_rank(1, *NO_SHAPES), "those of rank 1 are not known"),
+        (of_rank(0, *FIRST), of_rank(1, *NO_MARKS), "no marked step is in the traces of all ranks"),
+    ],
+)
+def test_what_the_job_spent_is_not_known_and_why(first: Trace, second: Trace, reason: str) -> None:
+    report = analyze_traces([first, second], formulas=recorded_work)
+    assert report.job_flops is not None
+    assert (report.job_flops.steps, report.job_flops.reason) == ((), reason)
+    assert f"n/a ({reason})" in render_traces(report)
+
+
+def test_one_trace_and_separate_runs_are_no_job() -> None:
+    assert job(of_rank(0, *FIRST)) is None
+    assert job(of_rank(None, *FIRST), of_rank(None, *SECOND)) is None
+
+
+def test_the_text_has_the_jobs_flops_below_the_ranks() -> None:
+    text = render_traces(analyze_traces([of_rank(0, *FIRST), of_rank(1, *SECOND)], formulas=recorded_work))
+    section = text[text.index("FLOPs of the job") :]
+    assert section.index("step 1") < section.index("step 2")
+    (line,) = (line for line in section.splitlines() if line.startswith("step 1"))
+    # 30,000 FLOPs in 200 us are 150 MFLOP/s.
+    assert line.split() == ["step", "1", "200", "us", "30", "K", "0", "0", "0", "150", "M", "0.00%", "0.00%"]
