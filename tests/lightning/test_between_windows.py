@@ -37,15 +37,15 @@ class Net(LightningModule):
 
 
 class Manual(Net):
-    """Updates by itself, in every second batch twice."""
+    """Updates by itself, in every second batch twice; the first time by an optimizer that Lightning does not see."""
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]
-        optimizer: Any = self.optimizers()
-        for _ in range(1 + batch_idx % 2):
+        for own in (True, False)[: 1 + batch_idx % 2]:
+            optimizer: Any = self.optimizers(use_pl_optimizer=not own)
             optimizer.zero_grad()
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
