@@ -122,6 +122,8 @@ class Switch:
             setattr(fetcher, name, tapped if arm == MONITOR else plain)
         if arm == MONITOR and (fit := self.profiler._fit) is not None:
             # The steps of the other arms are no updates of its first step, which would be like no step it knows.
+            if fit.session.monitor is not None:
+                fit.session.monitor.add_up()
             fit._last_global_step = fit._optimizer_steps()
 
 

@@ -78,6 +78,9 @@ class LightningFit:
         self._config = config
         self._engine = engine_of(trainer)
         self._manual_steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
+        self._is_manual = not pl_module.automatic_optimization
+        self._notes = False
+        """A batch that only the monitor needs to know of is told to the monitor alone, and later."""
         self._left_open = 0
         """Updates of manual optimization that had begun and not ended when the latest batch was done: they raised."""
         self._raw_updates = 0
@@ -299,6 +302,17 @@ class LightningFit:
 
     def batch_ends(self, batch: Any) -> None:
         """A batch is done, and perhaps a step with it."""
+        session, monitor, trainer = self.session, self.session.monitor, self._trainer
+        every = getattr(trainer, "log_every_n_steps", 0)
+        # Lightning's rule for its own metrics (``logger_connector.should_update_logs``).
+        logs = bool(every) and ((self._logged_step() + 1) % every == 0 or trainer.should_stop)
+        if self._notes and monitor is not None:
+            at = monitor.now()
+            if session.spare > 1 and not logs and at < session.flops.look_from and batch is not None:
+                session.spare -= 1
+                monitor.later((self._passed, at, tensor_shapes(batch), self._optimizer_steps()))
+                return  # most of the run
+            monitor.add_up()
         steps = self._optimizer_steps()
         updates = steps - self._last_global_step + self._raw_updates
         self._last_global_step = steps
@@ -307,7 +321,7 @@ class LightningFit:
         self._left_open = self._manual_steps.ready - self._manual_steps.completed
         if self._hears_starts:
             self._consider_starts(batch)
-        elif self.session.flops.wants_shapes:
+        elif session.flops.wants_shapes:
             self.window_opens()
         started, self._batch = self._batch, None
         if batch is not started:
@@ -316,13 +330,23 @@ class LightningFit:
             return  # the loader yielded None: no batch, no start, nothing ran
         ends_step = updates > 0 or self._steps_without_optimizer()
         tokens, self._tokens = self._tokens, None
-        if tokens is None and self.session.tokens.reads:
-            tokens = self.session.tokens.of(batch)
-        trainer = self._trainer
-        every = getattr(trainer, "log_every_n_steps", 0) if ends_step else 0
-        # Lightning's rule for its own metrics (``logger_connector.should_update_logs``).
-        logs = bool(every) and ((self._logged_step() + 1) % every == 0 or trainer.should_stop)
-        self.session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+        if tokens is None and session.tokens.reads:
+            tokens = session.tokens.of(batch)
+        session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs and ends_step, tokens=tokens)
+        self._notes = not (self._is_manual or self._hears_starts or session.tokens.reads)
+
+    def _passed(self, at: float, shapes: Shapes, steps: int) -> None:
+        """A batch was done some time ago, while only the monitor needed to know of it.
+
+        Args:
+            at: when it was.
+            shapes: of its tensors.
+            steps: so many optimizer attempts there were then.
+        """
+        updates, self._last_global_step = steps - self._last_global_step, steps
+        self.session.flops.at_border = ends_step = updates > 0
+        if self.session.monitor is not None:
+            self.session.monitor.passed(at, shapes, updates, ends_step)
 
     def _consider_starts(self, batch: Any) -> None:
         """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""
