@@ -40,6 +40,11 @@ FIRST = (step(1, 0, 100), *mm(1, 10, rows=100), step(2, 100, 100), *mm(2, 110, r
 SECOND = (step(1, 0, 300), *mm(1, 10, rows=50), step(2, 300, 100), *mm(2, 310, rows=50))
 
 
+def about(value: float) -> Any:
+    """Equal to *value* but for rounding."""
+    return pytest.approx(value, rel=1e-12)
+
+
 def job(*traces: Trace) -> JobFlops | None:
     return analyze_traces(traces, formulas=recorded_work).job_flops
 
@@ -58,8 +63,8 @@ def test_a_jobs_step_has_the_flops_of_all_ranks_and_their_share_of_all_peaks() -
                 optimizer=0,
                 causal_skipped=0,
                 wall_us=200.0,
-                mfu=pytest.approx(30_000 / 19.5e12 / 400e-6, rel=1e-12),
-                hfu=pytest.approx(30_000 / 19.5e12 / 400e-6, rel=1e-12),
+                mfu=about(30_000 / 19.5e12 / 400e-6),
+                hfu=about(30_000 / 19.5e12 / 400e-6),
                 lower_bound=False,
             ),
             JobStepFlops(
@@ -70,8 +75,8 @@ def test_a_jobs_step_has_the_flops_of_all_ranks_and_their_share_of_all_peaks() -
                 optimizer=0,
                 causal_skipped=0,
                 wall_us=100.0,
-                mfu=pytest.approx(30_000 / 19.5e12 / 200e-6, rel=1e-12),
-                hfu=pytest.approx(30_000 / 19.5e12 / 200e-6, rel=1e-12),
+                mfu=about(30_000 / 19.5e12 / 200e-6),
+                hfu=about(30_000 / 19.5e12 / 200e-6),
                 lower_bound=False,
             ),
         ),
@@ -93,7 +98,8 @@ def test_the_peak_of_one_rank_that_is_not_known_leaves_the_jobs_share_unknown() 
 
 
 def test_a_lower_bound_of_one_rank_is_one_of_the_job() -> None:
-    uncounted = operator("mine::matmul_of_mine", 150, 5, **{"Input Dims": [[4, 4]], "Input type": ["float"]})
+    inputs: dict[str, Any] = {"Input Dims": [[4, 4]], "Input type": ["float"]}
+    uncounted = operator("mine::matmul_of_mine", 150, 5, **inputs)
     found = job(of_rank(0, *FIRST), of_rank(1, *FIRST, uncounted))
     assert found is not None
     assert [one.lower_bound for one in found.steps] == [False, True]

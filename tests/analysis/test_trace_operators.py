@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -300,6 +302,7 @@ def test_memory_of_an_operator_that_calls_itself_is_counted_once() -> None:
 
 
 def test_types_of_inputs_that_are_no_list_are_none() -> None:
-    damaged = trace(operator("aten::mm", 0, 5, **{"Input Dims": [[2, 3]], "Input type": 7}))
+    inputs: dict[str, Any] = {"Input Dims": [[2, 3]], "Input type": 7}
+    damaged = trace(operator("aten::mm", 0, 5, **inputs))
     (row,) = operators_by_shape(damaged) or ()
     assert (row.inputs, row.dtypes) == ("[2, 3]", "")

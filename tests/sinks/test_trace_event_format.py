@@ -161,7 +161,7 @@ def test_the_rules_hold_what_is_right_and_refuse_what_is_not(events: list[Event]
 def test_a_kept_trace_keeps_to_the_format(settings: Mapping[str, Any], tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.DataLoader([torch.ones(8) for _ in range(64)], batch_size=4)
+    data: Any = torch.utils.data.DataLoader(torch.ones(64, 8), batch_size=4)  # type: ignore[arg-type]
     with profile_training(
         model, optimizer, timing_steps=2, trace_dir=str(tmp_path), output_file=str(tmp_path / "report.txt"), **settings
     ):
