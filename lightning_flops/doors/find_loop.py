@@ -33,6 +33,9 @@ _FABRICS = (("lightning.fabric.fabric", "Fabric"), ("lightning_fabric.fabric", "
 _BACK = 2
 """Steps in a row after which a loop that had been over is taken to have its turn again."""
 
+_MANY_UPDATES = 20
+"""Updates after which it is not for their number that no loop was recognized."""
+
 _MOST_LOOPS = 8
 """Loops of a program that are profiled: each has a report of its own, and makes its program wait for that."""
 
@@ -77,6 +80,8 @@ class LoopFinder:
         """Trainings with a door of their own that had begun when an optimizer last made a step."""
         self._own_trainings = 0
         """Trainings that began with a door from here."""
+        self._heard = 0
+        """Updates by optimizers of no known loop, nor of a framework."""
         self._refused = ""
         """Why the latest loop that was not profiled could not be."""
         self._search = LoopSearch(self._seen.__contains__)
@@ -103,6 +108,11 @@ class LoopFinder:
         if self._given_up:
             return self._given_up
         if steps := self._search.steps_done or sum(self._search.missed):
+            if self._heard >= _MANY_UPDATES:
+                return (
+                    f"no loop was recognized among {self._heard} updates, as where optimizers are made anew for a few "
+                    "steps each: profile_training may be put around it"
+                )
             return f"training ended after {steps} step(s), while its loop was being recognized"
         if self._refused:
             return self._refused
@@ -188,6 +198,7 @@ class LoopFinder:
         if self._is_frameworks(optimizer):
             self._loop_is_over(None)
             return
+        self._heard += 1
         if not self._goes_on_without_loop(_BACK if optimizer in self._had_turn else PATIENCE):
             self._unheard[optimizer] = self._unheard.get(optimizer, 0) + 1
             return

@@ -190,6 +190,25 @@ def test_a_loop_that_is_too_short_is_not_profiled_and_why_is_known(
     assert (finder.profiles, finder.reason) == ([], reason)
 
 
+def test_optimizers_that_are_made_anew_for_a_few_steps_make_no_loop_and_that_is_said(
+    now: FakeNow, said: list[str]
+) -> None:
+    net = Net(now)
+    outer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(8, now):
+            inner = SlowSGD(net.parameters(), now)
+            for _ in range(2):
+                loss_of(net(rows), now).backward()
+                inner.step()
+            outer.step()
+
+    finder = found(said, train)
+    assert finder.profiles == []
+    assert finder.reason.startswith("no loop was recognized among 24 updates, as where optimizers are made anew")
+
+
 def test_where_a_framework_has_a_door_of_its_own_the_loop_is_left_to_it(now: FakeNow, said: list[str]) -> None:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
