@@ -35,8 +35,8 @@ _BACK = 2
 
 _IN_BETWEEN = (
     "{kind}, an optimizer that made no update while this loop was recognized, makes updates in its steps now. What it "
-    "trains is work outside of the model here, and such steps are others than those before: profile_training can be given "
-    "all models and optimizers."
+    "trains is work outside of the model here, and such steps are others than those before. profile_training can be "
+    "given all models and optimizers."
 )
 
 _MANY_UPDATES = 20
