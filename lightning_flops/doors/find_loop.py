@@ -33,6 +33,15 @@ _FABRICS = (("lightning.fabric.fabric", "Fabric"), ("lightning_fabric.fabric", "
 _BACK = 2
 """Steps in a row after which a loop that had been over is taken to have its turn again."""
 
+_IN_BETWEEN = (
+    "{kind}, an optimizer that made no update while this loop was recognized, makes updates in its steps now. What it "
+    "trains is work outside of the model here, and such steps are others than those before. profile_training can be "
+    "given all models and optimizers."
+)
+
+_MANY_UPDATES = 20
+"""Updates after which it is not for their number that no loop was recognized."""
+
 _MOST_LOOPS = 8
 """Loops of a program that are profiled: each has a report of its own, and makes its program wait for that."""
 
@@ -77,6 +86,8 @@ class LoopFinder:
         """Trainings with a door of their own that had begun when an optimizer last made a step."""
         self._own_trainings = 0
         """Trainings that began with a door from here."""
+        self._heard = 0
+        """Updates by optimizers of no known loop, nor of a framework."""
         self._refused = ""
         """Why the latest loop that was not profiled could not be."""
         self._search = LoopSearch(self._seen.__contains__)
@@ -87,6 +98,10 @@ class LoopFinder:
         """The optimizers of the loop that is profiled, which holds them: their ids."""
         self._strangers = 0
         """Steps in a row that other optimizers have made since."""
+        self._stranger = ""
+        """The class of the latest of these."""
+        self._in_between = 0
+        """How often the loop has gone on after such steps."""
         self._given_up = ""
         self._over: list[str] = []
         """What became of loops that are over, in a sentence without a full stop."""
@@ -103,6 +118,11 @@ class LoopFinder:
         if self._given_up:
             return self._given_up
         if steps := self._search.steps_done or sum(self._search.missed):
+            if self._heard >= _MANY_UPDATES:
+                return (
+                    f"no loop was recognized among {self._heard} updates, as where optimizers are made anew for a few "
+                    "steps each: profile_training may be put around it"
+                )
             return f"training ended after {steps} step(s), while its loop was being recognized"
         if self._refused:
             return self._refused
@@ -141,13 +161,13 @@ class LoopFinder:
         again, self._in_update = self._in_update, True
         if again:
             return
-        if id(optimizer) in self._of_loop:
-            self._strangers = 0
-            return
-        if self._given_up or self._loop is not None:
+        of_loop = id(optimizer) in self._of_loop
+        if self._given_up or (self._loop is not None and not (of_loop and self._strangers)):
             return
         try:
-            if optimizer not in self._left_alone and not self._is_frameworks(optimizer):
+            if of_loop:
+                self._stranger_was_in_between()
+            elif optimizer not in self._left_alone and not self._is_frameworks(optimizer):
                 self._search.update_begins(optimizer)
         except Exception as error:
             self._fail(error)
@@ -163,7 +183,7 @@ class LoopFinder:
             if optimizer not in self._left_alone:
                 self._looks_at(optimizer)
             elif optimizer in self._had_turn:  # of a loop that is not profiled again
-                self._goes_on_without_loop(_BACK)
+                self._goes_on_without_loop(optimizer, _BACK)
         except Exception as error:
             self._fail(error)
 
@@ -188,7 +208,8 @@ class LoopFinder:
         if self._is_frameworks(optimizer):
             self._loop_is_over(None)
             return
-        if not self._goes_on_without_loop(_BACK if optimizer in self._had_turn else PATIENCE):
+        self._heard += 1
+        if not self._goes_on_without_loop(optimizer, _BACK if optimizer in self._had_turn else PATIENCE):
             self._unheard[optimizer] = self._unheard.get(optimizer, 0) + 1
             return
         if self._loops == _MOST_LOOPS:
@@ -200,12 +221,20 @@ class LoopFinder:
             self._refused = self._search.refused
             self._left_alone.update(self._take_search().optimizers)
 
-    def _goes_on_without_loop(self, patience: int) -> bool:
-        """An optimizer that is not of the profiled loop has made a step; returns whether no loop is profiled now."""
+    def _stranger_was_in_between(self) -> None:
+        """The loop goes on after another optimizer's updates, which may be a part of it that was not there before."""
+        self._strangers = 0
+        self._in_between += 1
+        if self._in_between == _BACK and self._loop is not None:
+            self._loop.door.session.notes.add_for_run(_IN_BETWEEN.format(kind=self._stranger))
+
+    def _goes_on_without_loop(self, optimizer: Any, patience: int) -> bool:
+        """*optimizer*, which is not of the profiled loop, has made a step; returns whether no loop is profiled now."""
         if self._loop is None:
             return True
         self._loop.door.another_updates()
         self._strangers += 1
+        self._stranger = type(optimizer).__name__
         if self._strangers < patience:
             return False
         self._loop_is_over(None, replaced=True)
@@ -249,7 +278,7 @@ class LoopFinder:
         models = names_of(model)
         self._loop = FoundLoop(name=" and ".join(models), door=door, optimizers=optimizers, said=said)
         self._of_loop = frozenset(map(id, optimizers))
-        self._strangers = 0
+        self._strangers = self._in_between = 0
         for sentence in _sentences(model, models, optimizers):
             door.session.notes.add_for_run(sentence)
         before = len(OUTCOMES.trainings)

@@ -190,6 +190,48 @@ def test_a_loop_that_is_too_short_is_not_profiled_and_why_is_known(
     assert (finder.profiles, finder.reason) == ([], reason)
 
 
+def test_optimizers_that_are_made_anew_for_a_few_steps_make_no_loop_and_that_is_said(
+    now: FakeNow, said: list[str]
+) -> None:
+    net = Net(now)
+    outer = SlowSGD(net.parameters(), now)
+
+    def train() -> None:
+        for rows in loader(8, now):
+            inner = SlowSGD(net.parameters(), now)
+            for _ in range(2):
+                loss_of(net(rows), now).backward()
+                inner.step()
+            outer.step()
+
+    finder = found(said, train)
+    assert finder.profiles == []
+    assert finder.reason.startswith("no loop was recognized among 24 updates, as where optimizers are made anew")
+
+
+def test_an_optimizer_that_begins_later_is_named(
+    now: FakeNow, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(SlowSGD):
+        """The discriminator's."""
+
+    net, judge = Net(now), nn.Linear(NARROW, 1)
+    optimizer, late = SlowSGD(net.parameters(), now), Late(judge.parameters(), now)
+
+    def train() -> None:
+        for place, rows in enumerate(loader(30, now)):
+            output = net(rows)
+            loss_of(output, now).backward()
+            optimizer.step()
+            if place >= 20:
+                judge(output.detach()).mean().backward()
+                late.step()
+
+    profile = only(found(said, train))
+    assert (profile.flops.forward, profile.modules[0].type_name) == (FORWARD, "Net")
+    assert caplog.text.count("Late, an optimizer that made no update while this loop was recognized") == 1
+
+
 def test_where_a_framework_has_a_door_of_its_own_the_loop_is_left_to_it(now: FakeNow, said: list[str]) -> None:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)

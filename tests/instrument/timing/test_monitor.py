@@ -150,3 +150,20 @@ def test_a_batch_that_is_left_out_is_in_no_figure_and_the_reading_goes_on() -> N
     totals = monitor.totals()
     assert totals.seconds is not None
     assert (totals.batches, totals.seconds.total, totals.seconds.greatest) == (2, 3.0, 2.0)
+
+
+def test_what_was_logged_after_the_last_step_can_be_dropped() -> None:
+    """Also where the end of that step is in the sums already, and no longer in the log."""
+    now = FakeNow()
+    monitor = Monitor(now, describe=lambda shapes, updates, ends, tokens: (8, KEY if ends else None))
+    one_batch(monitor, now, wait=0.25, work=0.75, ends_step=False)
+    one_batch(monitor, now, wait=0.25, work=0.75)
+    one_batch(monitor, now, wait=0.5, work=1.5, ends_step=False)
+    monitor.later((monitor.passed, now(), (), 0, False, None))
+    monitor.drop_open_step()
+    assert (monitor.totals().batches, monitor.totals().samples) == (2, 16)
+    one_batch(monitor, now, wait=0.5, work=1.5, ends_step=False)
+    monitor.drop_open_step()
+    monitor.later((monitor.passed, now(), (), 1, True, None))
+    monitor.drop_open_step()
+    assert (monitor.totals().batches, monitor.totals().samples) == (3, 24)
