@@ -765,16 +765,17 @@ class Lines:
         error = generator.choice(list(ERRORS))
         return self.faults_at(Site(file=file, line=int(line), hit=hit), error)
 
-    def sweep(self, generator: random.Random, lines: int | None) -> Iterator[Trial]:
-        """Raise both errors at each line that runs, in its first time and any other.
+    def sweep(self, generator: random.Random, lines: int | None, *, last: bool = False) -> Iterator[Trial]:
+        """Raise both errors at each line that runs, in its first time, its last and any other.
 
-        Or at so many *lines* that are drawn, in the first time of each or any other.
+        Or at so many *lines* that are drawn, in the first time of each, the last or any other; or only in the last.
         """
         places, sites = list(self.sites), []
         for place in places if lines is None else generator.sample(places, min(lines, len(places))):
             file, _, line = place.rpartition(":")
             for error in ERRORS:
-                hits = sorted({1, generator.randint(1, self.sites[place])})
+                end = self.sites[place]
+                hits = [end] if last else sorted({1, generator.randint(1, end), end})  # all is taken off at the end
                 sites += [
                     (Site(file=file, line=int(line), hit=hit), error)
                     for hit in (hits if lines is None else [generator.choice(hits)])
@@ -853,6 +854,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fault_lines", description=main.__doc__)
     parser.add_argument("run", choices=RUNS)
     parser.add_argument("--lines", type=int, help="so many lines, drawn (default: every line)")
+    parser.add_argument("--last", action="store_true", help="only in the last time that each line runs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--below", nargs="*", metavar="PATH", help="only lines of files whose path begins so")
     parser.add_argument("--without", nargs="*", metavar="PATH", help="no lines of files whose path begins so")
@@ -875,7 +877,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines.sites = {place: hits for place, hits in lines.sites.items() if place in new}
     print(f"{len(lines.sites)} lines of ours run; seed {options.seed}", flush=True)
     tried, alone, found = 0, 0, 0
-    for trial in lines.sweep(random.Random(options.seed), options.lines):
+    for trial in lines.sweep(random.Random(options.seed), options.lines, last=options.last):
         tried, alone, found = tried + 1, alone + trial.alone, found + len(trial.faults)
         if not tried % 100:
             print(f"{tried} trials", file=sys.stderr, flush=True)
@@ -886,6 +888,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = _listed(options.below) or "everything"
         where += f" but {_listed(options.without)}" if options.without else ""
         where += f" that is newer than {options.since}" if options.since else ""
+        where += ", in their last time" if options.last else ""
         swept = f"{len(lines.sites):,}" if options.lines is None else f"{options.lines:,} of {len(lines.sites):,}"
         when = f"{date.today()}, {code_in_words()}"
         row = f"| {options.run} | {where} | {swept} | {tried:,} | {alone:,} | {found} | {when} |"
@@ -917,12 +920,15 @@ _PAGE = """# Failures at every line
 
 Written by `python -m benchmarks.fault_lines TRAINING --output PAGE`; each row by a run of its own.
 
-At each line of this package that runs in the training, in its first time and in one that is drawn, a RuntimeError is
-raised, and then a KeyboardInterrupt. Then losses, weights and random state are to the last bit those without the
-profiler, nothing is raised but the interrupt, nothing is left, and there is at most one warning. What is excepted, and
-why, stands in `benchmarks/fault_lines.py`. Most failures are raised in forks of one training; those that cannot be, for
-there was another thread, in a training of their own. A row says what was found at its commit. "300 of 1,834" lines were
-drawn, and each was tried in one of its times. What no row of a training names was not tried in it by these runs.
+At each line of this package that runs in the training, in its first time, its last and one that is drawn, a
+RuntimeError is raised, and then a KeyboardInterrupt. Then losses, weights and random state are to the last bit those
+without the profiler, nothing is raised but the interrupt, nothing is left, and there is at most one warning. What is
+excepted, and why, stands in `benchmarks/fault_lines.py`. Most failures are raised in forks of one training; those that
+cannot be, for there was another thread, in a training of their own.
+
+A row says what was found at its commit. "300 of 1,834" lines were drawn, and each was tried in one of its times. What
+no row of a training names was not tried in it by these runs. Until commit bccf427 a line's last time was not tried, but
+where it was drawn or was the first.
 
 | training | lines of | lines | failures | alone | faults | when |
 |---|---|---:|---:|---:|---:|---|

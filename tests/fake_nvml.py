@@ -44,6 +44,8 @@ class FakeNvml:
         takes: is called in every question, for how long it takes.
     """
 
+    NVMLError = NVMLError
+
     def __init__(self, *gpus: FakeGpu, takes: Callable[[], None] = lambda: None) -> None:
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
         self.takes = takes

@@ -19,6 +19,7 @@ from torch import nn
 
 from lightning_flops.config import TraceSchedule
 from lightning_flops.instrument.batches import Shapes
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.timing.clocks import Clock
@@ -82,7 +83,7 @@ class Recorder:
         self._now = now
         self._slowed_batches = 0
         self._slowed_sec = 0.0
-        self._undo = ExitStack()
+        self._undo = UndoLedger()
         self._scope = ExitStack()  # of the batch that runs
         self._window = window = WindowParts(
             root=root,
@@ -99,8 +100,8 @@ class Recorder:
         )
         # abandon() runs these, the last one first. They remove things directly, with no line of ours that could fail
         # before.
-        self._undo.callback(window.tracing.give_up)
-        self._undo.callback(self._scope.close)
+        self._undo.add(window.tracing.give_up)
+        self._undo.add(self._scope.close)
         self._unseen: set[TimePhase] = set()
         self._reached = False
         waiting = Waiting(window)
@@ -289,8 +290,10 @@ class Recorder:
         The scope of a batch that is still entered is left, too. If something raises, or the user's Ctrl-C arrives, the
         rest is still removed, and then the exception is raised. This may be called again.
         """
-        with self._undo:
+        try:
             self._state = Closed(self._window, self._state.measured)
+        finally:
+            self._undo.close()
 
     def close(self, *, context: RunContext, run_goes_on: bool = False) -> WindowRecord | None:
         """End the window, in any state, and return what it measured.

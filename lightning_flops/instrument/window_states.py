@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from lightning_flops.instrument.batches import Shapes, shapes_text
+from lightning_flops.instrument.border import UndoLedger
 from lightning_flops.instrument.counting.part_counter import Counter, PartCounter
 from lightning_flops.instrument.module_scope import describe_modules
 from lightning_flops.instrument.notes import Notes
@@ -109,7 +110,7 @@ class WindowParts:
     new_counter: Callable[[nn.Module], Counter]
     tracing: TraceCycles
     notes: Notes
-    undo: ExitStack
+    undo: UndoLedger
     """Takes off torch whatever this window has put there."""
     counted: Callable[[CountedStep], None] = lambda step: None
     """Is told of every step that was counted to its end."""
@@ -284,7 +285,7 @@ class Waiting(State):
         """The step that begins now is the one to count."""
         window = self._window
         counter = PartCounter(window.new_counter(window.root))
-        window.undo.callback(counter.give_up)
+        window.undo.add(counter.give_up)
         return Counting(window, counter)
 
     def sample(self) -> State:
@@ -292,7 +293,7 @@ class Waiting(State):
         window = self._window
         if self._sampler is None:
             self._sampler = PartCounter(window.new_counter(window.root))
-            window.undo.callback(self._sampler.give_up)
+            window.undo.add(self._sampler.give_up)
         return Sampling(window, self._sampler, self)
 
     def step_ends(self) -> State:

@@ -393,11 +393,12 @@ def test_what_raises_while_the_window_is_abandoned_keeps_nothing_else_on_torch(
     with pytest.raises(error):
         run.recorder.abandon()
     assert (run.counter.entered, run.counter.paused) == (0, 0)
-    assert run.tracer.calls == ["give_up"]
+    tries = 2 if raises == "tracer" else 1
+    assert run.tracer.calls == ["give_up"] * tries
     assert run.recorder.closed
     scope.__exit__(None, None, None)
     run.recorder.abandon()
-    assert (run.counter.entered, run.tracer.calls) == (0, ["give_up"])
+    assert (run.counter.entered, run.tracer.calls) == (0, ["give_up"] * tries)
 
 
 def test_a_window_that_is_abandoned_inside_a_backward_leaves_no_dispatch_mode_behind() -> None:

@@ -1,7 +1,7 @@
 """An error of ours, or the user's Ctrl-C, at any line of ours within a step: training goes on, and nothing is left.
 
-For each line that a step reaches, in its first time and another one: the step is bit-identical, at most one warning is
-said, and nothing of ours is on torch, on Python or on the user's objects. A Ctrl-C goes on to the user.
+For each line that a step reaches, in its first time, its last and another one: the step is bit-identical, at most one
+warning is said, and nothing of ours is on torch, on Python or on the user's objects. A Ctrl-C goes on to the user.
 
 What is excepted, and why, stands in ``benchmarks.fault_lines``: lines on which nothing can fail, and those on which the
 user's own function is called. ``count_flops`` may raise an error of ours before its block begins, and then nothing in

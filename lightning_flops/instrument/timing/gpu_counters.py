@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -127,8 +128,9 @@ def open_meter(device: torch.device, undo: UndoLedger) -> GpuMeter | None:
     held: list[Any] = []
 
     def let_go() -> None:
-        while held:
-            _quietly(held.pop().nvmlShutdown)
+        with suppress(nvml.NVMLError):
+            while held:
+                held.pop().nvmlShutdown()  # on one line: letting go twice would take NVML from another user
 
     undo.add(let_go)
     try:

@@ -177,20 +177,20 @@ class StepTracer:
         ledger.close()
 
     def _stop_profiler(self) -> None:
-        profiler, self._profiler = self._profiler, None
-        prepared, recording = self._prepared, self._recording
-        self._prepared = self._recording = False
-        if prepared:
+        """May be called again if it was interrupted: what it has done shows in what it would do next."""
+        if self._prepared:
             try:
                 with self._by_us():
                     # Torch says whether it records: we may have failed right after it began, or after it ended.
-                    records = profiling.profiler_is_recording()
-                    if not recording and not records:
-                        profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
-                    if not recording or records:
-                        profiler.stop_trace()
+                    if not self._recording and not profiling.profiler_is_recording():
+                        self._recording = True  # torch crashes if it starts what was not prepared: try this only once
+                        self._profiler.start_trace()  # only a start and a stop make Kineto drop what it prepared
+                    if profiling.profiler_is_recording():
+                        self._profiler.stop_trace()
             except Exception:  # of torch, or of whatever else listens to its profiler; the rest is undone all the same
                 logger.warning("torch.profiler could not be stopped", exc_info=True)
+        self._prepared = self._recording = False
+        self._profiler = None
 
     # ---- inside
 

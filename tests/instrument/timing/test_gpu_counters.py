@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from benchmarks.fault_lines import PACKAGE, Site, Tripwire
 from lightning_flops.instrument.border import UndoLedger
+from lightning_flops.instrument.timing import gpu_counters
 from lightning_flops.instrument.timing.gpu_counters import GpuMeter, GpuWatch, open_meter
 from lightning_flops.records import GpuRecord
 from tests.fake_clock import FakeNow
@@ -39,6 +43,24 @@ def test_nvml_is_let_go(installed: FakeNvml) -> None:
     assert open_meter(CUDA, ledger) is not None and installed.users == 1
     ledger.close()
     assert installed.users == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_nvml_is_let_go_once_whatever_line_of_ours_fails_meanwhile(
+    installed: FakeNvml, error: type[BaseException]
+) -> None:
+    def let_go(site: Site | None) -> Tripwire:
+        ledger = UndoLedger()
+        assert open_meter(CUDA, ledger) is not None
+        with Tripwire(site, error) as wire, suppress(error):
+            ledger.close()
+        return wire
+
+    lines = [(path, line) for path, line in let_go(None).hits if path == gpu_counters.__file__]
+    assert len(lines) >= 3
+    for path, line in lines:
+        assert let_go(Site(file=Path(path).relative_to(PACKAGE).as_posix(), line=line, hit=1)).fired
+        assert installed.users == 0
 
 
 def test_nvml_is_let_go_if_a_ctrl_c_arrives_while_it_looks_for_the_gpu(
