@@ -105,7 +105,7 @@ def test_nothing_stays_nothing() -> None:
     assert subtract(some, nothing).pairs() == [(1, 3)]
 
 
-LARGE = st.sampled_from([0, 1, 3, 0xFFFF, 0x10000, 0x10001, (1 << 32) - 1, 1 << 32, 1 << 40, -(1 << 62)])
+LARGE = st.sampled_from([0, 1, 3, 0xFFFF, 0x10000, 0x10001, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, -(1 << 62)])
 NUMBERS = st.lists(st.one_of(st.integers(0, 5), LARGE), max_size=12)
 
 

@@ -681,3 +681,27 @@ def test_memory_while_reading_is_columns_and_a_few_blocks(tmp_path: Path) -> Non
     # 49 MB of text; 4 MB of columns, which are copied once as they grow, and blocks of 1 MB with what is made of them.
     assert path.stat().st_size > 49_000_000
     assert int(done.stdout) < 24_000_000
+
+
+def test_each_event_has_the_id_that_it_writes_in_either_way() -> None:
+    old = operator("aten::mm", 0, 5, **{"external id": 7})
+    new = operator("aten::mm", 10, 5, **{"External id": 5})
+    assert trace(old, new, operator("aten::mm", 20, 5)).external_id.tolist() == [7, 5, -1]
+
+
+def test_a_scope_may_say_which_collective_it_is() -> None:
+    says: dict[str, Any] = {"Collective name": "allreduce", "In msg nelems": 4, "dtype": "Float"}
+    found = trace(kernel(1, 0, 5), scope("gloo:all_reduce", 0, 5, **says), operator("aten::mm", 0, 5, **says))
+    assert {row: (one.name, one.bytes) for row, one in found.collectives.items()} == {1: ("allreduce", 16)}
+
+
+@pytest.mark.parametrize("when", [1e16, -1e16])
+def test_no_event_is_longer_ago_or_later_than_a_clock_shows(when: float) -> None:
+    with pytest.raises(TraceFormatError, match="no time that a clock shows"):
+        trace(operator("aten::mm", 0, 5), operator("aten::mm", when, 5))
+
+
+@pytest.mark.parametrize("wanted", ["", "b", "ad", "abcdef"])
+def test_rows_are_found_by_any_number_of_names(wanted: str) -> None:
+    found = trace(*(operator(name, 10 * place, 5) for place, name in enumerate("abcdefaabbdd")))
+    assert found.names_where(lambda name: name in wanted).tolist() == [name in wanted for name in "abcdefaabbdd"]

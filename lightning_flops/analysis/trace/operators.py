@@ -161,8 +161,7 @@ def _host_ns(trace: Trace, outermost: Ints) -> Ints:
 def _by_outermost(outermost: Ints, values: Ints) -> Ints:
     """*values* of operators, added up at the outermost call of each."""
     inside = _called_by_the_same(outermost)
-    sums = np.where(outermost >= 0, values, 0)
-    sums[inside] = 0
+    sums = np.where(outermost == np.arange(len(outermost)), values, 0)
     np.add.at(sums, outermost[inside], values[inside])
     return sums
 
