@@ -93,9 +93,10 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
         if _is_grid(labels) and labels.shape == told.shape:
             counts = _on_host(labels) != _IGNORED
             trained = int(torch.count_nonzero(counts))
-        borders = next((one for name in _BORDERS if (one := batch.get(name)) is not None), None)
-        if not _are_borders(borders):
-            borders = None
+        borders = None
+        if not batch.keys().isdisjoint(_BORDERS):  # few batches have one of them
+            borders = next((one for name in _BORDERS if (one := batch.get(name)) is not None), None)
+            borders = borders if _are_borders(borders) else None
         if borders is None and _is_grid(mask):
             if mask.shape != told.shape:
                 return None
