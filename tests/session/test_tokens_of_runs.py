@@ -97,7 +97,7 @@ def test_padding_of_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["padding"].time_ns == pytest.approx((spent - useful) / len(counted) / 1000, abs=1)
     assert sum(row.time_ns for row in profile.budget.rows) == profile.budget.wall_ns
     assert (rows["model"].advice, rows["padding"].advice) == ((), ("padding",))
-    assert {"report", "profiler"} <= {share.key for share in profile.budget.run}
+    assert "report" in {share.key for share in profile.budget.run}
     laws = sessions[0].flops.laws
     lengths, batch = data[0]
     shape = tuple(batch["input_ids"].shape)
