@@ -303,15 +303,16 @@ class TraceBuilder:
         """The finished trace; the builder is used up."""
         names = tuple(self._names)
         name, kind = whole_column(self._name, np.int32), whole_column(self._kind, np.int8)
-        host = (kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION)
-        runtime, device = kind == Kind.RUNTIME, kind >= Kind.KERNEL
+        size = len(kind)
+        host = np.flatnonzero((kind == Kind.OPERATOR) | (kind == Kind.ANNOTATION))
+        runtime, device = np.flatnonzero(kind == Kind.RUNTIME), np.flatnonzero(kind >= Kind.KERNEL)
         scopes = np.array([is_scope_written_as_operator(text) for text in names], dtype=bool)
         kind = np.where((kind == Kind.OPERATOR) & scopes[name], np.int8(Kind.ANNOTATION), kind) if names else kind
         if not (kind > Kind.PYTHON).any():
             raise TraceFormatError(f"{self.source}: {self._why_nothing()}")
         duration_ns = nanoseconds(self._duration_us)
         self._clamped = int((duration_ns < 0).sum())
-        recorded, inputs = self._recorded_inputs(), spread(host, self._inputs, np.int32)
+        recorded, inputs = self._recorded_inputs(), spread(size, host, self._inputs, np.int32)
         stacks = tuple(text_of(text) for text in self._stack_texts)
         return Trace(
             source=self.source,
@@ -322,20 +323,20 @@ class TraceBuilder:
             lane=whole_column(self._lane, np.int32),
             start_ns=nanoseconds(self._start_us),
             duration_ns=np.maximum(duration_ns, 0, out=duration_ns),
-            correlation=spread(runtime, self._launch_correlation, np.int64, device, self._correlation),
-            external_id=spread(host, self._external_id, np.int64, device, self._device_external_id),
-            sequence=spread(host, self._sequence, np.int64),
-            forward_thread=spread(host, self._forward_thread, np.int64),
-            device=spread(device, self._device, np.int32),
-            stream=spread(device, self._stream, np.int64),
-            blocks_per_sm=finite(spread(device, self._blocks, np.float64, elsewhere=np.nan)),
-            occupancy_percent=finite(spread(device, self._occupancy, np.float64, elsewhere=np.nan)),
-            bytes=spread(device, self._bytes, np.int64),
+            correlation=spread(size, runtime, self._launch_correlation, np.int64, device, self._correlation),
+            external_id=spread(size, host, self._external_id, np.int64, device, self._device_external_id),
+            sequence=spread(size, host, self._sequence, np.int64),
+            forward_thread=spread(size, host, self._forward_thread, np.int64),
+            device=spread(size, device, self._device, np.int32),
+            stream=spread(size, device, self._stream, np.int64),
+            blocks_per_sm=finite(spread(size, device, self._blocks, np.float64, elsewhere=np.nan)),
+            occupancy_percent=finite(spread(size, device, self._occupancy, np.float64, elsewhere=np.nan)),
+            bytes=spread(size, device, self._bytes, np.int64),
             inputs=inputs,
             recorded_inputs=recorded,
-            stack=spread(host, self._stack, np.int32),
+            stack=spread(size, host, self._stack, np.int32),
             stacks=stacks,
-            launch_shape=spread(device, self._launch_shape, np.int32),
+            launch_shape=spread(size, device, self._launch_shape, np.int32),
             launch_shapes=tuple(launch_shape(*texts) for texts in self._launch_texts),
             collectives=self._collectives | self._host_collectives(kind, name, inputs, recorded),
             memory=self._memory_events(),

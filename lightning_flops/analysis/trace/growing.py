@@ -29,16 +29,17 @@ def whole_column(column: Column, dtype: type[_Value]) -> npt.NDArray[_Value]:
 
 
 def spread(
-    rows: npt.NDArray[np.bool_],
+    size: int,
+    rows: Ints,
     column: Column,
     dtype: type[_Value],
-    other_rows: npt.NDArray[np.bool_] | None = None,
+    other_rows: Ints | None = None,
     other_column: Column | None = None,
     *,
     elsewhere: float = ABSENT,
 ) -> npt.NDArray[_Value]:
-    """A column of the whole trace: the values in *rows*, and *elsewhere* in the others; the columns are emptied."""
-    spread = np.full(len(rows), elsewhere, dtype=dtype)
+    """A column of all *size* rows: the values in *rows*, and *elsewhere* in the others; the columns are emptied."""
+    spread = np.full(size, elsewhere, dtype=dtype)
     for where, values in ((rows, column), (other_rows, other_column)):
         if where is not None and values:
             spread[where] = whole_column(values, dtype)

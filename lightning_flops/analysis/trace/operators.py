@@ -230,8 +230,10 @@ def _children(
     links, count = trace.links, len(trace.names)
     found: dict[int, list[ChildRow]] = {}
     called = links.operators[links.parent[links.operators] >= 0]
-    called = called[trace.name[called] != trace.name[links.parent[called]]]  # that is the same call
-    groups = group_by(trace.name[links.parent[called]] * np.int64(count) + trace.name[called])
+    name, callers = trace.name[called], trace.name[links.parent[called]]
+    if (same := name == callers).any():  # those are the same call
+        called, name, callers = called[~same], name[~same], callers[~same]
+    groups = group_by(callers * np.int64(count) + name)
     parents, names = (groups.keys // count).tolist(), (groups.keys % count).tolist()
     host = groups.durations(trace.duration_ns[called], whole_ns=[host_totals[parent] for parent in parents])
     device = groups.durations(all_device[called], whole_ns=[device_totals[parent] for parent in parents])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.columns import NONE, Trace
 from lightning_flops.analysis.trace.durations import NS_PER_US, durations_of, group_by, ratio
-from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, shared_ns
+from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge, shared_ns
 from lightning_flops.analysis.trace.names import Kind, is_data_loader, is_users_scope, step_number
 from lightning_flops.analysis.trace.phases import sums_between
 from lightning_flops.analysis.trace_marks import METADATA_KEY
@@ -115,10 +115,13 @@ def _of_rows(trace: Trace, name: str, rows: npt.NDArray[np.bool_]) -> OverviewRo
     spans = trace.steps.spans
     if not len(spans.starts):
         return None
-    inside = np.flatnonzero(rows)
-    inside = inside[(trace.start_ns[inside] < spans.ends[-1]) & (trace.end_ns[inside] > spans.starts[0])]
-    side: Literal["host", "device"] = "device" if trace.on_device[inside].any() else "host"
-    return _row(trace, name, side, len(inside), trace.merged(inside)) if len(inside) else None
+    indices = np.flatnonzero(rows)
+    starts, ends = trace.start_ns[indices], trace.end_ns[indices]
+    inside = (starts < spans.ends[-1]) & (ends > spans.starts[0])
+    if not inside.all():
+        indices, starts, ends = indices[inside], starts[inside], ends[inside]
+    side: Literal["host", "device"] = "device" if trace.on_device[indices].any() else "host"
+    return _row(trace, name, side, len(indices), merge(starts, ends)) if len(indices) else None
 
 
 def _row(trace: Trace, name: str, side: Literal["host", "device"], calls: int, covered: Intervals) -> OverviewRow:
