@@ -62,8 +62,9 @@ def _items_of(batch: Any) -> Iterable[Any]:
     kind = type(batch)
     if kind in (tuple, list):
         return cast("Iterable[Any]", batch)
-    if isinstance(batch, tuple) and hasattr(kind, "_fields") and kind is not PackedSequence:
-        return (dict(zip(kind._fields, batch, strict=False)), *batch)
+    if isinstance(batch, tuple) and kind is not PackedSequence:
+        names = getattr(kind, "__match_args__", ())  # those of a named tuple's fields
+        return (dict(zip(names, batch, strict=False)), *batch)
     if is_dataclass(kind):
         fields = vars(batch) if hasattr(batch, "__dict__") else {}
         return (fields, *fields.values())
