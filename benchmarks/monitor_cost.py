@@ -38,7 +38,7 @@ logger = logging.getLogger("benchmarks.monitor_cost")
 
 MODULE = "benchmarks.monitor_cost"
 WARM_UP_STEPS = 200
-BLOCK_STEPS = 5
+BLOCK_STEPS = 50
 OVER_BARE = Target(limit=20, unit="µs")
 OVER_EMPTY = Target(limit=8, unit="µs")
 NEW_LENGTHS = "monitor=True, the window closed, ever new lengths"

@@ -14,7 +14,7 @@ from lightning_flops.schema.throughput import ThroughputSummary
 from tests.every_step import DOORS, Data, Trained
 
 STEPS = 130
-"""The first check is due at step 100, the next one at step 200."""
+"""The first check is due at step 103, the next one at step 206."""
 
 LAYERS, WIDTH, ROWS = 10, 8, 8
 

@@ -95,6 +95,11 @@ class StepLaws:
         return self._finders.values()
 
     @property
+    def depends_beside_model(self) -> bool:
+        """Whether steps of the same shapes spent different FLOPs beside forward and backward."""
+        return bool(self._beside_model)
+
+    @property
     def wants_check(self) -> bool:
         """Whether the next step that is counted whole decides what can be foretold."""
         return bool(self._suspected)
@@ -264,9 +269,10 @@ class StepLaws:
         if self._samples_are_whole is False:
             return
         kind, foretold = _kind_of(key), self.known(key)
-        if foretold is None:
+        model_alone = kind in self._beside_model
+        if foretold is None or not (foretold.whole or model_alone):
             self._samples.append((key, flops))
-        elif foretold.flops == flops or (kind in self._beside_model and _of_model(foretold.flops) == _of_model(flops)):
+        elif foretold.flops == flops or (model_alone and _of_model(foretold.flops) == _of_model(flops)):
             self._samples_are_whole = True
             for sample in self._samples:
                 self.counted(*sample)
@@ -446,6 +452,7 @@ class RunFlops:
             steps_unseen=self._unseen,
             undisturbed=None if unknown[False] or self._unknown else sums[False],
             keys=self._open[False] if not self._folded[False].steps else {},
+            depends_beside_model=self.laws.depends_beside_model,
         )
 
 
@@ -469,6 +476,8 @@ class RunTotals:
     """Those of the unknown ones that ran before anybody looked."""
     keys: Mapping[StepKey, int] = field(default_factory=dict)
     """So many of those steps of each key; empty where the books were too long to keep."""
+    depends_beside_model: bool = False
+    """Steps of the same shapes spent different FLOPs beside forward and backward."""
 
 
 NOTHING_BOOKED = RunTotals(

@@ -12,6 +12,10 @@ from lightning_flops.records import UNKNOWN_TOKENS, BatchTokens, BatchTotals, Ex
 from lightning_flops.schema.throughput import SCHEMA_VERSION, Spread, ThroughputSummary
 from lightning_flops.units import plural
 
+_BESIDE_MODEL = (
+    "steps of the same shapes spent the same in forward and backward, and something else beside them, in the optimizer "
+    "for one"
+)
 _PADDING = (
     "steps with padding, or those without, were not counted in these sizes, and a mask may decide what kernels skip"
 )
@@ -80,7 +84,7 @@ def build_throughput(
             name: reason
             for name, reason in (
                 ("model_flops", _why_unknown(flops)),
-                ("hardware_flops", None if flops.model_flops is None or flops.hardware_flops is not None else _PADDING),
+                ("hardware_flops", _why_no_hardware_flops(flops)),
                 ("law", law),
                 ("useful_mfu", useful_flops_peak_sec),
             )
@@ -109,6 +113,13 @@ def _why_unknown(flops: RunTotals) -> str | None:
         reasons.append(f"nothing that was counted tells what {unknown} {plural('step', unknown)} spent")
     known = flops.steps_counted + flops.steps_predicted
     return "; ".join(reasons) if reasons and known else None
+
+
+def _why_no_hardware_flops(flops: RunTotals) -> str | None:
+    """Why model FLOPs alone are known, if so; in words without a full stop."""
+    if flops.model_flops is None or flops.hardware_flops is not None:
+        return None
+    return _BESIDE_MODEL if flops.depends_beside_model else _PADDING
 
 
 def _mean(values: Extremes) -> Spread:

@@ -562,6 +562,7 @@ class LoopSteps:
         """From here on what runs belongs to no step."""
         if not self.evaluating:
             self.evaluating = True
+            self._session.check_waits()
             self._session.training_stops(_EVALUATION)
             self._session.enter(_EVALUATION)
 

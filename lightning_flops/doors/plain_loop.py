@@ -18,7 +18,7 @@ from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
 from lightning_flops.doors.loop_steps import LoopSteps
 from lightning_flops.doors.plain_context import Frame, LoopOutput, device_of, run_context
 from lightning_flops.doors.several_models import called_in, root_of
-from lightning_flops.doors.turns import Turns
+from lightning_flops.doors.turns import MANY_UPDATES, Turns
 from lightning_flops.instrument.batches import BatchMeter
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
@@ -57,9 +57,10 @@ _USUAL_STEP = bytes((FETCH, FORWARD, FORWARD_ENDS, BACKWARD, BACKWARD_ENDS, UPDA
 _FACTS_OF_USUAL_STEP = sum(FACTS[kind] for kind in _USUAL_STEP)
 
 
-_MANY_UPDATES = 100
-"""So many updates before the first step ends: the loop is told why it does not."""
-
+_LATE = (
+    "Of the optimizers that were given, {missing} made no update in the first {many}. Steps end with the last of the "
+    "others in the list. If the loop calls profiler.step(), they end there."
+)
 _AWAITED = (
     "No step has ended: of the optimizers that were given, {missing} made no update, and the first step ends when each "
     "has made one. If the loop calls profiler.step(), steps end there."
@@ -338,10 +339,12 @@ class PlainLoop:
         self._updates += 1
         if self._is_told:
             return
-        if not self._turns.ends_step(optimizer):
+        ends_step = self._turns.ends_step(optimizer)
+        if self._turns.late:
+            late, self._turns.late = self._turns.late, ()
+            self.session.notes.add_for_run(_LATE.format(missing=" and ".join(late), many=MANY_UPDATES))
+        if not ends_step:
             self._steps.updated_between()
-            if self._turns.updates == _MANY_UPDATES:
-                self._says_who_is_missing()
         elif self._in_backward:  # hooks update each parameter as soon as it has its gradient
             self._ends_after_backward = True
         else:

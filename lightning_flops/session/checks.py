@@ -62,6 +62,9 @@ class Checks:
         if not samples.affords(steps_done=steps_done):
             self.at = samples.affords_at(steps_done=steps_done)
             return False
+        if not samples.is_usual(steps_done=steps_done):
+            self.at = steps_done + 1
+            return False
         self.at = math.inf
         self.running = True
         samples.begins()

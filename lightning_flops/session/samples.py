@@ -15,8 +15,11 @@ MOST = 64
 _GUESS = 10
 """How many times longer than others a counted step is taken to be before one has been seen."""
 
-_FIRST_CHECK = 100
+_FIRST_CHECK = 103
 _FACTOR = 2
+
+_ROUND = 10
+"""Steps whose number is a multiple of that are like no others: there people validate, save and draw pictures."""
 
 
 class Samples:
@@ -37,6 +40,9 @@ class Samples:
         self._began = now()
         self._since: float | None = None
         self._window_since: float | None = None
+        self._reasons: set[str] = set()
+        self._paused = 0.0
+        """Since when, while there is a reason; at the earliest when such a step began."""
         self._longest = 0.0
 
     @property
@@ -66,16 +72,35 @@ class Samples:
         return steps_done + max(1, math.ceil(waits * steps_done / max(self.elapsed_sec, 1e-9)))
 
     def next_check(self, *, steps_done: int) -> int:
-        """After how many steps of the run a step that is foretold should be counted: 100, 200, 400 and so on."""
+        """After how many steps of the run a step that is foretold should be counted: 103, 206, 412 and so on."""
         check = _FIRST_CHECK
         while check <= steps_done:
             check *= _FACTOR
         return check
 
+    def is_usual(self, *, steps_done: int) -> bool:
+        """Whether the step that begins now is none of those at which people do what they do not do at others."""
+        return 0 < steps_done % _ROUND < _ROUND - 1  # whether they count from 0 or from 1
+
+    def pause(self, reason: str) -> None:
+        """What runs from here on is no part of a step, until ``go_on`` is called with the same *reason*."""
+        if not self._reasons:
+            self._paused = self._now()
+        self._reasons.add(reason)
+
+    def go_on(self, reason: str) -> None:
+        """*reason* is over."""
+        if reason in self._reasons:
+            self._reasons.remove(reason)
+            if not self._reasons:
+                took = self._now() - self._paused
+                self._since = None if self._since is None else self._since + took
+                self._window_since = None if self._window_since is None else self._window_since + took
+
     def begins(self) -> None:
         """A step begins that is counted."""
         self.taken += 1
-        self._since = self._now()
+        self._since = self._paused = self._now()
 
     def ends(self) -> None:
         """It is over, whatever came of it."""
@@ -87,7 +112,7 @@ class Samples:
 
     def window_begins(self) -> None:
         """A step begins that a window counts. It shows how long such a step takes, and is not one of these."""
-        self._window_since = self._now()
+        self._window_since = self._paused = self._now()
 
     def window_has_counted(self) -> None:
         """The first step of a window was counted."""

@@ -268,11 +268,13 @@ class Session:
 
     def training_stops(self, reason: str) -> None:
         """What runs from here on belongs to no step, until ``training_goes_on`` is called with the same *reason*."""
+        self.flops.samples.pause(reason)
         if self.monitor is not None:
             self.monitor.exclude(reason)
 
     def training_goes_on(self, reason: str) -> None:
         """*reason* is over."""
+        self.flops.samples.go_on(reason)
         if self.monitor is not None:
             self.monitor.include(reason)
 
@@ -624,6 +626,12 @@ class Session:
             self.flops.sample_ends(steps_done=self.steps.steps_done)
         self.flops.at_border = True
 
+    def check_waits(self) -> None:
+        """What runs now belongs to no step. A check that has just begun would count nothing, and slow it all down."""
+        if self.flops.checks.running:
+            self._drop_sample()
+            self.flops.checks.hurry(steps_done=self.steps.steps_done + 1)
+
     def _begin_again(self) -> None:
         self.window.follow()
         if self.monitor is not None:
@@ -761,7 +769,7 @@ class Session:
         ended = f"this {context.run_word} ended after {self.steps.steps_done} {steps}"
         if self.profile is None:
             before, why = self._plan.steps_before, f"profile_step is {step}"
-            if before:
+            if before and step == before + 1:
                 why = f"its loop was recognized after {before} steps, so step {step} was the first to be profiled"
             OUTCOMES.reasons.append(f"{why}, and {ended}")
             self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")

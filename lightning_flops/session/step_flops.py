@@ -180,7 +180,7 @@ class StepFlops:
         key = ((*batches, *last[0][len(batches) :]), last[1])
         settled = self.laws.is_settled(key)
         # The first sample must be one that is foretold: it shows whether samples are counted whole.
-        wanted = self.laws.known(key) is not None if believed is None else not settled
+        wanted = settled and self.laws.known(key) is not None if believed is None else not settled
         if settled and not wanted:
             self._in_vain += 1
             self.wants_shapes = self._in_vain < _IN_VAIN

@@ -40,12 +40,13 @@ class TokenReader:
             self._note(ON_DEVICE)
             return None
         except Exception as error:  # of the user's batch
-            self.reads = False
+            self.reads = self._has_read
             self._note(f"Tokens without padding are n/a: {type(error).__name__}: {error}.")
             return None
         if tokens is None:
             self._without += 1
-            self.reads = self._without < _BATCHES_WITHOUT_TOKENS
+            # Where batches tell them, this may be what a model gets of one.
+            self.reads = self._has_read or self._without < _BATCHES_WITHOUT_TOKENS
         else:
             self._has_read = True
         return tokens

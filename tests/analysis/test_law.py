@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_flops.analysis.law import FLAG, LawFinder
 from lightning_flops.analysis.law_fit import ExactFit
 from lightning_flops.analysis.step_laws import BESIDE_MODEL_DEPENDS, DEPENDS, RunFlops, StepKey, StepLaws, StepSeconds
+from lightning_flops.records import WITH_PADDING, WITHOUT_PADDING
 
 FORWARD = ("forward", "float32")
 
@@ -344,3 +345,21 @@ def test_an_optimizer_that_spends_something_else_each_time_leaves_model_flops_kn
     assert notes == [BESIDE_MODEL_DEPENDS]
     laws.counted(key, {FORWARD: 101, optimizer: 9})
     assert laws.known(key) is None and notes == [BESIDE_MODEL_DEPENDS, DEPENDS]
+
+
+def test_a_sample_of_which_only_model_flops_are_foretold_does_not_tell_whether_samples_are_whole() -> None:
+    """Padded steps alone were counted. A step without padding skips something, and so does its sample, rightly."""
+    laws = StepLaws(lambda sentence: None)
+
+    def key(length: int, mark: tuple[int, ...]) -> StepKey:
+        return ((((2, length), (2, length), mark),), 1)
+
+    for batch, length, _ in PADDED:
+        laws.counted(key(length, WITH_PADDING), {FORWARD: a_layer(batch, length)})
+    known = laws.known(key(10, WITHOUT_PADDING))
+    assert known is not None and not known.whole and not laws.is_settled(key(10, WITHOUT_PADDING))
+    laws.sampled(key(10, WITHOUT_PADDING), {FORWARD: a_layer(2, 10), SKIPPED: 180})
+    assert laws.believes_samples is None and not laws.wants_check
+    laws.sampled(key(5, WITH_PADDING), {FORWARD: a_layer(2, 5)})
+    assert laws.believes_samples is True
+    assert laws.foretell(key(10, WITHOUT_PADDING)) == {FORWARD: a_layer(2, 10), SKIPPED: 180}

@@ -128,8 +128,9 @@ NO_SHAPES = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel
         (
             of_rank(0, *FIRST, world_size=None),
             of_rank(1, *FIRST, world_size=None),
-            "the traces do not say how many ranks there are",
+            "not every trace says how many ranks there are",
         ),
+        (of_rank(0, *FIRST), of_rank(1, *FIRST, world_size=None), "not every trace says how many ranks there are"),
         (of_rank(0, *FIRST), of_rank(1, *NO_SHAPES), "those of rank 1 are not known"),
         (of_rank(0, *FIRST), of_rank(1, *NO_MARKS), "no marked step is in the traces of all ranks"),
     ],

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_flops.instrument.tokens import OnDeviceError, tokens_in
 from lightning_flops.records import BatchTokens
+from lightning_flops.session.token_reader import TokenReader
 
 IDS = torch.arange(3, 15).reshape(3, 4)
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 1, 1, 1]])
@@ -196,3 +197,17 @@ def test_sums_are_known_only_where_every_part_is() -> None:
     known = BatchTokens(12, 9, None, 3, 29)
     assert known.plus(known) == BatchTokens(24, 18, None, 6, 58)
     assert known.plus(None) == BatchTokens(None, None, None, None, None)
+
+
+def test_a_reader_that_has_read_tokens_is_not_put_off_by_what_tells_none() -> None:
+    """A loop's batches tell their tokens, and the model is called with some of their tensors."""
+    reader = TokenReader(lambda sentence: None, wanted=True)
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    assert reader.of(batch) is not None
+    for _ in range(30):
+        assert reader.of((IDS, MASK)) is None
+    assert reader.reads and reader.of(batch) is not None
+    never = TokenReader(lambda sentence: None, wanted=True)
+    for _ in range(10):
+        never.of((IDS, MASK))
+    assert not never.reads

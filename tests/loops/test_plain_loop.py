@@ -296,6 +296,21 @@ def test_it_is_said_which_optimizer_makes_no_update(now: FakeNow, caplog: pytest
     assert "No step has ended: of the optimizers that were given, Later made no update" in caplog.text
 
 
+def test_after_many_updates_no_optimizer_is_waited_for(now: FakeNow, caplog: pytest.LogCaptureFixture) -> None:
+    class Later(SlowSGD):
+        """The discriminator of a loop that begins without it."""
+
+    later, net = Net(now), Net(now)
+    optimizers = [SlowSGD(net.parameters(), now), Later(later.parameters(), now)]
+    with profile_training({"later": later, "net": net}, optimizers, **{**SETTINGS, "profile_step": 3}) as profiler:
+        for rows in loader(130, now):
+            loss_of(net(rows), now).backward()
+            optimizers[0].step()
+    assert "Later made no update in the first 100. Steps end with the last of the others" in caplog.text
+    profile = profile_of(profiler)  # the first step has a hundred updates
+    assert (profile.samples, profile.flops.forward, profile.counted_steps) == (BATCH, FORWARD, (3,))
+
+
 def test_several_forwards_before_one_backward(now: FakeNow, windows: list[Any]) -> None:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)

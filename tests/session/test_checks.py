@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightning_flops import profile_training
+from lightning_flops.session.samples import Samples
 from tests.checks import (
     CONFIRMED,
     LAYERS,
@@ -27,6 +28,7 @@ from tests.checks import (
     train,
 )
 from tests.every_step import DOORS, LOG_EVERY, SETTINGS
+from tests.fake_clock import FakeNow
 
 HERE = [door for door in DOORS if door != "DeepSpeed"]
 
@@ -106,7 +108,7 @@ def test_a_check_whose_step_is_left_is_made_later() -> None:
     done = 0
     with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
         for index, batch in enumerate(profiler.batches(rows())):
-            if done == 100 and index == 100:  # the check's step: the loop gives it up after its forward
+            if done == 103 and index == 103:  # the check's step: the loop gives it up after its forward
                 try:
                     model(batch)
                     raise KeyError
@@ -142,3 +144,63 @@ def test_in_a_short_run_half_a_percent_is_less_than_a_check() -> None:
             model(batch)["loss"].backward()
             optimizer.step()
     assert figures(profiler.throughput)["counted"] == 1
+
+
+def test_a_check_at_whose_border_the_loop_evaluates_is_made_later() -> None:
+    """The evaluation of many batches is not run under the counter."""
+    model = Dropping(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    modes: list[int] = []
+    with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
+        for index, batch in enumerate(profiler.batches(rows()[:STEPS])):
+            model(batch)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if index == 102:  # 103 steps are done
+                model.eval()
+                with torch.no_grad():
+                    for one in rows()[:3]:
+                        model(one)
+                        modes.append(torch._C._len_torch_dispatch_stack())
+                model.train()
+                model.ran -= 3 * LAYERS
+    assert modes == [0, 0, 0]
+    assert model.ran == STEPS * LAYERS
+    assert figures(profiler.throughput) == CONFIRMED
+
+
+def test_time_that_is_no_steps_is_not_taken_for_the_cost_of_a_check() -> None:
+    now = FakeNow()
+    samples = Samples(now, share=0.5)
+    samples.begins()
+    now.seconds = 101.0
+    samples.pause("validation")
+    samples.pause("checkpoint")
+    now.seconds = 400.0
+    samples.go_on("validation")
+    now.seconds = 401.0
+    samples.go_on("checkpoint")
+    now.seconds = 403.0
+    samples.ends()
+    assert samples.seconds == 3.0  # one before the validation, and two after the checkpoint
+    assert samples.affords_from(steps_done=10) == 100.0 + (3.0 + 3.0) / 0.5
+    samples.pause("epoch restart")
+    now.seconds = 410.0
+    samples.begins()  # inside of what is no step's
+    now.seconds = 420.0
+    samples.go_on("epoch restart")
+    now.seconds = 421.0
+    samples.ends()
+    assert samples.seconds == 4.0
+
+
+@pytest.mark.parametrize(("done", "usual"), [(99, False), (100, False), (103, True), (109, False), (110, False)])
+def test_no_check_is_made_where_people_do_what_they_do_now_and_then(done: int, usual: bool) -> None:
+    assert Samples().is_usual(steps_done=done) is usual
+
+
+def test_checks_come_after_103_steps_and_always_twice_as_many() -> None:
+    samples = Samples()
+    assert [samples.next_check(steps_done=done) for done in (13, 102, 103, 206, 411, 412)] == [
+        *(103, 103, 206, 412, 412, 824),
+    ]

@@ -23,11 +23,11 @@ def job_flops(ranks: Mapping[int, TraceFlops | None], *, world_sizes: Sequence[i
 
 
 def _why_not(ranks: Mapping[int, TraceFlops | None], sizes: set[int | None]) -> str | None:
+    size = next(iter(sizes), None)
+    if size is None or None in sizes:
+        return "not every trace says how many ranks there are"
     if len(sizes) > 1:
         return "the traces say different numbers of ranks"
-    size = next(iter(sizes), None)
-    if size is None:
-        return "the traces do not say how many ranks there are"
     if set(ranks) != set(range(size)):
         return f"the job has {size:,} ranks, and there are traces of {len(ranks):,}"
     if without := [rank for rank in sorted(ranks) if ranks[rank] is None]:
