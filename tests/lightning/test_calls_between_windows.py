@@ -31,8 +31,8 @@ class Net(LightningModule):
 
 @pytest.mark.parametrize("lengths", [False, True], ids=["equal", "ever new"])
 def test_a_step_between_windows_costs_few_calls_of_ours(lengths: bool, tmp_path: Path) -> None:
-    calls = OurCalls(first=100, last=200)
-    batches = [[torch.ones(4, 3), torch.empty(1 + (index if lengths else 0))] for index in range(210)]
+    calls = OurCalls(first=110, last=210)
+    batches = [[torch.ones(4, 3), torch.empty(1 + (index if lengths else 0))] for index in range(220)]
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=1,

@@ -371,9 +371,9 @@ def test_a_step_without_end_is_not_noted_without_end(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("lengths", [False, True], ids=["equal", "ever new"])
 def test_a_step_between_windows_costs_few_calls_of_ours(lengths: bool) -> None:
-    model, calls = Net(), OurCalls(first=100, last=200)
+    model, calls = Net(), OurCalls(first=110, last=210)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    rows = [torch.ones(2 + (index if lengths else 0), 3) for index in range(210)]
+    rows = [torch.ones(2 + (index if lengths else 0), 3) for index in range(220)]
     loader: DataLoader[Any] = DataLoader(rows, batch_size=None)  # type: ignore[arg-type]
     with profile_training(model, optimizer, timing_steps=5, trace=False, log_every_n_steps=1000):
         for batch in loader:

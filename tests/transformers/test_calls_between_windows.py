@@ -23,9 +23,9 @@ class Steps(TrainerCallback):
 
 @pytest.mark.parametrize(("monitor", "most"), [(True, 8), (False, 3)])
 def test_a_step_between_windows_costs_few_calls_of_ours(monitor: bool, most: int, tmp_path: Path) -> None:
-    calls = OurCalls(first=100, last=200)
+    calls = OurCalls(first=110, last=210)
     profiler = FlopsProfilerTrainerCallback(timing_steps=5, trace=False, monitor=monitor)
-    trainer = new_net_trainer(tmp_path, profiler, Steps(calls), rows=Rows(210 * ROWS), logging_steps=1000)
+    trainer = new_net_trainer(tmp_path, profiler, Steps(calls), rows=Rows(220 * ROWS), logging_steps=1000)
     trainer.train()
     assert len(profiler.profiles) == 1
     assert calls.a_step <= most, calls.calls
