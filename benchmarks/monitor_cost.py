@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops import FlopsProfilerCallback
 
@@ -67,6 +67,25 @@ class SmallNet(LightningModule):
 
 class EmptyCallback(Callback):
     """No hook of its own; the Trainer calls the inherited ones, which do nothing."""
+
+
+class Batches(Dataset[list[torch.Tensor]]):
+    """Batches that are made when they are asked for, as a data loader makes them."""
+
+    def __init__(self, steps: int, *, new_lengths: bool) -> None:
+        """Draws the length of the second tensor of each batch; 1 without *new_lengths*."""
+        numbers = random.Random(1)
+        self._rows = [torch.randn(16, 64) for _ in range(64)]
+        self._lengths = [numbers.randrange(1, 50_000) if new_lengths else 1 for _ in range(steps)]
+        self._longest = torch.empty(50_000)
+
+    def __len__(self) -> int:
+        """One for each step."""
+        return len(self._lengths)
+
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        """A batch whose tensors are new objects."""
+        return [self._rows[index % 64].view(16, 64), self._longest[: self._lengths[index]]]
 
 
 class Switch:
@@ -137,16 +156,13 @@ def measure(
     """
     switch = Switch(profiler, rounds=rounds)
     steps = WARM_UP_STEPS + (rounds * len(switch.samples) + 2) * BLOCK_STEPS
-    numbers, rows = random.Random(1), [torch.randn(16, 64) for _ in range(64)]
-    batches = [
-        [rows[index % 64], torch.empty(numbers.randrange(1, 50_000) if new_lengths else 1)] for index in range(steps)
-    ]
+    batches = Batches(steps, new_lengths=new_lengths)
     switch.trainer = Trainer(
         accelerator=accelerator, devices=1, max_epochs=1, logger=False, enable_checkpointing=False, barebones=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, callbacks=[profiler],
     )  # fmt: skip
     gc.collect()
-    switch.trainer.fit(SmallNet(switch.step_begins), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    switch.trainer.fit(SmallNet(switch.step_begins), DataLoader(batches, batch_size=None))
     return switch.samples
 
 

@@ -350,7 +350,7 @@ class LightningFit:
 
     def _consider_starts(self, batch: Any) -> None:
         """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""
-        if self._batch is not None and tensor_shapes(batch) != self._shapes:
+        if batch is not None and batch is self._batch and tensor_shapes(batch) != self._shapes:
             self._batches_change = True
         self._batches_compared += 1
         compared = self._batches_compared >= _BATCHES_COMPARED
