@@ -3,10 +3,10 @@
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.monitor_cost`` runs it alone.
 
 One fit holds all arms. At the beginning of a training step the Trainer's callbacks, and what its data fetcher calls,
-are switched to the next arm's for a block of steps; the order of the arms is new in every round. An arm's figure is the
-median over a block's steps, the first left out, and differences are taken within a round: what slows the machine down
-slows all arms of a round, and memory lies where it lies for all of them. Two bare arms tell what a difference of
-nothing looks like.
+are switched to the next arm's for a block of steps; the order of the arms is new in every round. A block has two
+figures, of all its steps but the first: the median step, and the mean. With the last step the Trainer logs, so the mean
+has in it what the monitor puts off until then. Differences are taken within a round: what slows the machine down slows
+all arms of a round, and memory lies where it lies for all of them. Two bare arms tell what nothing looks like.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -37,13 +37,14 @@ from .time_report import RESULT, write_section
 logger = logging.getLogger("benchmarks.monitor_cost")
 
 MODULE = "benchmarks.monitor_cost"
-WARM_UP_STEPS = 200
 BLOCK_STEPS = 50
-"""In a shorter block an arm would run with code that the others have driven out of the processor's cache."""
+"""As many as a Trainer logs after. In a shorter block an arm would run with code that the others have driven out of the
+processor's cache."""
+WARM_UP_STEPS = 4 * BLOCK_STEPS + 1
 OVER_BARE = Target(limit=20, unit="µs")
 OVER_EMPTY = Target(limit=8, unit="µs")
 NEW_LENGTHS = "monitor=True, the window closed, ever new lengths"
-BARE, BARE_AGAIN, EMPTY, MONITOR = "bare Trainer", "bare Trainer again", "empty callback", "monitor"
+ARMS = BARE, BARE_AGAIN, EMPTY, MONITOR = "bare Trainer", "bare Trainer again", "empty callback", "monitor"
 
 
 class SmallNet(LightningModule):
@@ -76,8 +77,8 @@ class Batches(Dataset[list[torch.Tensor]]):
         """Draws the length of the second tensor of each batch; 1 without *new_lengths*."""
         numbers = random.Random(1)
         self._rows = [torch.randn(16, 64) for _ in range(64)]
-        self._lengths = [numbers.randrange(1, 50_000) if new_lengths else 1 for _ in range(steps)]
-        self._longest = torch.empty(50_000)
+        self._lengths = [numbers.randrange(1, 5_000) if new_lengths else 1 for _ in range(steps)]
+        self._longest = torch.empty(16, 5_000)
 
     def __len__(self) -> int:
         """One for each step."""
@@ -85,7 +86,7 @@ class Batches(Dataset[list[torch.Tensor]]):
 
     def __getitem__(self, index: int) -> list[torch.Tensor]:
         """A batch whose tensors are new objects."""
-        return [self._rows[index % 64].view(16, 64), self._longest[: self._lengths[index]]]
+        return [self._rows[index % 64].view(16, 64), self._longest[:, : self._lengths[index]]]
 
 
 class Switch:
@@ -100,9 +101,11 @@ class Switch:
         """Draws the order of the arms."""
         self.profiler = profiler
         self.trainer: Any = None
-        self.samples: dict[str, list[float]] = {BARE: [], BARE_AGAIN: [], EMPTY: [], MONITOR: []}
+        self.means: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        """Of the steps of each block."""
+        self.medians: dict[str, list[float]] = {arm: [] for arm in ARMS}
         generator = random.Random(0)
-        self._plan = [arm for _ in range(rounds) for arm in generator.sample(list(self.samples), k=len(self.samples))]
+        self._plan = [arm for _ in range(rounds) for arm in generator.sample(ARMS, k=len(ARMS))]
         self._callbacks: Mapping[str, list[Callback]] = {
             BARE: [], BARE_AGAIN: [], EMPTY: [EmptyCallback()], MONITOR: [profiler],
         }  # fmt: skip
@@ -125,7 +128,8 @@ class Switch:
 
     def _end_block(self) -> None:
         if self._arm is not None:
-            self.samples[self._arm].append(1e6 * median(self._block[1:]))
+            self.means[self._arm].append(1e6 * mean(self._block[1:]))
+            self.medians[self._arm].append(1e6 * median(self._block[1:]))
         self._block.clear()
         if not self._plan:
             self.trainer.should_stop = True
@@ -149,13 +153,13 @@ class Switch:
 
 def measure(
     profiler: FlopsProfilerCallback, *, rounds: int, folder: Path, new_lengths: bool, accelerator: str = "cpu"
-) -> dict[str, list[float]]:
-    """CPU microseconds of a step under each arm, one figure for each round.
+) -> Switch:
+    """CPU microseconds of a step under each arm: of each block the mean and the median.
 
     With *new_lengths* a second tensor of each batch, which costs nothing, has another length in nearly every step.
     """
     switch = Switch(profiler, rounds=rounds)
-    steps = WARM_UP_STEPS + (rounds * len(switch.samples) + 2) * BLOCK_STEPS
+    steps = WARM_UP_STEPS + (rounds * len(ARMS) + 2) * BLOCK_STEPS
     batches = Batches(steps, new_lengths=new_lengths)
     switch.trainer = Trainer(
         accelerator=accelerator, devices=1, max_epochs=1, logger=False, enable_checkpointing=False, barebones=False,
@@ -163,7 +167,7 @@ def measure(
     )  # fmt: skip
     gc.collect()
     switch.trainer.fit(SmallNet(switch.step_begins), DataLoader(batches, batch_size=None))
-    return switch.samples
+    return switch
 
 
 def over(samples: Mapping[str, Sequence[float]], arm: str, base: str) -> Estimate:
@@ -171,25 +175,51 @@ def over(samples: Mapping[str, Sequence[float]], arm: str, base: str) -> Estimat
     return median_with_interval([one - other for one, other in zip(samples[arm], samples[base], strict=True)])
 
 
-def report(by_setting: Mapping[str, Mapping[str, Sequence[float]]], *, rounds: int) -> list[str]:
+def table(
+    by_setting: Mapping[str, tuple[Mapping[str, Sequence[float]], Mapping[str, Sequence[float]]]],
+    *,
+    targets: Mapping[str, Mapping[str, Target]],
+) -> list[str]:
+    """Rows of each arm: its median step and its mean one, over a bare Trainer and over an empty callback.
+
+    Args:
+        by_setting: the medians and the means of each arm's blocks.
+        targets: for each arm that has some, what it may cost over another arm.
+    """
+    lines = [
+        "| setting | arm | the median step | over bare | over empty | the mean over bare | over empty | targets |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for setting, (medians, means) in by_setting.items():
+        for arm in medians:
+            cells = [
+                "" if arm == base else over(of, arm, base).text(1) for of in (medians, means) for base in (BARE, EMPTY)
+            ]
+            verdicts = [
+                f"{word} over {base}: {target.verdict(over(of, arm, base))}"
+                for base, target in targets.get(arm, {}).items()
+                for word, of in (("median", medians), ("mean", means))
+            ]
+            lines.append(
+                f"| {setting} | {arm} | {median(medians[arm]):.0f} | {' | '.join(cells)} | {'; '.join(verdicts)} |"
+            )
+    return lines
+
+
+def report(by_setting: Mapping[str, Switch], *, rounds: int) -> list[str]:
     """The section of the results."""
     lines = [
         "## What the monitor costs a step",
         "",
         f"Host CPU µs a step of a small network; arms switched inside one fit in blocks of {BLOCK_STEPS} steps, in a "
-        f"new order in each of {rounds} rounds; medians of the rounds' differences with 95% bootstrap intervals.",
+        f"new order in each of {rounds} rounds; medians of the rounds' differences with 95% bootstrap intervals. The "
+        "Trainer logs once in a block. The mean of a block's steps has that in it, and so all that is put off.",
         "",
-        "| setting | arm | a step | over a bare Trainer | over an empty callback | targets |",
-        "|---|---|---:|---:|---:|---|",
+        *table(
+            {name: (switch.medians, switch.means) for name, switch in by_setting.items()},
+            targets={MONITOR: {EMPTY: OVER_EMPTY}},
+        ),
     ]
-    for setting, samples in by_setting.items():
-        for arm in samples:
-            bare, empty = over(samples, arm, BARE), over(samples, arm, EMPTY)
-            verdict = f"{OVER_BARE.verdict(bare)}; over empty {OVER_EMPTY.verdict(empty)}" if arm == MONITOR else ""
-            lines.append(
-                f"| {setting} | {arm} | {median(samples[arm]):.0f} | {'' if arm == BARE else bare.text(1)} | "
-                f"{'' if arm == EMPTY else empty.text(1)} | {verdict} |"
-            )
     return [*lines, ""]
 
 
@@ -210,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         NEW_LENGTHS: {"profile_step": 0, "timing_steps": 10, "trace": False},
     }
     with tempfile.TemporaryDirectory() as folder:
-        samples = {
+        switches = {
             name: measure(
                 FlopsProfilerCallback(**given),
                 rounds=options.rounds,
@@ -219,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             for name, given in settings.items()
         }
-    write_section(options.output, "monitor_cost", report(samples, rounds=options.rounds))
+    write_section(options.output, "monitor_cost", report(switches, rounds=options.rounds))
     logger.info("wrote %s", options.output)
     return 0
 

@@ -3,8 +3,8 @@
 ``make bench-time`` runs this with the other benchmarks of time; ``python -m benchmarks.trainer_cost`` runs it alone.
 
 As in ``monitor_cost``, one training holds all arms. Inside a forward the Trainer's callbacks, and those of its methods
-that are wrapped, are switched to the next arm's for a block of steps; the order of the arms is new in every round. An
-arm's figure is the median over a block's steps, the first left out, and differences are taken within a round.
+that are wrapped, are switched to the next arm's for a block of steps; the order of the arms is new in every round. A
+block's figures are those of ``monitor_cost``, and the Trainer logs with its last step.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from lightning_flops import FlopsProfilerTrainerCallback
 
 from .machine import restart_in_one_thread_environment
-from .monitor_cost import BARE, BARE_AGAIN, EMPTY, OVER_BARE, WARM_UP_STEPS, over
+from .monitor_cost import BARE, BARE_AGAIN, BLOCK_STEPS, EMPTY, OVER_BARE, WARM_UP_STEPS, table
 from .time_report import RESULT, write_section
 
 logger = logging.getLogger("benchmarks.trainer_cost")
 
 MODULE = "benchmarks.trainer_cost"
-BLOCK_STEPS = 50
-"""In a shorter block an arm would run with code that the others have driven out of the processor's cache."""
 OURS = "FlopsProfilerTrainerCallback"
+ARMS = BARE, BARE_AGAIN, EMPTY, OURS
 TAPPED = ("get_batch_samples", "_get_num_items_in_batch")
 """Methods of a Trainer that are wrapped for the whole run and called in every step."""
 
@@ -89,10 +88,11 @@ class Switch:
     def __init__(self, profiler: FlopsProfilerTrainerCallback, *, rounds: int) -> None:
         """Draws the order of the arms."""
         self.trainer: Any = None
-        self.samples: dict[str, list[float]] = {BARE: [], BARE_AGAIN: [], EMPTY: [], OURS: []}
+        self.means: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        self.medians: dict[str, list[float]] = {arm: [] for arm in ARMS}
         self._profiler = profiler
         generator = random.Random(0)
-        self._plan = [arm for _ in range(rounds) for arm in generator.sample(list(self.samples), k=len(self.samples))]
+        self._plan = [arm for _ in range(rounds) for arm in generator.sample(ARMS, k=len(ARMS))]
         self._plain = {name: vars(Trainer)[name] for name in TAPPED}
         self._usual: list[TrainerCallback] = []
         self._steps = 0
@@ -114,7 +114,8 @@ class Switch:
 
     def _end_block(self) -> None:
         if self._arm is not None:
-            self.samples[self._arm].append(1e6 * median(self._block[1:]))
+            self.means[self._arm].append(1e6 * mean(self._block[1:]))
+            self.medians[self._arm].append(1e6 * median(self._block[1:]))
         else:
             callbacks = self.trainer.callback_handler.callbacks
             self._usual = [callback for callback in callbacks if callback is not self._profiler]
@@ -137,42 +138,39 @@ class Switch:
                 vars(self.trainer)[name] = types.MethodType(plain, self.trainer)
 
 
-def measure(profiler: FlopsProfilerTrainerCallback, *, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """CPU microseconds of a step under each arm, one figure for each round."""
+def measure(profiler: FlopsProfilerTrainerCallback, *, rounds: int, folder: Path) -> Switch:
+    """CPU microseconds of a step under each arm: of each block the mean and the median."""
     switch = Switch(profiler, rounds=rounds)
-    steps = WARM_UP_STEPS + (rounds * len(switch.samples) + 2) * BLOCK_STEPS
+    steps = WARM_UP_STEPS + (rounds * len(ARMS) + 2) * BLOCK_STEPS
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=2, max_steps=steps, report_to="none", save_strategy="no",
-        logging_strategy="no", use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
+        logging_steps=BLOCK_STEPS, use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     switch.trainer = Trainer(
         model=SmallNet(switch.step_begins), args=arguments, train_dataset=Rows(2 * steps), callbacks=[profiler]
     )
+    switch.trainer.remove_callback(PrinterCallback)
     gc.collect()
     switch.trainer.train()
-    return switch.samples
+    return switch
 
 
-def report(by_setting: Mapping[str, Mapping[str, Sequence[float]]], *, rounds: int) -> list[str]:
+def report(by_setting: Mapping[str, Switch], *, rounds: int) -> list[str]:
     """The section of the results."""
-    lines = [
+    return [
         "## What the callback costs a step of a transformers Trainer",
         "",
         f"Host CPU µs a step of a small network, outside of a window; arms switched inside one training in blocks of "
         f"{BLOCK_STEPS} steps, in a new order in each of {rounds} rounds; medians of the rounds' differences with 95% "
-        "bootstrap intervals.",
+        "bootstrap intervals. The Trainer logs once in a block. The mean of a block's steps has that in it, and so all "
+        "that is put off.",
         "",
-        "| setting | arm | a step | over a bare Trainer | over an empty callback | target |",
-        "|---|---|---:|---:|---:|---|",
+        *table(
+            {name: (switch.medians, switch.means) for name, switch in by_setting.items()},
+            targets={OURS: {BARE: OVER_BARE}},
+        ),
+        "",
     ]
-    for setting, samples in by_setting.items():
-        for arm in samples:
-            bare, empty = over(samples, arm, BARE), over(samples, arm, EMPTY)
-            lines.append(
-                f"| {setting} | {arm} | {median(samples[arm]):.0f} | {'' if arm == BARE else bare.text(1)} | "
-                f"{'' if arm == EMPTY else empty.text(1)} | {OVER_BARE.verdict(bare) if arm == OURS else ''} |"
-            )
-    return [*lines, ""]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -191,11 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "timer_only=True": {"timer_only": True},
     }
     with tempfile.TemporaryDirectory() as folder:
-        samples = {
+        switches = {
             name: measure(FlopsProfilerTrainerCallback(**given), rounds=options.rounds, folder=Path(folder))
             for name, given in settings.items()
         }
-    write_section(options.output, "trainer_cost", report(samples, rounds=options.rounds))
+    write_section(options.output, "trainer_cost", report(switches, rounds=options.rounds))
     logger.info("wrote %s", options.output)
     return 0
 

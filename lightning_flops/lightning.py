@@ -261,10 +261,8 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         """A batch is done, and with it perhaps a step."""
         try:
             fit = self._fit
-            if fit is not None:
-                fit.batch_ends(batch)
-                if fit.session.border.closed:
-                    self._fit = None
+            if fit is not None and fit.batch_ends(batch):
+                self._fit = None
         except BaseException as error:
             self._broke(error)
 

@@ -195,7 +195,7 @@ def _cost_outside(here: Here) -> Iterator[Row]:
         folder=here.folder,
         new_lengths=False,
         accelerator="gpu" if here.on_gpu else "cpu",
-    )
+    ).means
     over = monitor_cost.over(samples, monitor_cost.MONITOR, monitor_cost.BARE)
     noise = monitor_cost.over(samples, monitor_cost.BARE_AGAIN, monitor_cost.BARE)
     row = holds(

@@ -168,6 +168,7 @@ class Law:
             (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
             for key, unknowns in self.coefficients.items()
         ]
+        self._fractions = [one for one in self._whole if one[1] != 1]
 
     def flops(
         self, batches: Sequence[Sequence[int]], *, buckets: Collection[str] | None = None
@@ -178,9 +179,8 @@ class Law:
             batches: for each batch of the step, the values of the variables.
             buckets: only these are asked for; None: all.
         """
-        monomials = self.monomials
-        features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
-        if not any(scope.has(batches, features) for scope in self._scopes):
+        features = self.features(batches)
+        if features is None:
             return None
         flops: dict[tuple[str, str], int] = {}
         for key, scale, whole in self._whole:
@@ -194,6 +194,50 @@ class Law:
             if value:
                 flops[key] = value
         return flops
+
+    def features(self, batches: Sequence[Sequence[int]]) -> list[int] | None:
+        """The value of each term for a step; None where the law is not used for it."""
+        monomials = self.monomials
+        features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
+        return features if any(scope.has(batches, features) for scope in self._scopes) else None
+
+    def is_whole(self, features: Sequence[int]) -> bool:
+        """Whether a step with these terms spends a whole number of FLOPs."""
+        return not any(sum(map(mul, whole, features)) % scale for _, scale, whole in self._fractions)
+
+    def of_sums(self, sums: Sequence[int]) -> dict[tuple[str, str], int]:
+        """What steps spend together whose terms have these *sums*, if it is a whole number for each of them."""
+        return {key: sum(map(mul, whole, sums)) // scale for key, scale, whole in self._whole}
+
+
+class LawSum:
+    """Adds up what steps spend by a law: their terms first, and only the sums are multiplied by the coefficients.
+
+    Args:
+        law: of these steps.
+        values_of: finds the values of the law's variables in the sizes of a step's batches; None where it cannot.
+    """
+
+    def __init__(self, law: Law, values_of: Callable[[tuple[Sizes, ...]], Sequence[Sequence[int]] | None]) -> None:
+        self.steps = 0
+        """How many were added."""
+        self._law = law
+        self._values_of = values_of
+        self._sums = [0] * len(law.monomials)
+
+    def add(self, batches: tuple[Sizes, ...], *, steps: int) -> bool:
+        """Add so many *steps* with these *batches*; False where the law does not say what they spend."""
+        values = self._values_of(batches)
+        features = None if values is None else self._law.features(values)
+        if features is None or not self._law.is_whole(features):
+            return False
+        self.steps += steps
+        self._sums = [total + steps * one for total, one in zip(self._sums, features, strict=True)]
+        return True
+
+    def flops(self) -> dict[tuple[str, str], int]:
+        """By bucket and dtype, what all of them have spent."""
+        return self._law.of_sums(self._sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +327,10 @@ class LawFinder:
     def values_of(self, batches: tuple[Sizes, ...]) -> list[tuple[int, ...]] | None:
         """The variables' values in each batch; None if the batches are none of this law's."""
         return self._values(batches)
+
+    def summing(self) -> LawSum | None:
+        """Adds up what steps spend by the law; None if there is none."""
+        return None if self.law is None else LawSum(self.law, self._values)
 
     def per_sequence(self) -> PerSequence | str:
         """What one sequence spends, by its length; in words, why that does not follow from the law.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from lightning_flops.analysis.law import FLAG, Law, LawFinder, Sizes
+from lightning_flops.analysis.law import FLAG, Law, LawFinder, LawSum, Sizes
 from lightning_flops.records import (
     PADDING_MARK,
     UNKNOWN_SHAPE,
@@ -126,6 +126,30 @@ class StepLaws:
             self._ready.clear()
         known = self._ready[key] = self._foretell(key)
         return known
+
+    def add(self, sums: FlopSums, keys: Mapping[StepKey, int]) -> int:
+        """Add to *sums* what steps have spent, so many of each key. Returns how many of them nobody knows."""
+        unknown = 0
+        by_law: dict[_Kind, LawSum | None] = {}
+        for key, steps in keys.items():
+            known = self._ready.get(key)
+            if known is None and key not in self._exact:
+                kind = _kind_of(key)
+                if kind not in by_law:
+                    finder = self._finder_of(kind)
+                    by_law[kind] = None if isinstance(finder, str) else finder.summing()
+                law = by_law[kind]
+                if law is not None and law.add(_sizes_of(key), steps=steps):
+                    continue  # most steps whose shapes are new
+            known = known or self.known(key)
+            if known is None:
+                unknown += steps
+            else:
+                sums.add(known, steps=steps)
+        for kind, law in by_law.items():
+            if law is not None:
+                sums.add_all(law.flops(), steps=law.steps, whole=kind not in self._beside_model)
+        return unknown
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
         """Whether something is foretold of steps of the kinds of some of these *keys*, or may be after a check."""
@@ -325,10 +349,13 @@ class FlopSums:
 
     def add(self, known: Foretold, *, steps: int = 1) -> None:
         """So many *steps* have each spent what is *known*."""
+        self.add_all({one: steps * amount for one, amount in known.flops.items()}, steps=steps, whole=known.whole)
+
+    def add_all(self, flops: BucketFlops, *, steps: int, whole: bool) -> None:
+        """So many *steps* have spent *flops* together; *whole* as in ``Foretold``."""
         self.steps += steps
         hardware = 0
-        for (bucket, dtype), amount in known.flops.items():
-            amount *= steps
+        for (bucket, dtype), amount in flops.items():
             if bucket == "causal_skipped":
                 hardware -= amount
                 continue
@@ -336,7 +363,8 @@ class FlopSums:
             if bucket in _MODEL:
                 self.model += amount
                 self.model_by_dtype[dtype] = self.model_by_dtype.get(dtype, 0) + amount
-        self.hardware = self.hardware + hardware if known.whole and self.hardware is not None else None
+        if steps:
+            self.hardware = self.hardware + hardware if whole and self.hardware is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,22 +437,12 @@ class RunFlops:
 
     def _fold(self, slowed: bool) -> None:
         books, self._open[slowed] = self._open[slowed], {}
-        for key, steps in books.items():
-            known = self.laws.known(key)
-            if known is None:
-                self._unknown += steps
-            else:
-                self._folded[slowed].add(known, steps=steps)
+        self._unknown += self.laws.add(self._folded[slowed], books)
 
     def sums(self, keys: Mapping[StepKey, int]) -> FlopSums | None:
         """FLOPs of so many steps of each key; None if the model FLOPs of one are not known."""
         sums = FlopSums()
-        for key, steps in keys.items():
-            known = self.laws.known(key)
-            if known is None:
-                return None
-            sums.add(known, steps=steps)
-        return sums
+        return None if self.laws.add(sums, keys) else sums
 
     def totals(self) -> RunTotals:
         """The whole run so far."""
@@ -434,12 +452,7 @@ class RunFlops:
         for slowed, books in self._open.items():
             folded = self._folded[slowed]
             of_these = sums[slowed] = replace(folded, model_by_dtype=dict(folded.model_by_dtype))
-            for key, steps in books.items():
-                known = self.laws.known(key)
-                if known is None:
-                    unknown[slowed] += steps
-                else:
-                    of_these.add(known, steps=steps)
+            unknown[slowed] = self.laws.add(of_these, books)
         nobody_knows = self._unseen + self._unknown + unknown[False] + unknown[True]
         every = (self._counted, sums[False], sums[True])
         hardware = [one.hardware for one in every if one.hardware is not None]

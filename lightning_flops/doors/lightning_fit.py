@@ -24,6 +24,7 @@ from lightning_flops.doors.lightning_deepspeed import engine_of
 from lightning_flops.instrument.batches import BatchMeter, Shapes, tensor_shapes
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.instrument.timing.loader_queue import LoaderQueue, backlogs_of
+from lightning_flops.instrument.timing.monitor import LONGEST_LOG
 from lightning_flops.session.border import guarded
 from lightning_flops.session.door import RunPlan
 from lightning_flops.session.session import Session
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Make, Patches
     from lightning_flops.instrument.timing.loader_queue import Feed
+    from lightning_flops.instrument.timing.monitor import Monitor
     from lightning_flops.records import BatchTokens, RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
@@ -79,8 +81,6 @@ class LightningFit:
         self._engine = engine_of(trainer)
         self._manual_steps = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
         self._is_manual = not pl_module.automatic_optimization
-        self._notes = False
-        """A batch that only the monitor needs to know of is told to the monitor alone, and later."""
         self._left_open = 0
         """Updates of manual optimization that had begun and not ended when the latest batch was done: they raised."""
         self._raw_updates = 0
@@ -104,6 +104,9 @@ class LightningFit:
             rank=trainer.global_rank,
             world_size=trainer.world_size,
         )
+        self._spare = self.session.spare
+        self._noting: Monitor | None = None
+        """A batch that only the monitor needs to know of is told to this one alone, and later; None: at once."""
         self._any_optimizer = OptimizerHooks(
             self._raw_step_begins, self._raw_step_ends, failed=self.session.border.broke
         )
@@ -300,19 +303,17 @@ class LightningFit:
                 self._tokens = self.session.tokens.of(batch)
             self.session.step_begins((self._shapes,), (self._tokens,))
 
-    def batch_ends(self, batch: Any) -> None:
-        """A batch is done, and perhaps a step with it."""
-        session, monitor, trainer = self.session, self.session.monitor, self._trainer
-        every = getattr(trainer, "log_every_n_steps", 0)
-        # Lightning's rule for its own metrics (``logger_connector.should_update_logs``).
-        logs = bool(every) and ((self._logged_step() + 1) % every == 0 or trainer.should_stop)
-        if self._notes and monitor is not None:
+    def batch_ends(self, batch: Any) -> bool:
+        """A batch is done, and perhaps a step with it. Returns whether our part of the run is over."""
+        spare, monitor = self._spare, self._noting
+        if monitor is not None:
             at = monitor.now()
-            if session.spare > 1 and not logs and at < session.flops.look_from and batch is not None:
-                session.spare -= 1
+            if spare.batches > 1 and at < spare.until and batch is not None and not self._trainer.should_stop:
+                spare.batches -= 1
                 monitor.later((self._passed, at, tensor_shapes(batch), self._optimizer_steps()))
-                return  # most of the run
+                return False  # most of the run
             monitor.add_up()
+        session = self.session
         steps = self._optimizer_steps()
         updates = steps - self._last_global_step + self._raw_updates
         self._last_global_step = steps
@@ -327,13 +328,27 @@ class LightningFit:
         if batch is not started:
             self._shapes = tensor_shapes(batch)  # a dataloader_iter step fetches its batch itself
         if batch is None:
-            return  # the loader yielded None: no batch, no start, nothing ran
+            return session.out  # the loader yielded None: no batch, no start, nothing ran
         ends_step = updates > 0 or self._steps_without_optimizer()
         tokens, self._tokens = self._tokens, None
         if tokens is None and session.tokens.reads:
             tokens = session.tokens.of(batch)
-        session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs and ends_step, tokens=tokens)
-        self._notes = not (self._is_manual or self._hears_starts or session.tokens.reads)
+        until_log = self._batches_until_log()
+        logs = ends_step and (until_log == 0 or self._trainer.should_stop)
+        session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
+        seen_at_once = self._is_manual or self._hears_starts or session.tokens.reads
+        self._noting = None if seen_at_once else session.monitor
+        if self._noting is not None:
+            spare.batches = min(spare.batches, max(1, until_log))
+        return session.out
+
+    def _batches_until_log(self) -> int:
+        """With how many further batches the Trainer logs its metrics at the earliest; 0: with the one that has ended.
+
+        That is Lightning's own rule (``logger_connector.should_update_logs``).
+        """
+        every = getattr(self._trainer, "log_every_n_steps", 0)
+        return -(self._logged_step() + 1) % every if every else LONGEST_LOG
 
     def _passed(self, at: float, shapes: Shapes, steps: int) -> None:
         """A batch was done some time ago, while only the monitor needed to know of it.

@@ -500,11 +500,11 @@ class LoopSteps:
     def note(self, calls: NotedCalls, *, steps: int) -> None:
         """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
         session, monitor = self._session, self._session.monitor
-        steps = min(steps, session.spare, _NOTED_BATCHES // self.batches_a_step)
+        steps = min(steps, session.spare.batches, _NOTED_BATCHES // self.batches_a_step)
         usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.evaluating)
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
         if steps > 1 and usual and in_training and monitor is not None and not self._keeps_batch:
-            calls.start(monitor, steps=steps, until=session.flops.look_from, has_batch=self._batch_is_fetched)
+            calls.start(monitor, steps=steps, until=session.spare.until, has_batch=self._batch_is_fetched)
 
     @property
     def is_between_batches(self) -> bool:

@@ -48,6 +48,7 @@ from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
 from lightning_flops.session.results import Optimizers, profile_of_window
 from lightning_flops.session.samples import SHARE
+from lightning_flops.session.spare import Spare
 from lightning_flops.session.step_flops import StepFlops
 from lightning_flops.session.taps import Taps
 from lightning_flops.session.token_reader import TokenReader
@@ -133,8 +134,8 @@ class Session:
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._gpu_meter: GpuMeter | None = None
-        self.spare = 0
-        """So many of the next batches only the monitor needs, and it needs no more than their shapes."""
+        self.spare = Spare()
+        """The next batches that only the monitor needs."""
         self.flops = StepFlops(
             root,
             self.notes.add_for_run,
@@ -283,7 +284,7 @@ class Session:
         self.window.recorder.epoch_ends()
         self.training_stops("epoch restart")
         self.flops.epoch_ends(steps_done=self._steps_done_now())
-        self.spare = 0  # the first batch of the next one finds out how many there are
+        self.spare.none()
 
     def epoch_begins(self) -> None:
         """An epoch begins: time belongs to steps again."""
@@ -345,19 +346,19 @@ class Session:
         """
         if self.border.closed:
             return
-        monitor = self.monitor
-        if self.spare and monitor is not None:
+        monitor, spare = self.monitor, self.spare
+        if spare.batches and monitor is not None:
             # Most of the run. The batch is only described when the monitor is read, or when somebody else must look.
             at = monitor.now()
             monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
-            self.spare -= 1
+            spare.batches -= 1
             self.flops.at_border = ends_step
             if logs:
                 self._write_reading(monitor)
-            elif self.spare and at < self.flops.look_from:
+            elif spare.batches and at < spare.until:
                 return
             monitor.add_up()
-            self.spare = self._batches_to_spare()
+            self._find_spare_batches()
             return
         window = self.window
         samples = self._meter.samples(batch, shapes)
@@ -391,7 +392,7 @@ class Session:
                 self._check_may_begin()
         if window.is_open and not window.in_scope:
             self.after_batch()
-        self.spare = self._batches_to_spare()
+        self._find_spare_batches()
         if ends_step:
             self.window.next_timed_step()
 
@@ -403,7 +404,7 @@ class Session:
         It is called when the monitor's log is added up.
         """
         if self.monitor is not None:
-            self.spare = max(0, self.spare - 1)
+            self.spare.batches = max(0, self.spare.batches - 1)
             self.flops.at_border = ends_step
             self.monitor.passed(at, shapes, updates, ends_step, tokens)
 
@@ -416,6 +417,9 @@ class Session:
         if self.steps.steps_done == self.window.step:
             self._open_window()
             self.after_batch()
+
+    def _find_spare_batches(self) -> None:
+        self.spare.batches, self.spare.until = self._batches_to_spare(), self.flops.look_from
 
     def _batches_to_spare(self) -> int:
         """How many of the next batches only the monitor needs, and needs only the shapes of."""
@@ -435,7 +439,7 @@ class Session:
     def _describe_passed(
         self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
     ) -> tuple[int | None, StepKey | None]:
-        key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
+        key = self.steps.book(shapes if tokens is None else known_by(shapes, tokens), updates, ends_step)
         if key is not None:
             self.flops.books.book(key, slowed=False)
         return self._meter.samples(None, shapes), key
@@ -474,7 +478,7 @@ class Session:
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()
-            self.spare = 0
+            self.spare.none()
             self.flops.sample_begins()
             window.begin_sample(steps_done=self.steps.steps_done)
 
@@ -544,7 +548,7 @@ class Session:
             )
         if flops is None and self.profile is not None:
             self.flops.misses(reading.keys, steps_done=self.steps.steps_done)
-            self.spare = 0  # until the next batch, which says how many there are
+            self.spare.none()
 
     def _all_tokens(self, monitor: Monitor) -> BatchTokens:
         return monitor.totals().tokens.plus(self._slowed_tokens)

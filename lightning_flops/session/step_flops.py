@@ -27,7 +27,10 @@ _BEFORE_LAST = 2
 """So many steps before the end of an epoch somebody looks at its last ones."""
 
 _IN_VAIN = 20
-"""After so many steps in a row that need not be counted, no further one is looked at."""
+"""After so many steps in a row of which none is worth counting, no further one is looked at for a while."""
+
+_REST = 19 * _IN_VAIN
+"""That while, in steps; doubled each time until one is counted. So one step in twenty is looked at in vain at most."""
 
 
 class StepFlops:
@@ -69,6 +72,9 @@ class StepFlops:
         self.checks = Checks(self.laws, self.samples, wanted=shown)
         """Those of them that show whether steps spend what is foretold."""
         self._in_vain = 0
+        self._rest = _REST
+        self._rests_until = 0
+        """In no step before that one is anything looked at, but for those that are known to be like no others."""
         self._missed = False
         """A step was there that nobody knew."""
         self._epoch_began: int | None = None
@@ -181,10 +187,22 @@ class StepFlops:
         settled = self.laws.is_settled(key)
         # The first sample must be one that is foretold: it shows whether samples are counted whole.
         wanted = settled and self.laws.known(key) is not None if believed is None else not settled
-        if settled and not wanted:
-            self._in_vain += 1
-            self.wants_shapes = self._in_vain < _IN_VAIN
+        if wanted:
+            self._rest = _REST
+        else:
+            self._looked_in_vain(steps_done=done)
         return wanted
+
+    def _looked_in_vain(self, *, steps_done: int) -> None:
+        self._in_vain += 1
+        if self._in_vain < _IN_VAIN:
+            return
+        self.wants_shapes = False
+        self._rests_until = steps_done + self._rest
+        self._rest *= 2
+        if self.laws.believes_samples is None:
+            # No step comes that is foretold, and would show whether samples are whole. A check is, and tells more.
+            self.checks.hurry(steps_done=steps_done)
 
     def look(self, *, steps_done: int) -> None:
         """Think again whether a step could be counted; called now and then, and when ``look_from`` has come."""
@@ -215,7 +233,8 @@ class StepFlops:
     def misses(self, keys: Mapping[StepKey, int], *, steps_done: int) -> None:
         """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
         self._missed = True
-        if self.wants_shapes or self.look_from < math.inf or not self._shown or self.samples.exhausted:
+        looks = self.wants_shapes or self.look_from < math.inf
+        if looks or steps_done < self._rests_until or not self._shown or self.samples.exhausted:
             return
         if all(map(self.laws.is_settled, keys)):
             return

@@ -276,7 +276,7 @@ class Taps:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:  # as in ``noted``
                     result = None
-                    monitor = session.monitor if session.spare and not border.closed else None
+                    monitor = session.monitor if session.spare.batches and not border.closed else None
                     if monitor is not None:
                         monitor.fetch_since = monitor.now()
                 except BaseException as error:
@@ -300,12 +300,12 @@ class Taps:
 
     def fetch_begins(self) -> Make:
         """A wrapper: its call is where the loop begins to wait for its data loader."""
-        session, border = self._session, self._border
+        session, border, spare = self._session, self._border, self._session.spare
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:  # as in ``noted``: no call of ours
-                    if session.window.marking and not border.closed:
+                    if not spare.batches and session.window.marking and not border.closed:
                         session.fetch_begins()
                     elif (monitor := session.monitor) is not None:
                         monitor.fetch_since = monitor.now()
@@ -319,13 +319,13 @@ class Taps:
 
     def fetch_ends(self) -> Make:
         """A wrapper: its call is where the loop has what it waited for."""
-        session, border = self._session, self._border
+        session, border, spare = self._session, self._border, self._session.spare
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
                     monitor = session.monitor
-                    if session.window.marking and not border.closed:
+                    if not spare.batches and session.window.marking and not border.closed:
                         session.fetch_ends()
                     elif monitor is not None and monitor.fetch_since is not None:
                         monitor.later((monitor.fetched, monitor.fetch_since, monitor.now()))

@@ -236,6 +236,9 @@ class Monitor:
         self.log.clear()
         for call, *arguments in log:
             call(*arguments)
+        self._cost.add_new()
+        self._wait.add_new()
+        self._rate.add_new()
         if self._new_tokens:
             self._tokens = self._tokens.plus(*self._new_tokens)
             self._total_tokens = self._total_tokens.plus(*self._new_tokens)
@@ -248,16 +251,16 @@ class Monitor:
             self._cut_exclusion(at)
         since, excluded_before, wait_before, fetches_before = self._before
         seconds = at - since - (self._excluded_sec - excluded_before)
-        self._cost.add(seconds)
+        self._cost.new.append(seconds)
         self._step_sec = self._step_sec + seconds if self._in_step else seconds
         self._in_step = not ends_step
         if self._fetches != fetches_before:
-            self._wait.add(self._wait_sec - wait_before)
+            self._wait.new.append(self._wait_sec - wait_before)
         if samples is None:
             self._samples = self._total_samples = None
         else:
             if seconds > 0:
-                self._rate.add(samples / seconds)
+                self._rate.new.append(samples / seconds)
             if self._samples is not None:
                 self._samples += samples
             if self._total_samples is not None:
@@ -275,7 +278,7 @@ class Monitor:
                 its[1] += self._step_sec
             elif len(self._by_key) < _MOST_KEYS:
                 self._by_key[key] = [1, self._step_sec]
-        self._before = self._clocks(at)
+        self._before = _Clocks(at, self._excluded_sec, self._wait_sec, self._fetches)
 
     def _take_keys(self) -> Counter[StepKey]:
         self._counted_keys.update(self._keys)
@@ -302,23 +305,26 @@ class Monitor:
 
 
 class _Spread:
-    """Sum, least and greatest of what is added."""
+    """Sum, least and greatest of numbers."""
 
-    __slots__ = ("greatest", "least", "number", "total")
+    __slots__ = ("greatest", "least", "new", "number", "total")
 
     def __init__(self) -> None:
+        self.new: list[float] = []
+        """Numbers that ``add_new`` adds."""
         self.number = 0
         self.total = 0.0
         self.least = float("inf")
         self.greatest = float("-inf")
 
-    def add(self, value: float) -> None:
-        self.number += 1
-        self.total += value
-        if value < self.least:
-            self.least = value
-        if value > self.greatest:
-            self.greatest = value
+    def add_new(self) -> None:
+        new = self.new
+        if new:
+            self.number += len(new)
+            self.total = sum(new, self.total)
+            self.least = min(self.least, *new)
+            self.greatest = max(self.greatest, *new)
+            new.clear()
 
     def record(self) -> Extremes | None:
         """None if nothing was added."""
