@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import fsspec
 
 from lightning_flops.errors import ConfigError
 from lightning_flops.text.json_text import JsonSyntaxError, JsonTextError, object_of_keys, read_json, shown
@@ -29,6 +28,7 @@ def read_config(path: str | Path) -> Mapping[str, Any]:
     try:
         with ExitStack() as stack:
             if "://" in place or "::" in place:
+                fsspec = importlib.import_module("fsspec")  # it takes a tenth of a second, and few need it here
                 file_system, name = fsspec.core.url_to_fs(place)
                 file = stack.enter_context(file_system.open(name, "rb"))
             else:  # not by fsspec, which looks for the end of a file first and so cannot read a pipe

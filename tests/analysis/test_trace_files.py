@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ def test_files_of_one_rank_are_refused_by_processes_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("worth_it")
 def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_analyze", _killed)
+    monkeypatch.setattr(files, "analyze_file", _killed)
     with pytest.raises(LightningFlopsError, match="a process that read a trace was ended from outside"):
         analyze_files(RANKS, processes=2)
 
@@ -75,3 +77,11 @@ def test_small_files_and_pipes_are_read_here(tmp_path: Path) -> None:
     large.write_bytes(b" " * (files.WORTH_PROCESSES_BYTES + 1))
     assert files._are_worth_processes([RANKS[0], str(large)])
     assert not files._are_worth_processes([str(large), "memory://trace.json"])
+
+
+def test_a_process_that_reads_a_file_imports_no_settings_and_no_comparison() -> None:
+    program = "import sys, lightning_flops.analysis.trace.one_file; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = done.stdout.split()
+    assert "lightning_flops.analysis.trace.loading" in names
+    assert not {"fsspec", "lightning_flops.config", "lightning_flops.analysis.trace.compare", "torch"} & set(names)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lightning_flops.analysis.trace import load_trace
-from lightning_flops.analysis.trace.report import analyze_one
+from lightning_flops.analysis.trace.one_trace import analyze_one
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.schema.trace import TraceReport
 

@@ -22,8 +22,8 @@ from lightning_flops.analysis.compare_split import Work, split
 from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.analysis.trace.by_step import OTHERS, Clock, StepSums, TraceBySteps
 from lightning_flops.analysis.trace.durations import NS_PER_US
+from lightning_flops.analysis.trace.one_trace import NO_FLOPS, AnalyzedTrace
 from lightning_flops.analysis.trace.ranks import refuse_mixed_ranks
-from lightning_flops.analysis.trace.report import NO_FLOPS, AnalyzedTrace
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
 from lightning_flops.schema.trace import TraceReport

@@ -11,16 +11,15 @@ from contextlib import ExitStack
 from functools import partial
 
 from lightning_flops.analysis.trace.flops import Formulas
-from lightning_flops.analysis.trace.loading import load_trace
-from lightning_flops.analysis.trace.report import AnalyzedTrace, analyze_one, join_analyses
+from lightning_flops.analysis.trace.one_file import analyze_file
+from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
+from lightning_flops.analysis.trace.report import join_analyses
 from lightning_flops.config import AdviceThresholds
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.schema.trace import TracesReport
 
 WORTH_PROCESSES_BYTES = 8 << 20
 """Files of more bytes than these, together, are read side by side: a process takes a third of a second to start."""
-
-_MB = 1e6
 
 
 def analyze_files(
@@ -73,28 +72,11 @@ def analyze_each(
         LightningFlopsError: a process was ended from outside.
     """
     tell = progress or (lambda words: None)
-    analyze = partial(_analyze, compared=compared, stepwise=stepwise, formulas=formulas)
+    analyze = partial(analyze_file, compared=compared, stepwise=stepwise, formulas=formulas)
     side_by_side = min(processes, len(files))
     if side_by_side > 1 and _are_worth_processes(files):
         return _by_processes(files, side_by_side, analyze, tell)
     return [analyze(file, tell=tell) for file in files]
-
-
-def _analyze(
-    file: str,
-    *,
-    compared: bool,
-    stepwise: bool,
-    formulas: Formulas | None,
-    tell: Callable[[str], object] | None = None,
-) -> AnalyzedTrace:
-    name, size = os.path.basename(file), os.path.getsize(file) if os.path.isfile(file) else None
-    of_all = f" of {size / _MB:,.0f}" if size else ""
-    progress = None if tell is None else lambda read: tell(f"reading {name}: {read / _MB:,.0f}{of_all} MB")
-    trace = load_trace(file, progress=progress)
-    if tell is not None:
-        tell(f"analyzing {name}: {len(trace):,} events")
-    return analyze_one(trace, compared=compared, formulas=formulas, stepwise=stepwise)
 
 
 def _are_worth_processes(files: Sequence[str]) -> bool:
