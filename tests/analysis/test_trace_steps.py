@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_flops.analysis.trace import analyze_trace
 from lightning_flops.analysis.trace.communication import overlap
 from lightning_flops.analysis.trace.phases import model_summary
 from lightning_flops.analysis.trace.scopes import overview
@@ -310,34 +309,6 @@ def test_a_loader_that_took_no_time_hides_no_operator() -> None:
     assert model_summary(trace(*events, data_loader(10, 0))).others == model_summary(trace(*events)).others
 
 
-def test_a_mark_in_which_a_step_only_begins_is_no_step() -> None:
-    steps = [event for number in range(3) for event in (step(number, 100 * number, 100), *calls(100 * number))]
-    loaded = trace(*steps, step(3, 300, 20), data_loader(300, 15), operator("aten::mm", 316, 2))
-    assert loaded.steps.numbers == (0, 1, 2)
-    assert step_times(loaded).mean.wall_us == 100
-    assert analyze_trace(loaded).notes == (
-        "Step 3 is left out: it has 1 calls of operators or kernels, and the median step 4.",
-    )
-
-
-def test_the_end_of_a_step_with_which_a_recording_begins_is_no_step() -> None:
-    loaded = trace(
-        *(step(7, 0, 30), operator("aten::mm", 20, 5)),
-        *(step(8, 30, 100), *calls(30), step(9, 130, 100), *calls(130)),
-    )
-    assert loaded.steps.numbers == (8, 9)
-    assert [cut.number for cut in loaded.steps.cut] == [7]
-
-
-def test_a_step_with_half_of_the_usual_calls_or_in_the_middle_is_one() -> None:
-    half = (step(2, 200, 100), *calls(200, number=2))
-    loaded = trace(step(0, 0, 100), *calls(0), step(1, 100, 100), *calls(100), *half)
-    assert loaded.steps.numbers == (0, 1, 2)
-    small = (step(1, 100, 100), *calls(100, number=1))
-    loaded = trace(step(0, 0, 100), *calls(0), *small, step(2, 200, 100), *calls(200))
-    assert (loaded.steps.numbers, loaded.steps.cut) == ((0, 1, 2), ())
-
-
 def test_without_operators_a_step_has_the_kernels_that_were_launched_in_it() -> None:
     launched = [
         event for number in (1, 2, 3, 4) for event in (launch(number, 10 + number), kernel(number, 50 * number, 9))
@@ -349,8 +320,3 @@ def test_without_operators_a_step_has_the_kernels_that_were_launched_in_it() -> 
         step(0, 0, 100), *launched, step(1, 100, 100), *again, step(2, 200, 9), launch(9, 201), kernel(9, 800, 9)
     )
     assert loaded.steps.numbers == (0, 1)
-
-
-def calls(start: float, *, number: int = 4) -> tuple[Event, ...]:
-    """Operators, one after another."""
-    return tuple(operator("aten::mm", start + 10 * place, 5) for place in range(number))

@@ -19,7 +19,7 @@ from lightning_flops.analysis.trace.intervals import Ints, covered_within, disti
 from lightning_flops.analysis.trace.modules import calls_of_modules, occupied_by, own_host_ns, owned_device_events
 from lightning_flops.analysis.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
 from lightning_flops.analysis.trace.phases import launched_ns
-from lightning_flops.analysis.trace.structure import CutStep
+from lightning_flops.analysis.trace.whole_steps import OddMark
 from lightning_flops.schema.trace_comparison import TableName
 
 Clock = Literal["host", "device"]
@@ -45,7 +45,7 @@ class TraceBySteps:
     marked: bool
     numbers: tuple[int | None, ...]
     """The profiler's number of each step."""
-    cut: tuple[CutStep, ...]
+    odd: tuple[OddMark, ...]
     """Marks that are no steps of it."""
     tables: Mapping[tuple[TableName, Clock], StepSums]
     """Those that the trace has anything for."""
@@ -54,7 +54,7 @@ class TraceBySteps:
 def by_steps(trace: Trace) -> TraceBySteps:
     """What each thing in *trace* took in each step."""
     found = {(of, clock): sums for of, clock, sums in _tables(trace) if sums.names}
-    return TraceBySteps(marked=trace.steps.marked, numbers=trace.steps.numbers, cut=trace.steps.cut, tables=found)
+    return TraceBySteps(marked=trace.steps.marked, numbers=trace.steps.numbers, odd=trace.steps.odd, tables=found)
 
 
 def _tables(trace: Trace) -> Iterator[tuple[TableName, Clock, StepSums]]:

@@ -100,8 +100,8 @@ class _Run:
     """By rank."""
     steps: tuple[tuple[int, ...], ...]
     """For each step that is compared, its place in each of the traces."""
-    left_out: tuple[str, ...]
-    """Steps that are not compared, in sentences."""
+    odd: tuple[str, ...]
+    """Marks that are no steps, or may be none, in sentences."""
 
     @classmethod
     def of(cls, analyzed: Sequence[AnalyzedTrace], source: str) -> _Run:
@@ -117,7 +117,7 @@ class _Run:
         if len({steps.marked for _, steps in traces}) > 1:
             raise ComparisonError(f"the ranks of {source} cannot be compared: some traces have no marks of steps")
         alone = len(traces) == 1
-        notes = tuple(cut.words(source if alone else one.report.source) for one, steps in traces for cut in steps.cut)
+        notes = tuple(mark.words(source if alone else one.report.source) for one, steps in traces for mark in steps.odd)
         if alone:
             return cls(source, traces, tuple((place,) for place in range(len(traces[0][1].numbers))), notes)
         places = [{number: place for place, number in enumerate(steps.numbers)} for _, steps in traces]
@@ -424,7 +424,7 @@ class _Comparing:
 
     def _note_limits(self) -> None:
         a, b = self._a, self._b
-        self._notes += [*a.left_out, *b.left_out]
+        self._notes += [*a.odd, *b.odd]
         if not a.marked:
             self._notes.append(
                 "The traces have no marks of steps: each is compared as a whole, which says something only if both "

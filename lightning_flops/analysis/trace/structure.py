@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace.intervals import Intervals, Ints, distinct, merge, order_by
 from lightning_flops.analysis.trace.names import Kind, host_collective, is_collective_kernel, step_number
+from lightning_flops.analysis.trace.whole_steps import OddMark, whole_steps
 
 if TYPE_CHECKING:
     from lightning_flops.analysis.trace.columns import Trace
@@ -39,26 +39,6 @@ class Links:
     """For each lane, whether operators of a backward run in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CutStep:
-    """A marked step of which the recording holds a part alone."""
-
-    number: int
-    """The profiler's."""
-    calls: int
-    """Operators that began in it, or kernels launched, in a trace without operators."""
-    usual: float
-    """The same of the median step."""
-
-    def words(self, source: str = "") -> str:
-        """Why it is left out, in a sentence; *source* is what its run is called."""
-        of = f" of {source}" if source else ""
-        return (
-            f"Step {self.number}{of} is left out: it has {self.calls:,} calls of operators or kernels, and the median "
-            f"step {self.usual:,.0f}."
-        )
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
     """Steps in order of time; they do not overlap."""
@@ -74,8 +54,8 @@ class Steps:
     end_ns: Ints
     """With the device: up to the last event launched in the step, from where the step before it ended."""
 
-    cut: tuple[CutStep, ...] = ()
-    """Marks that are no whole steps, and are left out; what ran in them is outside of the steps."""
+    odd: tuple[OddMark, ...] = ()
+    """Marks that are no whole steps, and are left out, and those of which one may doubt it."""
 
     def __len__(self) -> int:
         """Steps."""
@@ -162,8 +142,7 @@ def find_steps(trace: Trace) -> Steps:
     A step begins where the one before it ended, if that is later than its own mark, so no moment is in two steps. What
     was launched before the first step and still runs in it puts off that step's start in the same way.
 
-    A loop that ends leaves a mark behind in which the next step only begins, and a recording may begin in the middle
-    of a step. So the first and the last mark are no steps if they have less than half as many calls as the median one.
+    The first and the last mark are left out where they are no whole steps: see ``whole_steps``.
     """
     numbers = {index: number for index, name in enumerate(trace.names) if (number := step_number(name)) is not None}
     marks = np.flatnonzero((trace.kind == Kind.ANNOTATION) & np.isin(trace.name, list(numbers)))
@@ -172,7 +151,15 @@ def find_steps(trace: Trace) -> Steps:
     marks = marks[np.argsort(trace.start_ns[marks], kind="stable")]
     host_start, host_end = trace.start_ns[marks], trace.end_ns[marks]
     host_end = np.minimum(host_end, np.append(host_start[1:], host_end[-1:]))
-    whole, cut = _whole_steps(trace, [numbers[int(name)] for name in trace.name[marks]], host_start, host_end)
+    has_operators = bool((trace.kind == Kind.OPERATOR).any())
+    whole, odd = whole_steps(
+        trace,
+        [numbers[int(name)] for name in trace.name[marks]],
+        mark_lanes=trace.lane[marks],
+        host_start=host_start,
+        host_end=host_end,
+        launched_ns=None if has_operators else _launched_ns(trace, trace.device_rows)[1],
+    )
     marks, host_start, host_end = marks[whole], host_start[whole], host_end[whole]
     start, end = host_start.copy(), host_end.copy()
     if trace.has_device:
@@ -186,32 +173,13 @@ def find_steps(trace: Trace) -> Steps:
         for index in range(len(start)):
             start[index] = max(start[index], end[index - 1]) if index else start[index]
             end[index] = max(start[index], end[index])
-    return Steps(True, tuple(numbers[int(name)] for name in trace.name[marks]), host_start, host_end, start, end, cut)
+    return Steps(True, tuple(numbers[int(name)] for name in trace.name[marks]), host_start, host_end, start, end, odd)
 
 
 def _launched_ns(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
     """For each device event in *rows* the call that launched it, or -1, and when; without a call, when it began."""
     calls = trace.links.launch[rows]
     return calls, np.where(calls >= 0, trace.start_ns[np.maximum(calls, 0)], trace.start_ns[rows])
-
-
-def _whole_steps(
-    trace: Trace, numbers: Sequence[int], host_start: Ints, host_end: Ints
-) -> tuple[slice, tuple[CutStep, ...]]:
-    """Which of the marks are whole steps, and the others."""
-    rows = np.flatnonzero(trace.kind == Kind.OPERATOR)
-    moments = trace.start_ns[rows] if len(rows) else _launched_ns(trace, trace.device_rows)[1]
-    step = np.searchsorted(host_start, moments, side="right") - 1
-    step = step[(step >= 0) & (moments < host_end[np.maximum(step, 0)])]
-    calls = np.bincount(step, minlength=len(numbers))
-    usual = float(np.median(calls))
-    first, last = 0, len(numbers)
-    if 2 * calls[-1] < usual:
-        last -= 1
-    if 2 * calls[0] < usual:
-        first += 1
-    cut = [*range(first), *range(last, len(numbers))]
-    return slice(first, last), tuple(CutStep(numbers[place], int(calls[place]), usual) for place in cut)
 
 
 def _whole_trace(trace: Trace) -> Steps:
