@@ -126,6 +126,59 @@ def embedding() -> tuple[nn.Module, Step]:
     return module, lambda: backward(module(tokens))
 
 
+def three_dimensions() -> tuple[nn.Module, Step]:
+    return of_module(
+        nn.Sequential(nn.Conv3d(2, 4, 3, stride=2, padding=1), nn.ConvTranspose3d(4, 2, 2, groups=2)), (2, 2, 5, 6, 7)
+    )
+
+
+def vectors() -> tuple[nn.Module, Step]:
+    def function(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.addmv(v, a, v) + torch.mv(a, v) + torch.addr(a, v, v).sum() + torch.inner(a, a).sum()
+
+    return of_module(Calls(function), (5, 5), (5,))
+
+
+def batches_of_products() -> tuple[nn.Module, Step]:
+    def function(m: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.addbmm(m, a, b) + torch.tensordot(a, b, dims=([0, 2], [0, 1])) + torch.linalg.multi_dot([m, m, m])  # type: ignore[no-any-return]
+
+    return of_module(Calls(function), (4, 4), (3, 4, 5), (3, 5, 4))
+
+
+def recurrent_cells() -> tuple[nn.Module, Step]:
+    def function(one: nn.Module, other: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return one(x)[0] + other(x)  # type: ignore[no-any-return]
+
+    return of_module(Calls(function, nn.LSTMCell(4, 6), nn.GRUCell(4, 6)), (3, 4))
+
+
+def grouped_queries() -> tuple[nn.Module, Step]:
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    return of_module(Calls(function), (2, 4, 10, 8), (2, 2, 10, 8), (2, 2, 10, 8))
+
+
+def experts() -> tuple[nn.Module, Step]:
+    rows, ends = torch.randn(24, 32, dtype=torch.bfloat16), torch.tensor([8, 16, 24], dtype=torch.int32)
+    weights = nn.Parameter(torch.randn(3, 32, 16, dtype=torch.bfloat16))
+    return nn.ParameterList([weights]), lambda: backward(torch._grouped_mm(rows, weights, offs=ends))
+
+
+def eight_bits() -> tuple[nn.Module, Step]:
+    a, b = torch.ones(32, 16), torch.ones(48, 16)
+    scale = torch.tensor(1.0)
+    whole = (a.to(torch.int8), b.to(torch.int8).t())
+    floating = (a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t())
+
+    def step() -> None:
+        torch._int_mm(*whole)
+        torch._scaled_mm(*floating, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+
+    return nn.Identity(), step
+
+
 def encoder() -> tuple[nn.Module, Step]:
     return of_module(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0), (2, 7, 16))
 
@@ -234,6 +287,13 @@ NETS = (
     recurrent,
     gated,
     embedding,
+    three_dimensions,
+    vectors,
+    batches_of_products,
+    recurrent_cells,
+    grouped_queries,
+    experts,
+    eight_bits,
     encoder,
     without_reentry,
     with_reentry,
