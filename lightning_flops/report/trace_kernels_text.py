@@ -17,12 +17,17 @@ def kernel_lines(report: TraceReport, view: View) -> list[str]:
     if report.kernels is None or report.kernel_summary is None:
         return []
     summary = report.kernel_summary
+    told = summary.tensor_core_ratio is not None
     lines = view.section(
-        "Kernels", "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
+        "Kernels",
+        "TC: whether the operator can use tensor cores / whether the kernel's name says that it did."
+        if told
+        else "Which ran on tensor cores is n/a: none computes, or the names are AMD's or Intel's, which do not tell.",
     )
     lines += view.line("kernels", f"{plain(summary.calls)} in {us(summary.total_us)}")
-    lines += view.line("time on tensor cores", percent(summary.tensor_core_ratio))
-    lines += view.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio))
+    if told:
+        lines += view.line("time on tensor cores", percent(summary.tensor_core_ratio))
+        lines += view.line("time in operators that can use them", percent(summary.tensor_core_eligible_ratio))
     of_all = f"{percent(summary.short_calls_ratio)} of the kernels, {percent(summary.short_time_ratio)} of their time"
     lines += view.line(f"shorter than {SHORT_KERNEL_LIMIT_US} us", of_all)
     shown = view.first(
@@ -38,13 +43,13 @@ def kernel_lines(report: TraceReport, view: View) -> list[str]:
             name,
             plain(row.calls),
             *statistics(row.device),
-            f"{yes(row.tensor_cores_eligible)}/{yes(row.tensor_cores)}",
+            *([f"{yes(row.tensor_cores_eligible)}/{yes(row.tensor_cores)}"] if told else []),
             plain(row.blocks_per_sm),
             percent(None if row.occupancy_percent is None else row.occupancy_percent / 100),
         ]
         for name, row in zip(names, shown, strict=True)
     ]
-    head = ["kernel", "calls", *STATISTICS, "TC", "blocks/SM", "occupancy"]
+    head = ["kernel", "calls", *STATISTICS, *(["TC"] if told else []), "blocks/SM", "occupancy"]
     lines += ["", *view.table(head, rows, least_width=6), *view.more(report.kernels)]
     return [*lines, *_launch_shapes(shown, names, view)]
 

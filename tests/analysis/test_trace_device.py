@@ -14,9 +14,14 @@ from lightning_flops.analysis.trace.device import (
     launch_statistics,
 )
 from lightning_flops.analysis.trace.durations import durations_of, group_by
-from lightning_flops.analysis.trace.names import collective_of_kernel, may_use_tensor_cores, uses_tensor_cores
+from lightning_flops.analysis.trace.names import (
+    collective_of_kernel,
+    may_use_tensor_cores,
+    multiplies,
+    uses_tensor_cores,
+)
 from lightning_flops.analysis.trace.scopes import device_summary
-from lightning_flops.schema.trace_events import IdleTime
+from lightning_flops.schema.trace_events import IdleTime, KernelSummary
 from lightning_flops.schema.trace_steps import DeviceMetrics
 from tests.analysis.spans import columns
 from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
@@ -192,10 +197,77 @@ def test_names_of_tensor_core_kernels_are_known(name: str) -> None:
         "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 512, true, 1>",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
         "triton_poi_fused_add_relu_0",
+        "SubTensorOpWithScalar1d",
     ],
 )
 def test_names_of_other_kernels_are_not_taken_for_them(name: str) -> None:
     assert not uses_tensor_cores(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0",  # rocBLAS, hipBLASLt
+        "void ck::kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle<ck::GridwiseGemmMultipleD_xdl_cshuffle<float> >",
+        "miopenSp3AsmConv_v30_3_1_gfx9_fp32_f2x3_stride1",
+        "attn_fwd.kd",  # AOTriton
+        "bwd_kernel_dk_dv.kd",
+        "gen_conv_kernel",  # oneDNN on Intel's GPUs
+        "matmul_kernel",  # Triton's tutorial
+        "_chunk_scan_fwd_kernel",  # Mamba 2
+        "fused_moe_kernel",
+        "triton_tem_fused_mm_0",
+    ],
+)
+def test_kernels_that_multiply_are_known_by_the_names_of_other_libraries_and_vendors(name: str) -> None:
+    assert multiplies(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_convert_element_type_0",
+        "triton_red_fused_native_layer_norm_1",
+        "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
+        "MIOpenBatchNormFwdTrainSpatial",
+        "SubTensorOpWithScalar1d",
+        "void moe::align_block_size_kernel<int>",
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+    ],
+)
+def test_kernels_that_do_not_are_not_taken_for_them(name: str) -> None:
+    assert not multiplies(name)
+
+
+@pytest.mark.parametrize(
+    ("call", "devices"),
+    [
+        ("hipLaunchKernel", []),
+        ("urEnqueueKernelLaunch", []),
+        ("zeCommandListAppendLaunchKernel", []),
+        ("cudaLaunchKernel", [{"id": 0, "name": "AMD Instinct MI250X"}]),
+        ("cudaLaunchKernel", [{"id": 0, "name": "Intel(R) Data Center GPU Max 1550"}]),
+    ],
+)
+def test_of_other_vendors_kernels_it_is_not_known_which_ran_on_matrix_cores(
+    call: str, devices: list[dict[str, Any]]
+) -> None:
+    def summary(call: str, devices: list[dict[str, Any]]) -> KernelSummary:
+        found = kernel_summary(
+            trace(
+                operator("aten::mm", 0, 10),
+                {**launch(1, 2), "name": call},
+                kernel(1, 5, 10, name="flash_fwd"),
+                deviceProperties=devices,
+            )
+        )
+        assert found is not None
+        return found
+
+    other = summary(call, devices)
+    assert (other.tensor_core_ratio, other.tensor_core_eligible_ratio) == (None, None)
+    nvidia = summary("cudaLaunchKernel", [{"id": 0, "name": "NVIDIA A100-SXM4-40GB"}])
+    assert (nvidia.tensor_core_ratio, nvidia.tensor_core_eligible_ratio) == (1.0, 1.0)
 
 
 def test_products_convolutions_attention_and_recurrent_layers_may_use_tensor_cores() -> None:

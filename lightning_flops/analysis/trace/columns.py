@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lightning_flops.analysis.trace import structure
 from lightning_flops.analysis.trace.intervals import Floats, Intervals, Ints, merge
-from lightning_flops.analysis.trace.names import Kind
+from lightning_flops.analysis.trace.names import Kind, is_of_another_vendor
 from lightning_flops.errors import LightningFlopsError
 from lightning_flops.records import RecordedInputs
 
@@ -176,6 +176,14 @@ class Trace:
     def has_device(self) -> bool:
         """Whether anything ran on an accelerator; False for a CPU trace, whose device figures are all unknown."""
         return bool(self.on_device.any())
+
+    @cached_property
+    def names_tell_tensor_cores(self) -> bool:
+        """Whether kernels have NVIDIA's names, which tell of tensor cores; those of AMD and Intel do not."""
+        if any(is_of_another_vendor(device=one.name) for one in self.devices):
+            return False
+        calls = self.names_where(lambda name: is_of_another_vendor(runtime_call=name))
+        return not (calls & (self.kind == Kind.RUNTIME)).any()
 
     @cached_property
     def device_rows(self) -> Ints:

@@ -120,11 +120,12 @@ def kernel_summary(trace: Trace) -> KernelSummary | None:
     on_tensor_cores = trace.names_where(uses_tensor_cores)[rows] & computes
     eligible = _eligible(trace, rows) & computes
     short = lengths < SHORT_KERNEL_LIMIT_US * NS_PER_US
+    told = trace.names_tell_tensor_cores
     return KernelSummary(
         calls=len(rows),
         total_us=int(lengths.sum()) / NS_PER_US,
-        tensor_core_ratio=ratio(int(lengths[on_tensor_cores].sum()), computing_ns),
-        tensor_core_eligible_ratio=ratio(int(lengths[eligible].sum()), computing_ns),
+        tensor_core_ratio=ratio(int(lengths[on_tensor_cores].sum()), computing_ns) if told else None,
+        tensor_core_eligible_ratio=ratio(int(lengths[eligible].sum()), computing_ns) if told else None,
         short_calls_ratio=ratio(int(short.sum()), len(rows)),
         short_time_ratio=ratio(int(lengths[short].sum()), int(lengths.sum())),
     )

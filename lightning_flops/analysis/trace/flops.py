@@ -373,6 +373,8 @@ class CountedCalls:
         index = {dtype: place for place, dtype in enumerate(self.dtypes)}
         written = np.array([index[work.dtype] for work in self.counted.works], dtype=np.int64)
         dtypes = written[self.counted.work[self.rows]]
+        if not trace.names_tell_tensor_cores:
+            return dtypes
         events = trace.device_rows
         events = events[trace.names_where(uses_tensor_cores)[events]]
         launchers = trace.links.operator_of_launch[events]

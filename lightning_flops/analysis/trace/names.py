@@ -73,7 +73,9 @@ _FORWARD = re.compile(r"(^|[./ \]])(forward|training_step)$")
 _BACKWARD = re.compile(r"(^|[./ \]])backward$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 
-_DEVICE_COLLECTIVE = re.compile(r"nccl|rccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I)
+_DEVICE_COLLECTIVE = re.compile(
+    r"nccl|rccl|oneccl|mscclpp|cross_device_reduce|(one|two)_shot_all_reduce|multimem_all", re.I
+)
 _COLLECTIVE_OF_KERNEL = re.compile(r"(?:nccl|rccl)(?:Dev)?(?:Kernel_?)?([A-Z][A-Za-z]*)", re.I)
 
 _STARTS_OR_WAITS = re.compile(r"_?c10d(_functional\w*)?::|autograd::engine::|torch::autograd::")
@@ -84,7 +86,7 @@ _POINT_TO_POINT = frozenset(("send", "recv", "recvAnysource", "sendrecv"))
 _ALL_TO_ALL = re.compile(r"all_?to_?all", re.I)
 
 _TENSOR_CORE = re.compile(
-    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
+    r"[hi]mma|gmma|[hi]884|[hi]1688|16816|s161616|tensorop(?!withscalar)|_tensor\d|xmma|nvjet|s1688|tf32(?!x?_?simt)"
     r"|flash_(fwd|bwd)|pytorch_flash|fmha_v2|fmha_cutlass[fb]_(f16|bf16).*_sm(7[05]|8\d|9\d|1\d\d)"
     r"|cudnn_generated_fort_native_sdpa|cutlass3x_sm(90|1\d\d)|cutlass_\d+_wmma|device_kernel.*sm(90|100)",
     re.I,
@@ -98,8 +100,15 @@ _TENSOR_CORE_OPERATOR = re.compile(
 )
 
 _MATMUL_KERNEL = re.compile(
-    r"gemm|gemv|convolution|winograd|fmha|flash|attention|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop|convolve", re.I
+    r"gemm|gemv|conv(?!er)|winograd|fmha|flash|attention|attn|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop"
+    r"|matmul|(^|_)b?mm(_|$)|fused_moe|chunk_(scan|state|fwd|bwd)|marlin"  # as people call theirs in Triton and CUDA
+    r"|^Cijk_|xdl|bwd_kernel_d[kqv]",  # AMD's: of Tensile, Composable Kernel and AOTriton
+    re.I,
 )
+"""Patterns of names of kernels that multiply matrices, convolve or attend, of libraries and as people write them."""
+
+_OTHER_RUNTIME = re.compile(r"hip[A-Z]|ze[A-Z]|ur[A-Z]")
+_OTHER_DEVICE = re.compile(r"AMD|Radeon|Instinct|gfx\d|Intel", re.I)
 
 
 def step_number(name: str) -> int | None:
@@ -187,6 +196,11 @@ def uses_tensor_cores(name: str) -> bool:
     A trace tells no more than the name: a kernel with another name, such as one that Triton made, gives False.
     """
     return _TENSOR_CORE.search(name) is not None
+
+
+def is_of_another_vendor(*, device: str = "", runtime_call: str = "") -> bool:
+    """Whether a device, or a call into a runtime, is AMD's or Intel's, whose kernels have other names than NVIDIA's."""
+    return bool(_OTHER_DEVICE.search(device) or _OTHER_RUNTIME.match(runtime_call))
 
 
 @lru_cache(maxsize=4096)

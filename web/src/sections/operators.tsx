@@ -213,12 +213,17 @@ export function Kernels({ tables, of }: { tables: TraceReport; of: string }): JS
                 },
               ]
             : []),
-          {
-            key: "tensor",
-            label: "tensor cores",
-            value: (one) => Number(one.tensor_cores),
-            cell: (one) => (one.tensor_cores ? "yes" : one.tensor_cores_eligible ? "no, but could" : "no"),
-          },
+          ...(summary?.tensor_core_ratio != null // AMD's and Intel's names do not tell
+            ? [
+                {
+                  key: "tensor",
+                  label: "tensor cores",
+                  value: (one: KernelRow) => Number(one.tensor_cores),
+                  cell: (one: KernelRow) =>
+                    one.tensor_cores ? "yes" : one.tensor_cores_eligible ? "no, but could" : "no",
+                },
+              ]
+            : []),
           {
             key: "occupancy",
             label: "occupancy",
