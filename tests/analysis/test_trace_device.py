@@ -213,6 +213,7 @@ def test_names_of_other_kernels_are_not_taken_for_them(name: str) -> None:
         "attn_fwd.kd",  # AOTriton
         "bwd_kernel_dk_dv.kd",
         "gen_conv_kernel",  # oneDNN on Intel's GPUs
+        "micro_sdpa",
         "matmul_kernel",  # Triton's tutorial
         "_chunk_scan_fwd_kernel",  # Mamba 2
         "fused_moe_kernel",

@@ -100,7 +100,7 @@ _TENSOR_CORE_OPERATOR = re.compile(
 )
 
 _MATMUL_KERNEL = re.compile(
-    r"gemm|gemv|conv(?!er)|winograd|fmha|flash|attention|attn|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop"
+    r"gemm|gemv|conv(?!er)|winograd|fmha|flash|attention|attn|sdpa|triton_tem_|nvjet|_[hs]?cudnn_|[dw]grad|fprop"
     r"|matmul|(^|_)b?mm(_|$)|fused_moe|chunk_(scan|state|fwd|bwd)|marlin"  # as people call theirs in Triton and CUDA
     r"|^Cijk_|xdl|bwd_kernel_d[kqv]",  # AMD's: of Tensile, Composable Kernel and AOTriton
     re.I,
