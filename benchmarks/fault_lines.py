@@ -260,6 +260,10 @@ class Tripwire:
         sys.settrace(None)
         threading.settrace(None)
 
+    def by_place(self) -> dict[str, int]:
+        """How often each line has run, by ``file:number``."""
+        return {f"{file.removeprefix(_FOLDER)}:{line}": count for (file, line), count in self.hits.items()}
+
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         """A function is called: watch its lines if it is ours, or, where one line is meant, if that is among them."""
         code = frame.f_code
@@ -337,9 +341,8 @@ def outcome(train: Train, profiled: bool, wire: Tripwire, folder: str) -> dict[s
         seen["left"] += [
             f"torch: {name}" for name, value in torch_state_and_warnings().items() if value != before[name]
         ]
-    hits = {f"{Path(file).relative_to(PACKAGE)}:{line}": count for (file, line), count in wire.hits.items()}
     random_state = torch.get_rng_state().numpy().tobytes().hex()
-    return {**seen, "random": random_state, "said": heard.lines, "fired": wire.fired, "hits": hits}
+    return {**seen, "random": random_state, "said": heard.lines, "fired": wire.fired}
 
 
 # ---- many trials in one training
@@ -752,9 +755,10 @@ class Lines:
         }
 
     def _outcome(self, *, profiled: bool, wire: Tripwire | None = None) -> Answer:
+        counted = wire or Tripwire()
         with tempfile.TemporaryDirectory() as folder:
-            trial = partial(outcome, self._train, profiled, wire or Tripwire(), folder)
-            return answer_of(trial, timeout_sec=TRIAL_SEC)
+            trial = partial(outcome, self._train, profiled, counted, folder)
+            return answer_of(lambda: {**trial(), "hits": counted.by_place()}, timeout_sec=TRIAL_SEC)
 
     def trial(self, generator: random.Random, again: str) -> list[Fault]:
         """Raise at a line that is drawn, and in one of its first times or any of them."""
@@ -801,7 +805,7 @@ class Lines:
         branches = Branches(sites, tell)
         seen = outcome(self._train, True, Tripwire(choose=branches.choose), folder)
         if branches.forked is not None:
-            branches.forked.end_with(lambda: {**seen, "hits": {}})
+            branches.forked.end_with(lambda: seen)
 
     def faults_at(self, site: Site, error: str) -> list[Fault]:
         """What a failure at *site* does that it must not do."""
