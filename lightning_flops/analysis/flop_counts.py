@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeVar
 
-from lightning_flops.analysis.module_names import with_those_above, with_those_below
+from lightning_flops.analysis.module_names import with_those_below
 from lightning_flops.records import (
     OUTSIDE,
     FlopRecord,
@@ -200,22 +200,9 @@ class FlopCounts:
         """FLOPs of each operator, such as ``aten.mm``; operators that spent none are left out."""
         return _flops_by(self.record.cells, lambda cell: cell.operator)
 
-    def by_module_and_operator(self) -> dict[str, dict[str, PhaseFlops]]:
-        """FLOPs of each module, everything below it included, by operator; pairs that spent none are left out."""
-        cells: defaultdict[str, list[OperatorCell]] = defaultdict(list)
-        for cell in self.record.cells:
-            for name in with_those_above(cell.module):
-                cells[name].append(cell)
-        groups = {name: _flops_by(group, lambda cell: cell.operator) for name, group in cells.items()}
-        return _root_first({name: group for name, group in groups.items() if group})
-
     def by_dtype(self) -> dict[str, PhaseFlops]:
         """FLOPs by the dtype of the arithmetic, such as ``bfloat16`` or ``tf32``."""
         return _flops_by(self.record.cells, lambda cell: cell.dtype)
-
-    def bytes_by_module(self) -> dict[str, PhaseBytes]:
-        """Bytes read and written by each module with everything below it, by qualified name."""
-        return _root_first(with_those_below(self.own_bytes_by_module(), PhaseBytes()))
 
     def estimated_backward(self, recompute_fwd_factor: float = 0.0) -> int:
         """Backward FLOPs by the rule of thumb: twice the forward, plus *recompute_fwd_factor* times the forward.

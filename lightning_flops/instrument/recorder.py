@@ -151,22 +151,6 @@ class Recorder:
         """Whether a step was counted to its end."""
         return self._state.measured is not None
 
-    @property
-    def counted_shapes(self) -> tuple[Shapes, ...] | None:
-        """Batch shapes that identify a step with the same FLOPs as the counted one.
-
-        None before the counted step has ended, and if several different steps were counted. Also None if steps with
-        these shapes had other numbers of forwards, backwards or updates: then the shapes do not determine the FLOPs.
-        """
-        measured = self._state.measured
-        return None if measured is None else measured.telling_shapes
-
-    @property
-    def counted_updates(self) -> int | None:
-        """Updates in the counted step; None before it ended."""
-        measured = self._state.measured
-        return None if measured is None else measured.counted[0].signature.updates
-
     def open(self, *, steps_done: int) -> None:
         """The step that begins now is the one to count; *steps_done* steps of the run came before it."""
         self._window.steps_done = steps_done

@@ -178,8 +178,6 @@ class Measured:
     counter: PartCounter
     counted: list[StepRecord]
     """One step, or several where signatures keep changing."""
-    shapes: tuple[Shapes, ...]
-    """Of the batches of the first counted step."""
     modules: tuple[ModuleRecord, ...]
     times: Times | None
     """None where the device cannot be timed."""
@@ -192,12 +190,6 @@ class Measured:
     def variable(self) -> bool:
         """Signatures keep changing from step to step."""
         return self.times is not None and self.times.variable
-
-    @property
-    def telling_shapes(self) -> tuple[Shapes, ...] | None:
-        """Batch shapes that identify a step with the counted one's FLOPs; None if shapes do not determine them."""
-        deceive = self.times is not None and (self.times.variable or self.times.shapes_deceive)
-        return None if deceive else self.shapes
 
     def is_comparable(self, signature: StepSignature) -> bool:
         """Whether a step of this signature can be compared with what was counted."""
@@ -336,7 +328,7 @@ class _CountingSteps(State, ABC):
         counter = self._counter
         lower_bound = any(one.heavy for one in counter.flops.uncounted.values())
         window.counted(CountedStep(flops=counter.step_buckets, sampled=self.waiting, lower_bound=lower_bound))
-        return self._counted(record, tuple(step.batches))
+        return self._counted(record)
 
     def batch_was_abandoned(self) -> None:
         """Remove the counter again: if it was removed inside a backward, torch has put a part of it back."""
@@ -365,8 +357,8 @@ class _CountingSteps(State, ABC):
         return self
 
     @abstractmethod
-    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
-        """*step*, with batches of these shapes, was counted to its end; returns the next state."""
+    def _counted(self, step: StepRecord) -> State:
+        """*step* was counted to its end; returns the next state."""
 
 
 class Sampling(_CountingSteps):
@@ -390,20 +382,19 @@ class Sampling(_CountingSteps):
         self._counter.step_ends()
         return self._back
 
-    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+    def _counted(self, step: StepRecord) -> State:
         return self._back
 
 
 class Counting(_CountingSteps):
     """The window's first step is counted."""
 
-    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+    def _counted(self, step: StepRecord) -> State:
         window = self._window
         times = None if window.clock is None else Times(window.clock, step.signature)
         measured = Measured(
             counter=self._counter,
             counted=[step],
-            shapes=shapes,
             modules=describe_modules(window.root, whole=window.whole(), note=window.notes.add),
             times=times,
             timing_steps=window.timing_steps,
@@ -498,7 +489,7 @@ class CountingMore(_CountingSteps):
         self.measured = measured
         self._times = times
 
-    def _counted(self, step: StepRecord, shapes: tuple[Shapes, ...]) -> State:
+    def _counted(self, step: StepRecord) -> State:
         self.measured.counted.append(step)
         if len(self.measured.counted) < len(self._times.watched):
             return self

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from lightning_flops.report import layout
 from lightning_flops.schema.trace_steps import Durations
 
 SortKey = Literal["name", "calls", "total", "self", "mean", "max", "min", "flops", "rate", "bytes"]
-SORT_KEYS: tuple[str, ...] = get_args(SortKey)
 
 _Row = TypeVar("_Row")
 _DURATIONS = {"total": "total_us", "mean": "mean_us", "max": "max_us", "min": "min_us"}

@@ -36,6 +36,10 @@ Describe = Callable[[Shapes, int, bool, BatchTokens | None], tuple[int | None, S
 a step that it ended is known by."""
 
 
+def _not_described(*batch: object) -> tuple[int | None, StepKey | None]:
+    raise TypeError("a monitor that is given batches by `passed` needs `describe`")
+
+
 class _Clocks(NamedTuple):
     """The monitor's sums at one moment; all but the time itself only grow while the run trains."""
 
@@ -64,7 +68,7 @@ class Monitor:
         describe: returns, for a batch given to ``passed``, what ``batch`` gets at once; called in order for each.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe | None = None) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe = _not_described) -> None:
         self.now = now
         """The clock that events are stamped by."""
         self.log: list[tuple[Any, ...]] = []
@@ -178,7 +182,6 @@ class Monitor:
             ends_step: a step ended with it.
             tokens: those in it; None if it does not tell.
         """
-        assert self._describe is not None
         samples, key = self._describe(shapes, updates, ends_step, tokens)
         self._add_batch(at, samples, ends_step, key, tokens)
 
