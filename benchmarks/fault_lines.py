@@ -862,6 +862,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--below", nargs="*", metavar="PATH", help="only lines of files whose path begins so")
     parser.add_argument("--without", nargs="*", metavar="PATH", help="no lines of files whose path begins so")
+    parser.add_argument("--beyond", nargs="*", choices=RUNS, help="no lines that these trainings reach as well")
     parser.add_argument("--since", default="", metavar="COMMIT", help="only lines that were written after this commit")
     parser.add_argument("--output", type=Path, help="the page in which this training's row is written anew")
     options = parser.parse_args(arguments)
@@ -876,6 +877,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.without:
         others = tuple(options.without)
         lines.sites = {place: hits for place, hits in lines.sites.items() if not place.startswith(others)}
+    for other in options.beyond or ():
+        reached = lines_of_run(other)
+        lines.sites = {place: hits for place, hits in lines.sites.items() if place not in reached}
     if options.since:
         new = lines_since(options.since)
         lines.sites = {place: hits for place, hits in lines.sites.items() if place in new}
@@ -891,6 +895,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output:
         where = _listed(options.below) or "everything"
         where += f" but {_listed(options.without)}" if options.without else ""
+        where += f" beyond {_listed(options.beyond)}" if options.beyond else ""
         where += f" that is newer than {options.since}" if options.since else ""
         where += ", in their last time" if options.last else ""
         swept = f"{len(lines.sites):,}" if options.lines is None else f"{options.lines:,} of {len(lines.sites):,}"
@@ -903,6 +908,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _listed(paths: Sequence[str] | None) -> str:
     return ", ".join(f"`{path}`" for path in paths or ())
+
+
+def lines_of_run(run: str) -> frozenset[str]:
+    """Lines of ours that run in *run*, as ``file:number``; what it imports stays in another process."""
+
+    def reached() -> list[str]:
+        import_for(run)
+        return list(Lines(run).sites)
+
+    answer = answer_of(reached, timeout_sec=TRIAL_SEC)
+    if answer.failed:
+        raise RuntimeError(answer.failed)
+    return frozenset(answer.value)
 
 
 def lines_since(commit: str) -> frozenset[str]:
@@ -930,9 +948,9 @@ without the profiler, nothing is raised but the interrupt, nothing is left, and 
 excepted, and why, stands in `benchmarks/fault_lines.py`. Most failures are raised in forks of one training; those that
 cannot be, for there was another thread, in a training of their own.
 
-A row says what was found at its commit. "300 of 1,834" lines were drawn, and each was tried in one of its times. What
-no row of a training names was not tried in it by these runs. Until commit bccf427 a line's last time was not tried, but
-where it was drawn or was the first.
+A row says what was found at its commit. "300 of 1,834" lines were drawn, and each was tried in one of its times.
+"Beyond" a training are the lines that it does not reach. What no row of a training names was not tried in it by these
+runs. Until commit bccf427 a line's last time was not tried, but where it was drawn or was the first.
 
 | training | lines of | lines | failures | alone | faults | when |
 |---|---|---:|---:|---:|---:|---|
