@@ -8,6 +8,7 @@ from typing import Literal
 
 from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.rates import mean, peak_seconds, per_second, ratio, sum_if_all_known
+from lightning_flops.analysis.step_rates import NO_SAMPLES, NO_TOKENS
 from lightning_flops.records import RunContext
 from lightning_flops.schema.rank_record import RankSummary
 from lightning_flops.schema.ranks import DeviceGroup, JobRates
@@ -86,12 +87,12 @@ def build_job_rates(
             reasons[name] = _no_rate(summaries, amount, seconds, unknown)
         return value
 
-    tokens_per_sec = rate("tokens_per_sec", _tokens, global_step_sec, _NO_TOKENS)
+    tokens_per_sec = rate("tokens_per_sec", _tokens, global_step_sec, NO_TOKENS)
     rates = JobRates(
         mfu=_utilization(summaries, model),
         hfu=_utilization(summaries, hardware),
-        samples_per_sec=rate("samples_per_sec", _samples, global_step_sec, _NO_SAMPLES),
-        iter_samples_per_sec=rate("iter_samples_per_sec", _samples, _iter_sec, _NO_SAMPLES),
+        samples_per_sec=rate("samples_per_sec", _samples, global_step_sec, NO_SAMPLES),
+        iter_samples_per_sec=rate("iter_samples_per_sec", _samples, _iter_sec, NO_SAMPLES),
         tokens_per_sec=tokens_per_sec,
         tokens_per_sec_per_device=ratio(part=tokens_per_sec, whole=len(summaries)),
     )
@@ -101,10 +102,6 @@ def build_job_rates(
         if value is None:
             reasons[name] = _no_utilization(summaries, flops)
     return rates, reasons
-
-
-_NO_SAMPLES = "the batch size is not known; set batch_size"
-_NO_TOKENS = "how to count tokens was not said; set tokens_per_sample"
 
 
 def _samples(summary: RankSummary) -> float | None:

@@ -8,6 +8,8 @@ from lightning_flops.analysis.rates import mean, over_ranks, peak_seconds, per_s
 from lightning_flops.records import RunContext
 from lightning_flops.schema.step import DtypeFlops, Rates, StepFlops, TimingProfile
 
+NO_SAMPLES = "the batch size is not known; set batch_size"
+NO_TOKENS = "how to count tokens was not said; set tokens_per_sample"
 _NO_TIME = "no step was timed"
 _MIXED = "the times of these phases cannot be told apart"
 
@@ -140,9 +142,9 @@ def _missing(
             device = context.device_name or context.device_type
             return f"no dense peak is known for {', '.join(unknown)} on {device}; set peak_flops_per_sec"
     if name in ("samples_per_sec", "iter_samples_per_sec") and samples is None:
-        return "the batch size is not known; set batch_size"
+        return NO_SAMPLES
     if name in ("tokens_per_sec", "tokens_per_sec_per_device") and tokens is None:
-        return "how to count tokens was not said; set tokens_per_sample"
+        return NO_TOKENS
     if name == "data_wait_ratio":
         return _MIXED
     return "what was counted cannot be right"

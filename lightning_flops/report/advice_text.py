@@ -10,7 +10,7 @@ from lightning_flops.schema.advice import Advice
 from lightning_flops.text.printable import page
 from lightning_flops.units import percent
 
-_NOTHING = "Nothing that was measured is above its threshold."
+NO_ADVICE = "Nothing that was measured is above its threshold."
 
 
 def advice_lines(advice: Sequence[Advice], *, width: int | None = None) -> list[str]:
@@ -23,7 +23,7 @@ def advice_lines(advice: Sequence[Advice], *, width: int | None = None) -> list[
     width = WIDTH if width is None else min(width, WIDTH)
     lines = [title("Advice", width=min(width, TITLE_WIDTH))]
     if not advice:
-        return [*lines, _NOTHING]
+        return [*lines, NO_ADVICE]
     for index, one in enumerate(advice, start=1):
         number = f"{index}. "
         stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."
@@ -37,7 +37,7 @@ def advice_lines(advice: Sequence[Advice], *, width: int | None = None) -> list[
 def render_advice_markdown(advice: Sequence[Advice]) -> str:
     """The advice as a Markdown list, for a viewer's text page."""
     if not advice:
-        return f"{_NOTHING}\n"
+        return f"{NO_ADVICE}\n"
     items = []
     for index, one in enumerate(advice, start=1):
         stake = "" if one.stake is None else f" At stake: {percent(one.stake)} of the step."

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from lightning_flops.report.advice_text import NO_ADVICE
 from lightning_flops.report.layout import WIDTH, wrapped
 from lightning_flops.schema.advice import Advice
 from lightning_flops.schema.answer import Answer
@@ -221,7 +222,7 @@ def _module(name: str) -> str:
 def _try_first(answer: Answer, *, room: int) -> Iterator[str]:
     """The first pieces of advice in at most *room* lines, at least one each."""
     if not answer.advice:
-        yield "Nothing that was measured is above its threshold."
+        yield NO_ADVICE
         return
     for index, one in enumerate(answer.advice):
         lines = _in_lines(one, first="Then: " if index else "Try first: ", most=room - (len(answer.advice) - index - 1))

@@ -9,7 +9,13 @@ from lightning_flops.analysis.rank_names import name_ranks
 from lightning_flops.analysis.straggler_words import straggler_evidence
 from lightning_flops.records import RunContext
 from lightning_flops.report.layout import line, paragraph, table, title
-from lightning_flops.report.step_text import missing_rates_lines, time_unit
+from lightning_flops.report.step_text import (
+    HARDWARE_ROW,
+    MODEL_ROW,
+    ROWS_OF_A_FORWARD,
+    missing_rates_lines,
+    time_unit,
+)
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.ranks import (
     RankFigures,
@@ -151,11 +157,11 @@ def _flops_lines(profile: Profile, ranks: RanksProfile) -> list[str]:
         ("bwd (measured)", "backward"),
         ("recomputed in the bwd", "recompute"),
         ("optimizer", "optimizer"),
-        ("model FLOPs = fwd + bwd", "model"),
-        ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", "hardware"),
+        (MODEL_ROW, "model"),
+        (HARDWARE_ROW, "hardware"),
     ]
     if not profile.has_backward:
-        rows = [("fwd = model FLOPs", "forward"), ("hardware FLOPs = fwd - skipped", "hardware")]
+        rows = [("fwd = model FLOPs", "forward"), (ROWS_OF_A_FORWARD[HARDWARE_ROW], "hardware")]
     mark = f"{_number_of(ranks)} ranks" if ranks.absences else f"all {plain(ranks.world_size)} ranks"
     least = "at least, " if ranks.lower_bound else ""
     cells = [

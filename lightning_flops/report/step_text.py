@@ -17,10 +17,13 @@ _MODULES_SHOWN = 3
 _NOT_OPERATORS = ("cuda", "inductor", "triton")
 """How names of kernels and graphs begin that are no operators."""
 
-_ROWS_OF_A_FORWARD = {
+MODEL_ROW = "model FLOPs = fwd + bwd"
+HARDWARE_ROW = "hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped"
+
+ROWS_OF_A_FORWARD = {
     "fwd": "fwd",
-    "model FLOPs = fwd + bwd": "model FLOPs = fwd",
-    "hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped": "hardware FLOPs = fwd - skipped",
+    MODEL_ROW: "model FLOPs = fwd",
+    HARDWARE_ROW: "hardware FLOPs = fwd - skipped",
 }
 """What the rows are called that are left where there is no backward and no optimizer."""
 
@@ -63,8 +66,8 @@ def flops_lines(profile: Profile) -> list[str]:
         ("recomputed in the bwd", mean.recompute, total.recompute),
         ("optimizer", mean.optimizer, total.optimizer),
         (skipped, mean.causal_skipped, total.causal_skipped),
-        ("model FLOPs = fwd + bwd", mean.model, total.model),
-        ("hardware FLOPs = fwd + bwd + recomputed + optimizer - skipped", mean.hardware, total.hardware),
+        (MODEL_ROW, mean.model, total.model),
+        (HARDWARE_ROW, mean.hardware, total.hardware),
     ]
     counted_steps = f"{len(profile.counted_steps)} {plural(profile.context.step_word, 2)}"
     head = ["", "FLOPs", f"all {counted_steps}" if several else "exact"]
@@ -78,7 +81,7 @@ def flops_lines(profile: Profile) -> list[str]:
             "bwd (measured)": (least.backward, most.backward),
             "recomputed in the bwd": (least.recompute, most.recompute),
             "optimizer": (least.optimizer, most.optimizer),
-            "model FLOPs = fwd + bwd": (profile.flops_spread.model_minimum, profile.flops_spread.model_maximum),
+            MODEL_ROW: (profile.flops_spread.model_minimum, profile.flops_spread.model_maximum),
         }
         head += ["min", "max"]
         for row in cells:
@@ -95,9 +98,9 @@ def flops_lines(profile: Profile) -> list[str]:
         for row in cells:
             row.append(si(profile.per_step(by_row[row[0]]), "B") if row[0] in by_row else "")
     if not profile.has_backward:
-        cells = [row for row in cells if row[0] in _ROWS_OF_A_FORWARD or row[0] == skipped]
+        cells = [row for row in cells if row[0] in ROWS_OF_A_FORWARD or row[0] == skipped]
         for row in cells:
-            row[0] = _ROWS_OF_A_FORWARD.get(row[0], row[0])
+            row[0] = ROWS_OF_A_FORWARD.get(row[0], row[0])
     attention = (
         "Attention counts the full score matrix, causal or not."
         if profile.settings.causal_attention == "full"
