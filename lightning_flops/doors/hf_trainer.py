@@ -311,15 +311,17 @@ class HfTraining:
 
     def _batches_pass(self, result: Any) -> None:
         """The Trainer has waited for the batches of a step, and nobody but the monitor needs to know of it."""
-        monitor, reader, passing = self.session.monitor, self.session.tokens, self._passing
+        session, passing = self.session, self._passing
+        monitor = session.monitor
         if monitor is None or monitor.fetch_since is None:
             return  # it is known already
         monitor.later((monitor.fetched, monitor.fetch_since, monitor.now()))
         monitor.fetch_since = None
         batches = result[0] if type(result) is tuple else result
-        passing.clear()
-        if reader.reads or self._batches.were_read or not isinstance(batches, (list, tuple)):
-            passing.extend(self._batches.passing(batches, reader))
+        if passing:
+            passing.clear()
+        if session.tokens.reads or self._batches.were_read or type(batches) is not list:
+            passing.extend(self._batches.passing(batches, session.tokens))
             return
         for batch in batches:
             passing.append((tensor_shapes(batch), None))

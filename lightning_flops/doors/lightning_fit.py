@@ -359,9 +359,8 @@ class LightningFit:
             steps: so many optimizer attempts there were then.
         """
         updates, self._last_global_step = steps - self._last_global_step, steps
-        self.session.flops.at_border = ends_step = updates > 0
         if self.session.monitor is not None:
-            self.session.monitor.passed(at, shapes, updates, ends_step)
+            self.session.monitor.passed(at, shapes, updates, updates > 0)
 
     def _consider_starts(self, batch: Any) -> None:
         """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""

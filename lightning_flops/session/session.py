@@ -352,7 +352,6 @@ class Session:
             at = monitor.now()
             monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
             spare.batches -= 1
-            self.flops.at_border = ends_step
             if logs:
                 self._write_reading(monitor)
             elif spare.batches and at < spare.until:
@@ -405,7 +404,6 @@ class Session:
         """
         if self.monitor is not None:
             self.spare.batches = max(0, self.spare.batches - 1)
-            self.flops.at_border = ends_step
             self.monitor.passed(at, shapes, updates, ends_step, tokens)
 
     def step_was_not_whole(self) -> None:
@@ -440,6 +438,7 @@ class Session:
         self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
     ) -> tuple[int | None, StepKey | None]:
         key = self.steps.book(shapes if tokens is None else known_by(shapes, tokens), updates, ends_step)
+        self.flops.at_border = ends_step
         if key is not None:
             self.flops.books.book(key, slowed=False)
         return self._meter.samples(None, shapes), key
