@@ -1,5 +1,16 @@
 import { expect, test } from "vitest";
-import { bytes, counted, duration, figure, listed, percent, plain, runsOf, si } from "../src/model/format";
+import {
+  bytes,
+  counted,
+  duration,
+  figure,
+  listed,
+  percent,
+  plain,
+  runsOf,
+  shortenedApart,
+  si,
+} from "../src/model/format";
 
 test("counts and rates have decimal prefixes, as in the text report", () => {
   expect(si(3.2e9, "FLOP/s")).toBe("3.2 GFLOP/s");
@@ -39,4 +50,24 @@ test("a figure of a comparison keeps six digits, and a count all of them", () =>
   expect(figure(777_570_484_224)).toBe("777,570,484,224");
   expect(figure(4545.4545)).toBe("4,545.45");
   expect(figure(null)).toBe("n/a");
+});
+
+test("names that are cut stay different", () => {
+  expect(shortenedApart(["void kernel<float>(float const*, int, (anonymous)::T)"], 21).values().next().value).toBe(
+    "kernel<float>",
+  );
+  const short = shortenedApart(
+    ["gemm", "void kernel_that_is_long_and_adds<float>", "void kernel_that_is_long_and_adds<half>"],
+    21,
+  );
+  expect([...short.values()]).toEqual(["gemm", "void kerne…dds<float>", "void kerne…adds<half>"]);
+  const [add, mul] = [
+    "at::elementwise_kernel<4, AddFunctor<float>, Array<char*, 3> >",
+    "at::elementwise_kernel<4, MulFunctor<float>, Array<char*, 3> >",
+  ];
+  const apart = shortenedApart([add, mul], 30);
+  expect([apart.get(add), apart.get(mul)]).toEqual([
+    "at::elemen…, AddFunctor<float…",
+    "at::elemen…, MulFunctor<float…",
+  ]);
 });

@@ -84,6 +84,44 @@ export function runsOf(numbers: readonly number[]): string {
   return parts.join(", ");
 }
 
+/**
+ * Each name cut to so many characters that different names stay different, as in the text report: a C++ function's
+ * arguments go first, then the middle, or, where names would then look the same, all up to where they begin to differ.
+ */
+export function shortenedApart(names: readonly string[], chars: number): Map<string, string> {
+  const alike = new Map<string, string[]>();
+  const tail = Math.floor((chars - 1) / 2);
+  for (const name of new Set(names)) {
+    const bare = name.length <= chars ? name : withoutArguments(name);
+    const short = bare.length <= chars ? bare : `${bare.slice(0, chars - 1 - tail)}…${bare.slice(-tail)}`;
+    alike.set(short, [...(alike.get(short) ?? []), name]);
+  }
+  const shown = new Map<string, string>();
+  const head = Math.floor(chars / 3);
+  for (const [short, group] of alike) {
+    const [first = ""] = group;
+    let same = 0;
+    while (group.length > 1 && same < first.length && group.every((name) => name[same] === first[same])) same += 1;
+    for (const name of group) {
+      const rest = name.slice(Math.max(same - 2, head));
+      const end = rest.length < chars - head ? rest : `${rest.slice(0, chars - head - 2)}…`;
+      shown.set(name, group.length === 1 ? short : `${name.slice(0, head)}…${end}`);
+    }
+  }
+  return shown;
+}
+
+/** `kernel<float>` of `void kernel<float>(float const*, int)`; a name that is no such function's as it is. */
+function withoutArguments(name: string): string {
+  if (!name.endsWith(")")) return name;
+  let open = 0;
+  for (let place = name.length - 1; place > 0; place -= 1) {
+    open += name[place] === ")" ? 1 : name[place] === "(" ? -1 : 0;
+    if (!open) return name.slice(0, place).replace(/^void /, "");
+  }
+  return name;
+}
+
 /** A figure of a comparison, to six digits: `figure(0.177592)` is "0.177592". */
 export function figure(value: number | null): string {
   if (value === null) return "n/a";

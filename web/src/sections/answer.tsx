@@ -59,7 +59,7 @@ function ProfileCards({ profile }: { profile: Profile }): JSX.Element {
   const { timing, flops, ranks } = profile;
   const job = ranks?.rates ?? profile.rates;
   const reasons: Record<string, string> = ranks?.unavailable ?? profile.unavailable;
-  const bound = profile.lower_bound ? "at least " : "";
+  const bound = profile.lower_bound ? "≥ " : "";
   const atLeast = (figure: string): string => (figure === "n/a" ? figure : bound + figure);
   const params = ranks ? ranks.params : profile.params;
   const peak = profile.memory?.run_peak_bytes ?? peakOf(profile);

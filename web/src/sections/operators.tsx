@@ -1,12 +1,14 @@
 import type { JSX } from "preact";
 import { useMemo } from "preact/hooks";
-import { bytes, counted, duration, NOT_AVAILABLE, percent, plain, si } from "../model/format";
+import { bytes, counted, duration, NOT_AVAILABLE, percent, plain, shortenedApart, si } from "../model/format";
 import { operatorRows, roofOf } from "../model/roofline";
 import { kernelFlops, launchWords, stepsOf } from "../model/trace";
 import type { KernelRow, Profile, TraceReport } from "../schema";
 import { SearchableGrid } from "../ui/grid";
 import { Section, ShareCell } from "../ui/section";
 import { Term } from "../ui/tip";
+
+const NAME_CHARS = 52;
 
 export function Operators({ profile }: { profile: Profile }): JSX.Element | null {
   const rows = useMemo(() => operatorRows(profile), [profile]);
@@ -128,6 +130,7 @@ export function Operators({ profile }: { profile: Profile }): JSX.Element | null
 export function Kernels({ tables, of }: { tables: TraceReport; of: string }): JSX.Element | null {
   const known = useMemo(() => kernelFlops(tables), [tables]);
   const { kernels, kernel_summary: summary } = tables;
+  const names = useMemo(() => shortenedApart(kernels?.map((one) => one.name) ?? [], NAME_CHARS), [kernels]);
   if (!kernels?.length) return null;
   const steps = stepsOf(tables);
   const launched = kernels.some((one) => one.launch_shapes.length > 0);
@@ -162,7 +165,7 @@ export function Kernels({ tables, of }: { tables: TraceReport; of: string }): JS
             label: "kernel",
             text: true,
             value: (one) => one.name,
-            cell: (one) => <code title={one.name}>{one.name}</code>,
+            cell: (one) => <code title={one.name}>{names.get(one.name)}</code>,
           },
           {
             key: "time",

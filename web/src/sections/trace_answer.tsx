@@ -52,7 +52,7 @@ export function TraceAnswer(props: {
 
 function cardsOf(trace: TraceReport, figures: TraceFigures): Parameters<typeof Cards>[0]["cards"] {
   const { flops, device_metrics: devices, kernel_summary: kernels } = trace;
-  const bound = figures.lower_bound ? "at least " : "";
+  const bound = figures.lower_bound ? "≥ " : "";
   const atLeast = (figure: string): string => (figure === "n/a" ? figure : bound + figure);
   const noFlops = flops === null ? whyNoFlops(trace) : "";
   const busy = devices?.map((one) => one.utilization) ?? [];

@@ -81,7 +81,7 @@ export function TraceSteps({ trace }: { trace: TraceReport }): JSX.Element {
                     label: part,
                     word: "FLOPs",
                     value: (one: Row) => one.flops?.[part] ?? null,
-                    cell: (one: Row) => si(one.flops?.[part]),
+                    cell: (one: Row) => (one.flops ? `${mark(one)}${si(one.flops[part])}` : "n/a"),
                   })),
                 {
                   key: "mfu",
