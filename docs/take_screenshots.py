@@ -3,7 +3,8 @@
 Needs TensorBoard, and Debian's ``chromium``::
 
     python examples/train_digits.py
-    python -m docs.take_screenshots logs
+    python examples/train_digits.py --batch-size 64 --log-dir logs_of_64
+    python -m docs.take_screenshots logs --compared logs_of_64
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "resnet50_num_
 
 WIDTH = 1500
 FIRST_SCREEN = {"width": 1200, "height": 1050}
+WITH_MODULES = {"width": 1200, "height": 1560}
+"""The first screen and the icicle of modules below it."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 STARTUP_LIMIT_SEC = 120.0
 RENDERING_MS = 8_000  # TensorBoard says nowhere that its charts are drawn
@@ -78,6 +81,8 @@ def take(browser: Any, logs: Path, folder: Path) -> None:
     page.goto(newest_page(logs).resolve().as_uri())
     page.locator("main[aria-busy=false] #provenance").wait_for()
     page.screenshot(path=folder / "demo.png")
+    page.set_viewport_size(WITH_MODULES)
+    page.screenshot(path=folder / "page.png")
     with tensorboard(logs) as address:
         for name, (place, pressed, height) in PAGES.items():
             page = browser.new_page(viewport={"width": WIDTH, "height": height})
@@ -88,18 +93,26 @@ def take(browser: Any, logs: Path, folder: Path) -> None:
                 page.wait_for_timeout(RENDERING_MS)
             page.screenshot(path=folder / name)
             page.close()
+        page = browser.new_page(viewport=FIRST_SCREEN, color_scheme="dark")
+        page.goto(f"{address}/#lightning_flops")
+        tab = page.frame_locator("iframe").first
+        tab.locator("main[aria-busy=false] #provenance").wait_for()
+        tab.locator("nav a", has_text="Modules").click()
+        page.wait_for_timeout(RENDERING_MS)
+        page.screenshot(path=folder / "page-tensorboard.png")
+        page.close()
 
 
-def take_trace(browser: Any, folder: Path) -> None:
-    """Photograph the first screen of the page of a trace."""
+def take_written(browser: Any, command: list[str], target: Path) -> None:
+    """Photograph the first screen of the page that a command of ours writes."""
     with tempfile.TemporaryDirectory() as made:
         written = Path(made) / "page.html"
-        command = [sys.executable, "-m", "lightning_flops", "trace", str(TRACE), "--html", str(written)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        whole = [sys.executable, "-m", "lightning_flops", *command, "--html", str(written)]
+        subprocess.run(whole, check=True, stdout=subprocess.DEVNULL)
         page = browser.new_page(viewport=FIRST_SCREEN)
         page.goto(written.as_uri())
         page.locator("main[aria-busy=false] #provenance").wait_for()
-        page.screenshot(path=folder / "page-trace.png")
+        page.screenshot(path=target)
 
 
 def main() -> None:
@@ -108,6 +121,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description="Take the pictures of the page and of TensorBoard in docs/.")
     parser.add_argument("logs", type=Path)
+    parser.add_argument("--compared", type=Path, metavar="LOGS", help="of another run, for the page of two")
     parser.add_argument("--to", type=Path, default=Path(__file__).parent / "images")
     options = parser.parse_args()
     options.to.mkdir(parents=True, exist_ok=True)
@@ -115,7 +129,10 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         try:
             take(browser, options.logs, options.to)
-            take_trace(browser, options.to)
+            take_written(browser, ["trace", str(TRACE)], options.to / "page-trace.png")
+            if options.compared is not None:
+                runs = [str(options.logs), str(options.compared)]
+                take_written(browser, ["compare", *runs], options.to / "page-compared.png")
         finally:
             browser.close()
 
