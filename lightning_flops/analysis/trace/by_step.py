@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from lightning_flops.analysis.trace.modules import calls_of_modules, occupied_by
 from lightning_flops.analysis.trace.operators import device_ns_of_operators, outermost_calls, self_host_ns
 from lightning_flops.analysis.trace.phases import launched_ns
 from lightning_flops.analysis.trace.whole_steps import OddMark
-from lightning_flops.schema.trace_comparison import TableName
+
+if TYPE_CHECKING:
+    from lightning_flops.schema.trace_comparison import TableName
 
 Clock = Literal["host", "device"]
 
