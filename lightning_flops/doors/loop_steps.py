@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lightning_flops.doors.plain_context import device_of
-from lightning_flops.instrument.batches import UNKNOWN, Shapes, tensor_shapes
+from lightning_flops.instrument.batches import UNKNOWN, Shapes, known_by, tensor_shapes
 from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
 from lightning_flops.session.replayed import Replayed
 
@@ -254,21 +254,22 @@ class LoopSteps:
     def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch = batch_of(args, kwargs)
         if self._batch_is_fetched:
-            self._learns_arguments(tensor_shapes(batch))
+            self.replayed.looks_left -= 1
+            self.replayed.learn(self._shapes, self._tokens, tensor_shapes(batch))
         else:
             self._takes_seen_arguments(batch if self._keeps_batch else (), self.sees(batch))
 
     @property
     def _looks_at_arguments(self) -> bool:
         """Whether the arguments of a forward of the running batch tell anything that is not known."""
-        replayed = self.replayed
-        return not self._batch_is_fetched or (replayed.looks_left > 0 and self._shapes not in replayed.known)
+        return not self._batch_is_fetched or (self.replayed.looks_left > 0 and self._learns_arguments)
 
-    def _learns_arguments(self, arguments: Shapes) -> None:
-        """The model is called with *arguments* on the running batch, which was fetched."""
-        if self._looks_at_arguments and not (self._others or len(self._together) > 1):
-            self.replayed.looks_left -= 1
-            self.replayed.learn(self._shapes, arguments)
+    @property
+    def _learns_arguments(self) -> bool:
+        """Whether the running batch was fetched, and with which arguments the model is called on it is not known."""
+        if not self._batch_is_fetched or self._others or len(self._together) > 1:
+            return False
+        return known_by(self._shapes, self._tokens) not in self.replayed.known
 
     def sees(self, batch: Any) -> Seen:
         """The shapes and the tokens of *batch*."""
@@ -276,10 +277,12 @@ class LoopSteps:
         return tensor_shapes(batch), tokens.of(batch) if tokens.reads else None
 
     def _takes_seen_arguments(self, kept: Any, seen: Seen) -> None:
-        if self._batch_is_fetched:
-            self._learns_arguments(seen[0])
+        if self._learns_arguments:
+            self.replayed.learn(self._shapes, self._tokens, seen[0])
+        elif self._batch_is_fetched:
+            return
         elif self._batch is None:
-            fetched = self.replayed.fetched_as(seen[0])
+            fetched = self.replayed.fetched_as(*seen)
             self._is_replayed = fetched is not None
             self._batch, self._tokens = kept, seen[1]
             self._shapes = seen[0] if fetched is None else fetched

@@ -415,7 +415,7 @@ class PlainLoop:
                     while kinds.startswith(_USUAL_STEP, place):
                         began, ended, shapes, tokens = facts[fact]
                         if (seen := facts[fact + 2]) is not None:
-                            steps.replayed.learn(shapes, seen[0])
+                            steps.replayed.learn(shapes, tokens, seen[0])
                         fact += _FACTS_OF_USUAL_STEP
                         place += len(_USUAL_STEP)
                         self._steps_done += 1

@@ -11,7 +11,7 @@ import torch
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
 from lightning_flops.instrument.torch_private.tensors import nested_sizes
-from lightning_flops.records import UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens
+from lightning_flops.records import PADDING_MARK, UNKNOWN_SHAPE, WITH_PADDING, WITHOUT_PADDING, BatchTokens
 from lightning_flops.text.json_text import is_too_long, shown
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -20,6 +20,9 @@ UNKNOWN = UNKNOWN_SHAPE
 
 _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
+
+_NO_TENSORS = (_FROM_LOADER, PADDING_MARK)
+"""What begins shapes that are no tensor's."""
 
 _MAX_DEPTH = 16  # a batch that nests deeper, or contains itself, is described down to here
 
@@ -90,13 +93,18 @@ def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
     return (*shapes, WITHOUT_PADDING if real == processed else WITH_PADDING)
 
 
+def of_tensors(shapes: Shapes) -> Shapes:
+    """Those of *shapes* that are a tensor's, without what tells of the whole batch."""
+    return tuple([shape for shape in shapes if shape[:1] != (PADDING_MARK,)])
+
+
 def samples_in(shapes: Shapes) -> int | None:
     """The first dimension that all tensors share, which is the number of samples by convention.
 
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
-    leading = {shape[0] for shape in shapes if shape and shape[0] != _FROM_LOADER}
+    leading = {shape[0] for shape in shapes if shape and shape[0] not in _NO_TENSORS}
     return leading.pop() if len(leading) == 1 else None
 
 

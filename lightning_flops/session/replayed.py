@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lightning_flops.instrument.batches import Shapes
+from lightning_flops.instrument.batches import Shapes, known_by
+from lightning_flops.records import BatchTokens
 
 _MOST = 64
 """Arguments that are looked at: this takes time, and lengths may be ever new."""
@@ -14,28 +15,41 @@ class Replayed:
     """Remembers with which arguments the model was called on which batch.
 
     Of a batch that was not fetched, the arguments of the model are all that is seen, and they may be a part of it: a
-    loss gets the labels. If the same arguments were those of a batch that was fetched, it is such a batch.
+    loss gets the labels, and a mask on a device is not read. If the same arguments were those of a batch that was
+    fetched, it is such a batch.
     """
 
     def __init__(self) -> None:
         self.known: set[Shapes] = set()
-        """Batches whose arguments need not be looked at any more."""
+        """What batches are known by whose arguments need not be looked at any more."""
         self.looks_left = _MOST
         """So many arguments are looked at."""
-        self._fetched_as: dict[Shapes, Shapes | None] = {}
-        """The batches by the arguments; None where those of several were the same."""
+        self._fetched_as: dict[Shapes, dict[Shapes, Shapes]] = {}
+        """By the arguments: what the batches are known by, and the shapes of each."""
 
-    def learn(self, fetched: Shapes, arguments: Shapes) -> None:
+    def learn(self, fetched: Shapes, tokens: BatchTokens | None, arguments: Shapes) -> None:
         """The model was called with these *arguments* on a batch that was *fetched*; both by their shapes.
 
         If the arguments are no part of the batch, they may be those of a piece of it.
-        """
-        self.known.add(fetched)
-        if arguments and not Counter(arguments) - Counter(fetched):
-            before = self._fetched_as.setdefault(arguments, fetched)
-            if before != fetched:
-                self._fetched_as[arguments] = None
 
-    def fetched_as(self, arguments: Shapes) -> Shapes | None:
-        """The batch whose *arguments* these are; None if that is not known."""
-        return self._fetched_as.get(arguments)
+        Args:
+            fetched: the batch.
+            tokens: those that were found in it.
+            arguments: of the model.
+        """
+        if len(self.known) >= _MOST:
+            return
+        known = known_by(fetched, tokens)
+        self.known.add(known)
+        if arguments and not Counter(arguments) - Counter(fetched):
+            self._fetched_as.setdefault(arguments, {})[known] = fetched
+
+    def fetched_as(self, arguments: Shapes, tokens: BatchTokens | None) -> Shapes | None:
+        """What the batch is known by whose *arguments* these are, with these *tokens*; None if that is not known."""
+        batches = self._fetched_as.get(arguments, {})
+        shapes = set(batches.values())
+        if len(shapes) != 1:
+            return None
+        if (tokens is None or tokens.real is None) and len(batches) == 1:
+            return next(iter(batches))
+        return shapes.pop()

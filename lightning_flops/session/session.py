@@ -21,7 +21,7 @@ from lightning_flops.analysis.peak_flops import peak_for
 from lightning_flops.analysis.rates import padding_ratio, peak_seconds
 from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
-from lightning_flops.instrument.batches import Shapes, known_by
+from lightning_flops.instrument.batches import Shapes, known_by, of_tensors
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
@@ -338,7 +338,8 @@ class Session:
 
         Args:
             batch: what the step was given; an empty tuple if no setting needs it.
-            shapes: shapes of its tensors before the step, because the step may have changed it.
+            shapes: shapes of its tensors before the step, because the step may have changed it; perhaps with what else
+                the batch is known by.
             updates: optimizer attempts that belong to it.
             ends_step: a global step ends with it.
             logs: the run logs its own metrics at the step that ends.
@@ -453,7 +454,7 @@ class Session:
             told = None if tokens is None else tokens.real
             if told is None:
                 told = self._meter.tokens(batch, samples)
-            recorder.end_batch(shapes=shapes, samples=samples, tokens=told, ends_step=ends_step)
+            recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
         if counted and not recorder.sampling:
             self.flops.window_counts(tokens)
         if counted and self.micro_batch_size is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightning_flops.instrument.batches import tensor_shapes
+from lightning_flops.instrument.batches import known_by, tensor_shapes
 from lightning_flops.instrument.patches import Make, Patches
 from lightning_flops.instrument.timing.phase_timer import Mark
 from lightning_flops.session.noted_calls import FETCH, MOST_KINDS, NO_BATCH, UPDATE
@@ -236,7 +236,10 @@ class Taps:
                             if noted.hands_over is not None:
                                 found = noted.hands_over(found)
                             known = noted.replayed
-                            looks = found is not None and known.looks_left > 0 and found[0] not in known.known
+                            looks = False
+                            if found is not None and known.looks_left > 0:
+                                shapes = found[0] if found[1] is None else known_by(*found)
+                                looks = shapes not in known.known
                             noted.has_batch = found is not None and not looks
                             known.looks_left -= looks
                             noted.kinds.append(NO_BATCH if found is None else FETCH)

@@ -354,6 +354,24 @@ def test_pieces_of_a_batch_are_no_batches_that_were_fetched(monkeypatch: pytest.
     assert [sentence for sentence in run["notes"] if "on pieces of one that was" in sentence]
 
 
+@pytest.mark.parametrize("twice", [False, True], ids=["usual", "two forwards"])
+def test_the_arguments_of_64_kinds_of_batches_are_looked_at(twice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ever_new(run: Run) -> None:
+        run.loader = DataLoader([torch.ones(rows, 3) for rows in range(1, 121)], batch_size=None)  # type: ignore[arg-type]
+        for rows in run.loader:
+            if twice:
+                run.model(rows)
+            run.backward(rows)
+            run.update()
+        calls: NotedCalls = run.profiler._loop._calls  # type: ignore[union-attr]
+        calls.stop()
+        looked_at.append(calls.replayed.known)
+
+    looked_at: list[set[Any]] = []
+    found(ever_new, monkeypatch, every=1000, timer_only=True)
+    assert looked_at == [{((rows, 3),) for rows in range(1, 65)}]
+
+
 def test_a_step_without_end_is_not_noted_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     longest = 0
 

@@ -6,12 +6,14 @@ import functools
 import random
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_flops import FlopsProfilerCallback, Profile, profile_training, render_text
 from lightning_flops.analysis.step_laws import StepKey, StepLaws
@@ -171,6 +173,39 @@ def test_what_kernels_skip_without_padding_is_not_known_before_such_a_step_was_c
     assert summary.hardware_flops is None
     assert "a mask may decide" in summary.unavailable["hardware_flops"]
     assert "Hardware FLOPs are n/a: steps with padding" in " ".join(render_throughput(summary).split())
+
+
+class Far(torch.Tensor):
+    """Stands in for a tensor on a device: work on it gives ordinary tensors, and none of its values is to be read."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        return result.as_subclass(torch.Tensor) if isinstance(result, torch.Tensor) else result
+
+
+@pytest.mark.parametrize("padded_rows", [(2, 2), (2, 0)], ids=["all padded", "some padded"])
+def test_batches_that_are_used_again_on_a_device_have_the_padding_with_which_they_were_fetched(
+    padded_rows: tuple[int, int],
+) -> None:
+    """From the second pass on only what the model gets is seen, and its mask is on the device."""
+    masks = [torch.ones(3, 12, dtype=torch.long) for _ in range(20)]
+    for index, mask in enumerate(masks):
+        mask[: padded_rows[index % 2], 7:] = 0
+    data = [{"input_ids": torch.randint(VOCAB, (3, 12)), "attention_mask": mask} for mask in masks]
+    loader: DataLoader[Any] = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with profile_training(model, optimizer, **{**SETTINGS, "log_every_n_steps": 1000}) as profiler:
+        for batch in islice(cycle(loader), 3 * len(data)):
+            train(model, optimizer, {name: tensor.as_subclass(Far) for name, tensor in batch.items()})
+    summary = profiler.throughput
+    assert summary is not None
+    if padded_rows == (2, 2):
+        assert (summary.steps_unknown, summary.model_flops) == (0, 60 * 3 * one_sequence(12))
+    else:  # of which kind a batch is that is used again, nobody knows
+        assert summary.steps_unknown > 0 and summary.model_flops is None
 
 
 def test_the_windows_own_report_has_the_law_in_words_and_the_steps_by_length() -> None:
