@@ -88,7 +88,8 @@ class PipelineSteps:
             "train_batch",
             make.around(self._train_batch_begins, self._train_batch_ends, fails=self._train_batch_fails),
         )
-        taps.replace(engine, "eval_batch", make.outside_of_steps("validation"))
+        waits, evaluates = make.before(self._door.session.check_waits), make.outside_of_steps("validation")
+        taps.replace(engine, "eval_batch", lambda evaluate: waits(evaluates(evaluate)))
         taps.replace(engine, "save_checkpoint", make.outside_of_steps("checkpoint"))
         if self._loads and self._door.names.has(engine, "_next_batch"):
             taps.replace(
@@ -157,6 +158,9 @@ class PipelineSteps:
 
     def nothing_fetched(self, iterator: Any) -> None:
         """Nothing: the micro-batches are known from the engine."""
+
+    def loader_is_used_up(self) -> None:
+        """Nothing to do: ``train_batch`` tells where a step begins and ends."""
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Nothing to do: ``train_batch`` is a whole step, which a loop leaves unfinished only by an exception."""

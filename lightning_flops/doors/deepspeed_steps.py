@@ -55,6 +55,8 @@ class EngineSteps:
         if not self._steps.on_its_thread():
             return False
         self._steps.no_loss_follows()
+        if not self._steps.evaluating:
+            self._steps.batch_is_asked_for()
         return not self._steps.evaluating
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
@@ -62,6 +64,11 @@ class EngineSteps:
 
     def nothing_fetched(self, iterator: Any) -> None:
         """Nothing: the batch is what the engine's forward gets."""
+
+    def loader_is_used_up(self) -> None:
+        """A loader that was asked for a batch has no more."""
+        if self._steps.on_its_thread():
+            self._steps.loader_is_used_up()
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -118,10 +125,10 @@ class EngineSteps:
         """``engine.step`` begins: returns whether it is going to update, and the number of updates before it."""
         updates = int(self._engine.global_steps)
         steps = self._steps
-        if not (self._door.session.window.marking or steps.evaluating):
+        if not (self._door.session.window.marking or steps.outside):
             return False, updates
         steps.no_loss_follows()
-        steps.evaluation_ends()
+        steps.returns_to_steps()
         # An engine that leaves the border to its user says that it is at the border only while its step runs.
         at_border = self._leaves_the_border_to_its_user() or bool(self._engine.is_gradient_accumulation_boundary())
         marked = at_border and steps.is_whole
@@ -154,7 +161,7 @@ class EngineSteps:
     def _mode_changes(self, training: bool = True) -> None:
         """The engine is put into training or evaluation mode."""
         if training:
-            self._steps.evaluation_ends()
+            self._steps.returns_to_steps()
             return
         self._steps.looks_left("evaluation", "engine.eval() was called")
         self._steps.evaluation_may_begin()

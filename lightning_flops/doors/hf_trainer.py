@@ -347,6 +347,9 @@ class HfTraining:
     def _epoch_begins(self) -> None:
         self._between_epochs = False
         self.session.epoch_begins()
+        window = self.session.window
+        if window.marking and not window.in_scope:  # the epoch's first step is counted
+            window.enter_scope()
 
     # ---- the parts of a step
 

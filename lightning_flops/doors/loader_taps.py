@@ -54,6 +54,9 @@ class Loop(Protocol):
     def nothing_fetched(self, iterator: Any) -> None:
         """*iterator* was asked for a batch, which was for a step, and has raised."""
 
+    def loader_is_used_up(self) -> None:
+        """An iterator has no more batches: what follows may be the end of an epoch."""
+
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
 
@@ -117,6 +120,7 @@ class LoaderTaps:
             self,
             LoaderTaps._monitored_fetch_begins,
             LoaderTaps._monitored_fetch_ends,
+            LoaderTaps._no_more,
             calls=self._calls,
         )
 
@@ -184,6 +188,11 @@ class LoaderTaps:
         elif self._takes_batches:
             self._loop.batch_fetched(call[0], batch)
 
+    def _no_more(self) -> None:
+        """An iterator that was asked for a batch which would have been for a step has no more."""
+        if not self._fetching:  # or its end will tell, when the wait is over
+            self._loop.loader_is_used_up()
+
     # ---- for the window
 
     def _fetch_begins(self, iterator: Any) -> bool | None:
@@ -215,6 +224,7 @@ class LoaderTaps:
         self._session.leave()
         if isinstance(error, StopIteration):
             self._iterator_is_used_up = True
+            self._loop.loader_is_used_up()
         else:
             self._loop.interrupted(error)
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from lightning_flops.records import BatchTokens
     from lightning_flops.session.session import Session
 
-_EVALUATION = "validation"
+_EVALUATION, _RESTART = "validation", "epoch restart"
+"""What runs outside of all steps, as under Lightning."""
 
 _NOTED_BATCHES = 250
 """So many batches are noted at most before the session is told of them."""
@@ -96,8 +97,14 @@ class LoopSteps:
     ) -> None:
         self.told_of: float | None = None
         """When that happened which the door was told of later; None: it happens now."""
-        self.evaluating = False
-        """What runs now belongs to no step."""
+        self.outside = ""
+        """Why what runs now belongs to no step; empty if it does."""
+        self._used_up = False
+        """The loader has no more batches, and the step of its last one has not ended."""
+        self._between_epochs = False
+        """The loader had no more batches, and nothing of a step has run since."""
+        self._epoch_begins = False
+        """No batch was asked for since."""
         self.is_whole = is_whole
         """Everything of the running step was seen."""
         self.micro_step_is_over = False
@@ -156,6 +163,11 @@ class LoopSteps:
         """A step has begun and has not ended."""
         return not self._at_border
 
+    @property
+    def evaluating(self) -> bool:
+        """What runs now is an evaluation."""
+        return self.outside == _EVALUATION
+
     @functools.cached_property
     def _session(self) -> Session:
         return self._door.session
@@ -178,8 +190,7 @@ class LoopSteps:
         if self._thread != get_ident() and self._thread is not None:
             return False
         self._loss_may_follow = False
-        if self.evaluating:
-            self.evaluation_ends()
+        self.returns_to_steps()
         return True
 
     # ---- batches
@@ -328,11 +339,11 @@ class LoopSteps:
         return marked
 
     def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._at_border and not self._model.training and self._is_evaluation():
-            self.evaluation_begins()
+        if self._at_border and self._is_evaluation():
+            self._leaves_steps(_EVALUATION)
             return False
-        if self.evaluating:
-            self.evaluation_ends()
+        if self.outside:
+            self.returns_to_steps()
         begins = self._begins_batch()
         session = self._session
         window = session.window
@@ -404,7 +415,7 @@ class LoopSteps:
                 "A backward ran in what was taken for an evaluation, because the model was in evaluation mode: "
                 "the forwards before it are in no figure."
             )
-            self.evaluation_ends()
+        self.returns_to_steps()
         self.claims_loss()
         self._loss_may_follow = False
         session.enter("backward")
@@ -495,6 +506,8 @@ class LoopSteps:
                 self._enter_scope()
         elif ends_step:
             self._door.loaders.fetches = self._batches_watched = 0
+        if self._used_up:
+            self._epoch_may_end()
 
     def _tells_of_unfetched(self) -> None:
         if self._has_taken:
@@ -504,7 +517,7 @@ class LoopSteps:
         """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
         session, monitor = self._session, self._session.monitor
         steps = min(steps, session.spare.batches, _NOTED_BATCHES // self.batches_a_step)
-        usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.evaluating)
+        usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.outside or self._used_up)
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
         if steps > 1 and usual and in_training and monitor is not None and not self._keeps_batch:
             calls.start(monitor, steps=steps, until=session.spare.until, has_batch=self._batch_is_fetched)
@@ -541,40 +554,79 @@ class LoopSteps:
     # ---- evaluation
 
     def _is_evaluation(self) -> bool:
-        """Whether a forward between two steps, of a model in evaluation mode, belongs to an evaluation.
+        """Whether a forward between two steps belongs to an evaluation.
 
-        It does if either gradients are off or the last step was trained in training mode. Once a training forward has
-        begun a step, everything that runs belongs to the step.
+        Of a model in evaluation mode it does if either gradients are off or the last step was trained in training mode.
+        Of another it does if gradients are off between two epochs. Once a training forward has begun a step, everything
+        that runs belongs to the step.
         """
+        if self._model.training:
+            return self._between_epochs and not torch.is_grad_enabled()
         return not torch.is_grad_enabled() or not self._trains_in_eval_mode
 
     def looks_at_mode(self) -> None:
         """Something of the loop begins that may belong to a step or to an evaluation, as the model's mode tells."""
-        if self._model.training:
-            if self.evaluating:
-                self.evaluation_ends()
-        else:
+        if not self._model.training:
             self.evaluation_may_begin()
+        elif self.evaluating:
+            self.returns_to_steps()
 
     def evaluation_may_begin(self) -> None:
         """The model is in evaluation mode, or soon will be: an evaluation begins, unless it trains in that mode."""
         if self._at_border and not self._trains_in_eval_mode and self.on_its_thread():
-            self.evaluation_begins()
+            self._leaves_steps(_EVALUATION)
 
-    def evaluation_begins(self) -> None:
-        """From here on what runs belongs to no step."""
-        if not self.evaluating:
-            self.evaluating = True
+    def _leaves_steps(self, name: str) -> None:
+        """From here on what runs belongs to no step, but to what has this *name*."""
+        if self.outside != name:
+            self._leaves_outside()
+            self.outside = name
             self._session.check_waits()
-            self._session.training_stops(_EVALUATION)
-            self._session.enter(_EVALUATION)
+            self._session.training_stops(name)
+            self._session.enter(name)
 
-    def evaluation_ends(self) -> None:
-        """What runs belongs to a step again."""
-        if self.evaluating:
-            self.evaluating = False
+    def _leaves_outside(self) -> None:
+        if self.outside:
+            name, self.outside = self.outside, ""
             self._session.leave()
-            self._session.training_goes_on(_EVALUATION)
+            self._session.training_goes_on(name)
+
+    def returns_to_steps(self) -> None:
+        """What runs belongs to a step again."""
+        self._leaves_outside()
+        if self._between_epochs:
+            self._between_epochs, self._epoch_begins = False, True
+            self._session.steps_of_epoch_begin()
+
+    # ---- epochs
+
+    def loader_is_used_up(self) -> None:
+        """The loop has asked for a batch, and its loader has no more: when the running step is done, an epoch is."""
+        if not self.outside:
+            self._used_up = True
+            self._epoch_may_end()
+
+    def _epoch_may_end(self) -> None:
+        """What runs from the end of an epoch to the first fetch of the next belongs to no step, as under Lightning."""
+        waits = self._ahead is not None or self._others or len(self._together) > 1
+        if waits or (self._batch is not None and not self._has_gradients) or self._forward_depth:
+            return
+        self._used_up, self._between_epochs = False, True
+        self._leaves_steps(_RESTART)
+        self._session.steps_of_epoch_end()
+
+    def batch_is_asked_for(self) -> None:
+        """The loop asks a loader for a batch that is for a step. If it is the first of an epoch, that begins."""
+        if self._between_epochs:
+            self.returns_to_steps()
+        if not self._epoch_begins:
+            return
+        self._epoch_begins = False
+        window = self._session.window
+        if self.is_whole and self.is_between_batches:
+            self._session.check_may_begin()
+            if window.marking and not window.in_scope:
+                self._enter_scope()
 
     # ---- a step that the loop leaves unfinished
 

@@ -256,7 +256,9 @@ class PlainLoop:
             if iterator is not None and not steps.evaluating:
                 self.loaders.looks_at(iterator)
         elif steps.evaluating:
-            steps.evaluation_ends()
+            steps.returns_to_steps()
+        if iterator is not None and not steps.evaluating:
+            steps.batch_is_asked_for()
         return not steps.evaluating
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
@@ -272,6 +274,11 @@ class PlainLoop:
     def nothing_fetched(self, iterator: Any) -> None:
         """*iterator* has no more: a loader that has read ahead hands over its last batch now."""
         self._is_fetched(iterator, None)
+
+    def loader_is_used_up(self) -> None:
+        """A loader that was asked for a batch has no more."""
+        if self._steps.on_its_thread():
+            self._steps.loader_is_used_up()
 
     def _is_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
         ahead = self.loaders.ahead
@@ -516,7 +523,7 @@ class PlainLoop:
         if replaced and self.session.monitor is not None:
             self.session.monitor.drop_open_step()
         self._says_who_is_missing()
-        self._steps.evaluation_ends()
+        self._steps.returns_to_steps()
         self.session.window.leave_scope()
         self.session.finish(interrupted_by=error)
         self.session.take_out()

@@ -27,11 +27,16 @@ class Checks:
         """After so many steps of the run the next one is a check, if the run can afford it."""
         self.running = False
         """A check is running."""
+        self.began = 0
+        """Steps that were done when the latest one began."""
         self._laws = laws
         self._samples = samples
         self._wanted = wanted
         self._kinds: Iterable[StepKey] = ()
         self._was_new = False
+        self._planned: float = math.inf
+        self._expected: set[int] = set()
+        """Numbers of steps after which the next one is worth a check, whatever its number."""
 
     def window_closes(self, counted: Iterable[StepKey], *, steps_done: int) -> None:
         """A window has counted steps of these keys: from here on steps like them are checked now and then."""
@@ -39,34 +44,56 @@ class Checks:
         self._plan(steps_done=steps_done)
 
     def _plan(self, *, steps_done: int) -> None:
-        self.at = math.inf
+        self._wait_until(math.inf)
         if not self._wanted or self._samples.exhausted or not self._laws.foretells_kinds(self._kinds):
+            self._expected.clear()
             return
         # If samples are of no use, steps of new shapes are counted by checks, as they come.
         at_once = self._laws.wants_check or (self._laws.believes_samples is False and self._was_new)
-        self.at = steps_done if at_once else self._samples.next_check(steps_done=steps_done)
+        self._wait_until(steps_done if at_once else self._samples.next_check(steps_done=steps_done))
+
+    def _wait_until(self, planned: float) -> None:
+        self._planned = planned
+        self.at = min([planned, *self._expected])
 
     def hurry(self, *, steps_done: int) -> None:
         """A check now would tell something."""
         if self._wanted and not self._samples.exhausted:
-            self.at = min(self.at, steps_done)
+            self._wait_until(min(self._planned, steps_done))
+
+    def postpone(self, *, steps_done: int) -> None:
+        """The step that begins now is measured otherwise."""
+        self._expected.discard(steps_done)
+        self._wait_until(max(self._planned, steps_done + 1))
+
+    def expect(self, *, after: int) -> None:
+        """The step that begins when *after* steps are done is worth a check, whatever its number."""
+        if self._wanted and not self._samples.exhausted and self._laws.foretells_kinds(self._kinds):
+            self._expected.add(after)
+            self._wait_until(self._planned)
 
     def begins(self, *, steps_done: int) -> bool:
         """Whether the step that begins now is a check."""
         samples = self._samples
         if steps_done < self.at:
             return False
+        expected = steps_done in self._expected
+        self._expected = {one for one in self._expected if one > steps_done}
         if samples.exhausted:
-            self.at = math.inf
+            self._expected.clear()
+            self._wait_until(math.inf)
+            return False
+        if steps_done < self._planned and not expected:
+            self._wait_until(self._planned)
             return False
         if not samples.affords(steps_done=steps_done):
-            self.at = samples.affords_at(steps_done=steps_done)
+            self._wait_until(samples.affords_at(steps_done=steps_done))
             return False
-        if not samples.is_usual(steps_done=steps_done):
-            self.at = steps_done + 1
+        if not (expected or samples.is_usual(steps_done=steps_done)):
+            self._wait_until(steps_done + 1)
             return False
-        self.at = math.inf
-        self.running = True
+        self._wait_until(math.inf)
+        self.running, self.began = True, steps_done
         samples.begins()
         return True
 

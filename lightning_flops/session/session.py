@@ -283,13 +283,23 @@ class Session:
         """An epoch ends: until the next one begins, time belongs to no step."""
         self.window.recorder.epoch_ends()
         self.training_stops("epoch restart")
-        self.flops.epoch_ends(steps_done=self._steps_done_now())
+        self.steps_of_epoch_end()
+
+    def steps_of_epoch_end(self) -> None:
+        """The last step of an epoch is over."""
+        done = self._steps_done_now()
+        self.flops.epoch_ends(self.steps.last, steps_done=done)
         self.spare.none()
 
     def epoch_begins(self) -> None:
         """An epoch begins: time belongs to steps again."""
         self.window.recorder.epoch_begins()
         self.training_goes_on("epoch restart")
+        self.steps_of_epoch_begin()
+        self.check_may_begin()
+
+    def steps_of_epoch_begin(self) -> None:
+        """The first step of an epoch begins, or the step goes on that was not done when the last epoch ended."""
         self.flops.epoch_begins(steps_done=self._steps_done_now())
 
     def _steps_done_now(self) -> int:
@@ -388,8 +398,8 @@ class Session:
                 self._show_ready_reports(self._ranks)
             if self.steps.steps_done == window.step:
                 self._open_window()
-            elif self.steps.steps_done >= self.flops.checks.at:
-                self._check_may_begin()
+            else:
+                self.check_may_begin()
         if window.is_open and not window.in_scope:
             self.after_batch()
         self._find_spare_batches()
@@ -482,12 +492,15 @@ class Session:
             self.flops.sample_begins()
             window.begin_sample(steps_done=self.steps.steps_done)
 
-    def _check_may_begin(self) -> None:
+    def check_may_begin(self) -> None:
         """Count the step that begins now, if that is due, the run can afford it, and no window opens after it."""
         window, done = self.window, self.steps.steps_done
+        if done < self.flops.checks.at or self.steps.batches or self.border.closed:
+            return
         if window.is_open or window.recorder.sampling or window.step == done + 1 or profiler_is_recording():
-            self.flops.checks.at = done + 1
+            self.flops.checks.postpone(steps_done=done)
         elif self.flops.checks.begins(steps_done=done):
+            self.spare.none()
             window.begin_check(steps_done=done)
 
     def _check_may_be_over(self) -> None:

@@ -81,6 +81,10 @@ class StepFlops:
         """How many steps were done then; None before the first epoch that was seen to begin."""
         self._epoch_steps = 0
         """Of the latest epoch that was seen whole."""
+        self._last_is_unknown = False
+        """Nobody knew what the last step of that epoch spent."""
+        self._first_was_counted = False
+        """The first step of an epoch was counted, other than that of the run."""
         self._samples_too = False
         """Steps of unknown shapes are counted outside of windows, where that can be done."""
         self._trained: int | None = None
@@ -153,6 +157,7 @@ class StepFlops:
             self._counted_in_window[key] += 1
         if not step.sampled or self.checks.running:
             self.checks.counts(key)
+            self._first_was_counted |= self.checks.running and self.checks.began == self._epoch_began
             self.laws.counted(key, step.flops)
         else:
             self.laws.sampled(key, step.flops)
@@ -244,15 +249,25 @@ class StepFlops:
             self.checks.hurry(steps_done=steps_done)
 
     def epoch_begins(self, *, steps_done: int) -> None:
-        """An epoch begins. Steps that nobody knew may have been those of short last batches: look at its last ones."""
+        """An epoch begins. Its first step and its last ones may be like no others.
+
+        Once in a run the first step of an epoch is counted: people draw pictures and save samples there. Steps that
+        nobody knew may have been those of short last batches, and the last one that of fewer batches than others.
+        """
         self._epoch_began = steps_done
+        if steps_done and not self._first_was_counted:
+            self.checks.expect(after=steps_done)
         if self._missed and self._epoch_steps:
             self.look_at = steps_done + max(0, self._epoch_steps - _BEFORE_LAST)
+        if self._last_is_unknown and self._epoch_steps:
+            self.checks.expect(after=steps_done + self._epoch_steps - 1)
 
-    def epoch_ends(self, *, steps_done: int) -> None:
-        """An epoch is over."""
-        if self._epoch_began is not None:
-            self._epoch_steps = steps_done - self._epoch_began
+    def epoch_ends(self, last: StepKey | None, *, steps_done: int) -> None:
+        """An epoch is over, whose *last* step is known by this."""
+        began = 0 if self._epoch_began is None else self._epoch_began
+        if steps_done > began:
+            self._epoch_steps = steps_done - began
+            self._last_is_unknown = last is not None and not self.laws.is_settled(last)
 
     # ---- the parameters
 

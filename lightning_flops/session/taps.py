@@ -191,6 +191,7 @@ class Taps:
         owner: S,
         begins: Callable[..., bool],
         ends: Callable[[S, tuple[Any, ...], Any, bool], object],
+        no_more: Callable[[S], object],
         *,
         calls: NotedCalls,
     ) -> Make:
@@ -200,6 +201,7 @@ class Taps:
             owner: the methods' object.
             begins: a function of *owner* and the call's arguments; returns whether *ends* is called.
             ends: a function of *owner*, the call's positional arguments, what was returned, and whether it has raised.
+            no_more: a function of *owner*, called after *ends* if there was no batch left.
             calls: holds what is noted.
         """
         weak_border, weak_owner = weakref.ref(self._border), weakref.ref(owner)
@@ -208,7 +210,7 @@ class Taps:
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    result, failed, since = None, True, None
+                    result, failed, since, used_up = None, True, None, False
                     ours, noted = weak_owner(), weak_calls()
                     if ours is None or noted is None or noted.fetching:
                         ours = None
@@ -224,6 +226,9 @@ class Taps:
                     result = original(*args, **kwargs)
                     failed = False
                     return result
+                except StopIteration:
+                    used_up = True
+                    raise
                 finally:
                     try:
                         if since is not None and ours is not None and noted is not None:
@@ -244,10 +249,14 @@ class Taps:
                             known.looks_left -= looks
                             noted.kinds.append(NO_BATCH if found is None else FETCH)
                             noted.facts.append((since, ended, *(found or (None, None))))
+                            if used_up:
+                                noted.stop()
                             if not noted.on:
                                 noted.tell_all()
                         elif ours is not None:
                             ends(ours, args, result, failed)
+                        if used_up and ours is not None:
+                            no_more(ours)
                     except BaseException as error:
                         _broke(weak_border(), error)
 

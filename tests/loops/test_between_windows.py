@@ -377,7 +377,7 @@ def test_a_step_without_end_is_not_noted_without_end(monkeypatch: pytest.MonkeyP
 
     def endless(run: Run) -> None:
         nonlocal longest
-        usual(run)
+        without_a_loader(run)
         calls: NotedCalls = run.profiler._loop._calls  # type: ignore[union-attr]
         for _ in range(MOST_KINDS):
             run.backward(run.data[0])
