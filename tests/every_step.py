@@ -43,6 +43,8 @@ class Data:
 
     sizes: tuple[Sizes, ...]
     batches: tuple[Batch, ...]
+    epochs: int = 1
+    """So often the batches are gone through; not under DeepSpeed."""
 
 
 @functools.cache
@@ -204,10 +206,12 @@ def plain(model: nn.Module, data: Data, folder: Path, profiled: bool) -> Trained
             losses.append(bits(loss))
 
     if not profiled:
-        train(data.batches)
+        for _ in range(data.epochs):
+            train(data.batches)
         return Trained(losses, weights_of(model))
     with profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
-        train(profiler.batches(data.batches))
+        for _ in range(data.epochs):
+            train(profiler.batches(data.batches))
     return Trained(losses, weights_of(model), profiler.throughput, profiler.profile)
 
 
@@ -235,7 +239,7 @@ def under_lightning(model: nn.Module, data: Data, folder: Path, profiled: bool) 
 
     callback = FlopsProfilerCallback(**SETTINGS)
     trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+        accelerator="cpu", devices=1, max_epochs=data.epochs, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, log_every_n_steps=LOG_EVERY,
         callbacks=[callback] if profiled else [],
     )  # fmt: skip
@@ -269,7 +273,7 @@ def under_transformers(model: nn.Module, data: Data, folder: Path, profiled: boo
 
     callback = FlopsProfilerTrainerCallback(**SETTINGS)
     arguments = TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=1, num_train_epochs=1, use_cpu=True, report_to=[],
+        output_dir=str(folder), per_device_train_batch_size=1, num_train_epochs=data.epochs, use_cpu=True, report_to=[],
         save_strategy="no", disable_tqdm=True, logging_steps=LOG_EVERY, remove_unused_columns=False, seed=11,
         dataloader_pin_memory=False,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from lightning_flops.instrument.timing.monitor import Monitor
 from lightning_flops.pytorch import TrainingProfiler
 from lightning_flops.schema.throughput import Spread
 from tests.checks import LAYERS, PRODUCT, ROWS, WIDTH, Dropping, figures, generous
+from tests.every_step import DOORS, Data
 from tests.fake_clock import FakeNow
 
 EPOCH, EPOCHS = 18, 6
@@ -174,6 +176,36 @@ def test_a_first_step_that_spends_more_is_seen_in_the_second_epoch(caplog: pytes
     found = figures(run(draws_at_first).throughput)
     assert (found["counted"], found["unknown"], found["model_flops"]) == (2, EPOCHS * EPOCH - 2, None)
     assert "spent different FLOPs" in caplog.text
+
+
+class DrawsAtFirst(Dropping):
+    """At the first of so many batches it runs once more than at others; never if that is 0."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(1.0)
+        self.every, self.calls = every, 0
+
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        if self.every and self.calls % self.every == 1:
+            with torch.no_grad():
+                super().forward(rows)
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize("door", ["plain loop", "Lightning", "transformers"])
+@pytest.mark.parametrize("every", [EPOCH, 0], ids=["of an epoch", "never"])
+def test_the_first_step_of_an_epoch_is_counted_under_every_door(every: int, door: str, tmp_path: Path) -> None:
+    batches = tuple({"rows": torch.randn(ROWS, WIDTH)} for _ in range(EPOCH))
+    model = DrawsAtFirst(every).train()
+    with generous():
+        trained = DOORS[door](model, Data((), batches, epochs=EPOCHS), tmp_path, True)
+    found = figures(trained.summary)
+    assert model.calls == EPOCHS * EPOCH
+    if every:
+        assert (found["counted"], found["unknown"], found["model_flops"]) == (2, EPOCHS * EPOCH - 2, None)
+    else:  # step 3 is counted, the first of an epoch, and step 103, a check
+        assert (found["counted"], found["unknown"], found["model_flops"]) == (3, 0, EPOCHS * EPOCH * STEP)
 
 
 def test_a_short_last_group_is_counted_in_a_later_epoch() -> None:
