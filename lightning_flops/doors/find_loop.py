@@ -174,12 +174,14 @@ class LoopFinder:
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
         again, self._in_update = not self._in_update, False
-        if again or id(optimizer) in self._of_loop or self._given_up:
+        if again or id(optimizer) in self._of_loop:
             return
         try:
-            self._seen.add(optimizer)
             if (place := self._goes_on.get(optimizer)) is not None:
                 self._later_steps[place] = self._later_steps.get(place, 0) + 1
+            if self._given_up:
+                return
+            self._seen.add(optimizer)
             if optimizer not in self._left_alone:
                 self._looks_at(optimizer)
             elif optimizer in self._had_turn:  # of a loop that is not profiled again

@@ -364,6 +364,23 @@ def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, s
         assert summary.batches == summary.steps_predicted
 
 
+def test_later_turns_are_counted_though_no_further_loop_is_profiled(
+    now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_flops.doors.find_loop._MOST_LOOPS", 1)
+    nets = [Net(now), Other(now)]
+    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
+
+    def train() -> None:
+        for _ in range(3):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                steps_of(net, optimizer, 24, now)
+
+    first, *rest = found(said, train).loops
+    assert first.endswith(" (and 48 steps in later turns, which are in no figure)")
+    assert rest == ["further ones were not profiled"]
+
+
 def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow, said: list[str]) -> None:
     nets = [Net(now), Other(now)]
     optimizers = [SlowSGD(net.parameters(), now) for net in nets]
