@@ -9,17 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_flops.instrument.batches import Shapes, tensor_shapes
-from lightning_flops.instrument.torch_private.dispatch import modes_off
+from lightning_flops.instrument.tokens import TELLING, OnDeviceError, tokens_in
 from lightning_flops.records import BatchTokens
 from lightning_flops.session.token_reader import TokenReader
 
 NO_TOKENS = (
-    "Tokens could not be counted, because a batch has neither an attention_mask nor labels on the host: tokens/s needs "
-    "tokens_per_sample=... to be given."
+    "Tokens could not be counted, because a batch has no attention_mask on the host, and not every token has a label: "
+    "those without one may be padding or a prompt. tokens/s needs tokens_per_sample=... to be given."
 )
-
-_IGNORED = -100
-"""A label that transformers leaves out of the loss, such as that of padding."""
 
 
 class Fetched(NamedTuple):
@@ -27,8 +24,8 @@ class Fetched(NamedTuple):
 
     inputs: Any
     shapes: Shapes
-    telling: tuple[torch.Tensor, int] | None
-    """The tensor that tells its tokens, and the value in it that is none."""
+    telling: Mapping[str, torch.Tensor] | None
+    """The tensors that may tell its tokens."""
     tokens: BatchTokens | None = None
     """What was read of it before its loader moved it to the device."""
     was_read: bool = False
@@ -41,9 +38,9 @@ NOTHING = Fetched((), (), None)
 class FetchedBatches:
     """Holds batches from when they are fetched until the Trainer has trained on them.
 
-    Tokens are those with an attention_mask, or without a mask those with a label: never padding. They are counted on
-    the host, so that the training never waits for a device: of a batch that its loader moves to a device, we keep the
-    mask as it was before, until the batch is done.
+    Tokens are those that ``tokens_in`` finds, never padding. They are counted on the host, so that the training never
+    waits for a device: of a batch that its loader moves to a device, we keep what tells them as it was before, until
+    the batch is done.
 
     Args:
         note: gets a sentence for the report if tokens cannot be counted.
@@ -118,7 +115,7 @@ class FetchedBatches:
 
     def tokens(self) -> int | None:
         """Tokens of the batch that the Trainer is through with; None if they are not known."""
-        tokens = _count(self.current.telling)
+        tokens = _count(self.current.telling, self._note)
         inputs = self.current.inputs
         if tokens is None and isinstance(inputs, Mapping) and "input_ids" in inputs:
             self._note(NO_TOKENS)
@@ -132,23 +129,16 @@ class FetchedBatches:
         self.were_read.clear()
 
 
-def _telling(batch: Any) -> tuple[torch.Tensor, int] | None:
-    """The tensor of *batch* that tells its tokens, and the value in it that is none; None without such a tensor."""
+def _telling(batch: Any) -> Mapping[str, torch.Tensor] | None:
+    """The tensors of *batch* that may tell its tokens, by name; None without such a tensor."""
     if not isinstance(batch, Mapping):
         return None
-    for name, none in (("attention_mask", 0), ("labels", _IGNORED)):
-        tensor = batch.get(name)
-        # A mask of more dimensions says who sees whom, and labels of one dimension are one to a sample.
-        if isinstance(tensor, torch.Tensor) and tensor.ndim == 2:
-            return tensor, none
-    return None
+    return {name: batch[name] for name in TELLING if isinstance(batch.get(name), torch.Tensor)} or None
 
 
-def _count(telling: tuple[torch.Tensor, int] | None) -> int | None:
-    if telling is None:
+def _count(telling: Mapping[str, torch.Tensor] | None, note: Callable[[str], None]) -> int | None:
+    try:
+        tokens = None if telling is None else tokens_in(telling, note=note)
+    except OnDeviceError:
         return None
-    tensor, none = telling
-    if tensor.device.type != "cpu" or type(tensor) is not torch.Tensor or tensor.is_floating_point():
-        return None
-    with modes_off():  # nobody counts what we ask
-        return int(torch.count_nonzero(tensor != none))
+    return None if tokens is None else tokens.real

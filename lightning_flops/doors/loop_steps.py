@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from lightning_flops.doors.plain_context import device_of
-from lightning_flops.instrument.batches import UNKNOWN, Shapes, known_by, tensor_shapes
+from lightning_flops.instrument.batches import UNKNOWN, Shapes, beside, known_by, tensor_shapes
 from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
 from lightning_flops.session.replayed import Replayed
 
@@ -58,6 +58,13 @@ _NOT_FETCHED = (
     "Some steps computed on batches that were not fetched for them: on pieces of one that was, or on batches that the "
     "loop has kept. Only the arguments of the model are seen of those, so such steps are not like others. If "
     "profiler.batches(...) is put around what hands out the batches, all are known alike."
+)
+
+
+_ONE_OF_SEVERAL = (
+    "Steps had batches of several loaders, and go on where one of these has no more: its batches may be used again, as "
+    "itertools.cycle hands them out, and nobody sees which. So the samples of such steps are n/a. If "
+    "profiler.batches(...) is put around what hands out all of them, they are known."
 )
 
 
@@ -138,6 +145,10 @@ class LoopSteps:
         """The running batch was not fetched, and is one that was fetched before."""
         self._ahead: Fetched | None = None
         """A batch that was fetched while the running one was in use: it belongs to what comes next."""
+        self._beside = False
+        """Several loaders have delivered a batch for the latest step that more than one has."""
+        self._lacks_beside = False
+        """One of these has no more batches, and no batch came beside another since."""
         self._together: list[Fetched] = []
         """Batches that one iterator has delivered since the last forward, as long as they are one batch for us."""
         self._others: deque[Fetched] = deque()
@@ -220,7 +231,8 @@ class LoopSteps:
             self._takes_together((kept, shapes, tokens))
         else:  # two loaders side by side
             self._together.clear()
-            self._shapes, self._tokens = (*self._shapes, *shapes), self._tokens or tokens
+            self._beside, self._lacks_beside = True, False
+            self._shapes, self._tokens = beside(self._shapes, shapes), self._tokens or tokens
 
     def _takes_as_running(self, fetched: Fetched) -> None:
         self._batch, self._shapes, self._tokens = fetched
@@ -469,6 +481,9 @@ class LoopSteps:
         batch, of_batch, tokens = self._batch, self._shapes, self._tokens
         if ends_step and batch is not None and not (self._had_fetched or self._batch_is_fetched or self._is_replayed):
             self._tells_of_unfetched()
+        if self._lacks_beside and self._batch_is_fetched:
+            of_batch = beside(of_batch, (UNKNOWN,))
+            self._session.notes.add_for_run(_ONE_OF_SEVERAL)
         self._goes_on()
         if batch is None and not ends_step:
             return  # no forward and no update: nothing has run
@@ -518,6 +533,7 @@ class LoopSteps:
         session, monitor = self._session, self._session.monitor
         steps = min(steps, session.spare.batches, _NOTED_BATCHES // self.batches_a_step)
         usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.outside or self._used_up)
+        usual = usual and not self._lacks_beside
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
         if steps > 1 and usual and in_training and monitor is not None and not self._keeps_batch:
             calls.start(monitor, steps=steps, until=session.spare.until, has_batch=self._batch_is_fetched)
@@ -603,6 +619,7 @@ class LoopSteps:
     def loader_is_used_up(self) -> None:
         """The loop has asked for a batch, and its loader has no more: when the running step is done, an epoch is."""
         if not self.outside:
+            self._lacks_beside = self._lacks_beside or self._beside
             self._used_up = True
             self._epoch_may_end()
 

@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.torch_private.dispatch import modes_off
@@ -20,6 +21,12 @@ UNKNOWN = UNKNOWN_SHAPE
 
 _FROM_LOADER = -2
 """Begins a shape that is no tensor's: it tells which of several data loaders the batch is from."""
+
+_PACKED = -4
+"""Begins a shape that is no tensor's: the number after it is that of the sequences in a PackedSequence."""
+
+_BESIDE = (-5,)
+"""Stands between the shapes of batches that several loaders have delivered for one step."""
 
 _NO_TENSORS = (_FROM_LOADER, PADDING_MARK)
 """What begins shapes that are no tensor's."""
@@ -51,7 +58,11 @@ def tensor_shapes(batch: Any) -> Shapes:
     return tuple(shape for tensor in _tensors(batch, _MAX_DEPTH) for shape in _shapes_of(tensor))
 
 
-def _shapes_of(tensor: torch.Tensor) -> Shapes:
+def _shapes_of(tensor: torch.Tensor | PackedSequence) -> Shapes:
+    if isinstance(tensor, PackedSequence):
+        sizes = tensor.batch_sizes
+        with modes_off():
+            return (_PACKED, int(sizes[0])), tuple(tensor.data.shape), tuple(sizes.shape)
     try:
         return (tuple(tensor.shape),)
     except RuntimeError:
@@ -68,6 +79,10 @@ def shapes_text(shapes: Shapes) -> str:
 def _shape_text(shape: tuple[int, ...]) -> str:
     if shape[:1] == (_FROM_LOADER,):
         return f"loader {shape[1]}:"
+    if shape[:1] == (_PACKED,):
+        return f"{shape[1]} packed:"
+    if shape == _BESIDE:
+        return "and"
     return "[?]" if shape == UNKNOWN else str(list(shape))
 
 
@@ -83,12 +98,13 @@ def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
     """What a batch of these *shapes* and *tokens* is known by: also by whether one of its tokens is padding.
 
     What is computed may depend on that. Transformers, for one, leaves a mask away that rules nothing out, and tells a
-    fused kernel to be causal in its place; the kernel then skips half of the scores.
+    fused kernel to be causal in its place; the kernel then skips half of the scores. Where labels alone tell that there
+    is no padding, there is no mask, and nothing depends on it.
     """
     if tokens is None:
         return shapes
-    processed, real, _, _, _ = tokens
-    if real is None:
+    processed, real, _, sequences, _ = tokens
+    if real is None or sequences is None:
         return shapes
     return (*shapes, WITHOUT_PADDING if real == processed else WITH_PADDING)
 
@@ -98,14 +114,26 @@ def of_tensors(shapes: Shapes) -> Shapes:
     return tuple([shape for shape in shapes if shape[:1] != (PADDING_MARK,)])
 
 
+def beside(shapes: Shapes, others: Shapes) -> Shapes:
+    """*shapes* of a batch and those of a batch from another loader, both of which a step computes on."""
+    return (*shapes, _BESIDE, *others)
+
+
 def samples_in(shapes: Shapes) -> int | None:
     """The first dimension that all tensors share, which is the number of samples by convention.
+
+    A PackedSequence tells how many sequences are in it. What several loaders delivered for one step is added up.
 
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
-    leading = {shape[0] for shape in shapes if shape and shape[0] not in _NO_TENSORS}
-    return leading.pop() if len(leading) == 1 else None
+    if _BESIDE in shapes:
+        place = shapes.index(_BESIDE)
+        several = samples_in(shapes[:place]), samples_in(shapes[place + 1 :])
+        return None if None in several else sum(one or 0 for one in several)
+    leading = {shape[1] for shape in shapes if shape[:1] == (_PACKED,)}
+    leading = leading or {shape[0] for shape in shapes if shape and shape[0] not in _NO_TENSORS}
+    return leading.pop() if len(leading) == 1 and UNKNOWN not in shapes else None
 
 
 class BatchMeter:
@@ -182,8 +210,8 @@ class BatchMeter:
         return answer
 
 
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor | PackedSequence]:
+    if isinstance(value, torch.Tensor) or (isinstance(value, PackedSequence) and _is_on_host(value.batch_sizes)):
         yield value
     elif depth == 0 or isinstance(value, (str, bytes)):
         return
@@ -196,3 +224,7 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     elif is_dataclass(value) and not isinstance(value, type):
         for name in fields(value):
             yield from _tensors(getattr(value, name.name, None), depth - 1)
+
+
+def _is_on_host(tensor: Any) -> bool:
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.ndim == 1 and len(tensor) > 0

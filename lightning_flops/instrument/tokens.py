@@ -19,6 +19,9 @@ _IGNORED = -100
 _BORDERS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens")
 """Names under which batches of packed sequences hold where each begins, and where the last one ends."""
 
+TELLING = ("input_ids", "attention_mask", "labels", "position_ids", *_BORDERS)
+"""Names under which a batch holds what tells its tokens."""
+
 ON_DEVICE = (
     "Tokens without padding are n/a: the batch is on the device before it can be read without waiting for the device. "
     "tokens_per_sample=... may tell them."
@@ -40,7 +43,8 @@ def tokens_in(batch: Any, *, note: Callable[[str], object] = str) -> BatchTokens
     A batch tells its tokens by ``input_ids`` or an ``attention_mask`` of batch x length, whose numbers from 1 on may
     tell the sequences of a packed row apart, by the borders of packed sequences (``cu_seqlens`` or ``position_ids``
     that begin anew), or as a PackedSequence. The tokens of a pair of sequences are those of the first one. ``labels``
-    of -100 are not trained on; they do not tell padding, because a prompt has them, too.
+    of -100 are not trained on; they do not tell padding, because a prompt has them, too. Where nothing else tells it
+    and every token has a label, none is padding.
 
     Args:
         batch: as the loop has it.
@@ -111,7 +115,8 @@ def _named(batch: Mapping[Any, Any], note: Callable[[str], object]) -> BatchToke
             note(TOKEN_OR_PADDING)
             rows = None
     if rows is None:
-        return BatchTokens(processed=processed, real=None, trained=trained, sequences=None, squares=None)
+        real = processed if trained == processed else None
+        return BatchTokens(processed=processed, real=real, trained=trained, sequences=None, squares=None)
     return _of_lengths([length for row in rows for length in row], processed=processed, trained=trained)
 
 

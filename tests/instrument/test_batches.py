@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
-from lightning_flops.instrument.batches import BatchMeter, known_by, samples_in, shapes_text, tensor_shapes
+from lightning_flops.instrument.batches import (
+    UNKNOWN,
+    BatchMeter,
+    beside,
+    known_by,
+    samples_in,
+    shapes_text,
+    tensor_shapes,
+)
 from lightning_flops.records import BatchTokens
 
 
@@ -123,6 +132,24 @@ def test_a_nested_tensor_with_strides_has_rows_and_no_shape() -> None:
 )
 def test_a_step_is_known_by_whether_its_batch_has_padding(real: int | None, told: tuple[tuple[int, int], ...]) -> None:
     shapes = ((3, 4), (3, 4))
-    tokens = BatchTokens(processed=12, real=real, trained=None, sequences=None, squares=None)
+    tokens = BatchTokens(processed=12, real=real, trained=None, sequences=3, squares=None)
     assert known_by(shapes, tokens) == (*shapes, *told)
+    assert known_by(shapes, tokens._replace(sequences=None)) == shapes  # labels alone tell it: there is no mask
     assert known_by(shapes, None) == shapes
+
+
+def test_packed_sequences_are_as_many_as_are_in_their_first_step() -> None:
+    """Three sequences of 4, 2 and 1 tokens: 7 tokens, and 3, 2, 1 and 1 sequences in the 4 steps."""
+    rows = [torch.ones(length, 5) for length in (4, 2, 1)]
+    for packed in (pack_sequence(rows), pack_sequence(rows[::-1], enforce_sorted=False)):
+        for batch in (packed, (packed, torch.ones(3)), {"x": packed}):
+            assert samples_in(tensor_shapes(batch)) == 3
+        assert tensor_shapes(packed) == ((-4, 3), (7, 5), (4,))
+    assert shapes_text(tensor_shapes(packed)) == "3 packed: [7, 5] [4]"
+
+
+def test_samples_of_two_loaders_are_added_up() -> None:
+    assert samples_in(beside(((4, 3), (4,)), ((8, 3),))) == 12
+    assert samples_in(beside(((4, 3),), beside(((8, 3),), ((1, 3),)))) == 13
+    assert samples_in(beside(((8, 3),), (UNKNOWN,))) is None
+    assert samples_in(beside(((8, 3), (7,)), ((1, 3),))) is None

@@ -53,6 +53,7 @@ def test_labels_tell_what_is_trained_on_and_no_padding() -> None:
     labels = torch.tensor([[-100, -100, 5, 6], [-100, 4, -100, -100], [1, 2, 3, 4]])
     assert tokens_in({"input_ids": IDS, "attention_mask": MASK, "labels": labels}) == BatchTokens(12, 9, 7, 3, 29)
     assert tokens_in({"input_ids": IDS, "labels": labels}) == BatchTokens(12, None, 7, None, None)
+    assert tokens_in({"input_ids": IDS, "labels": IDS}) == BatchTokens(12, 12, 12, None, None)  # a prompt has none
 
 
 def test_labels_of_samples_are_no_labels_of_tokens() -> None:
@@ -137,8 +138,9 @@ def test_a_sequence_of_one_token_at_the_border_of_a_row_may_be_padding(
 )
 def test_borders_of_each_row_and_those_that_are_none(borders: Any, expected: BatchTokens) -> None:
     labels = torch.ones(3, 4, dtype=torch.long)
+    labels[0, 0] = -100
     batch = {"input_ids": IDS, "labels": labels, "cu_seqlens": torch.tensor(borders, dtype=torch.int32)}
-    assert tokens_in(batch) == expected._replace(trained=12)
+    assert tokens_in(batch) == expected._replace(trained=11)
 
 
 def test_a_packed_sequence_has_no_padding() -> None:

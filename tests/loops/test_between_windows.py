@@ -340,6 +340,40 @@ def test_batches_that_are_used_again_without_a_fetch_are_those_that_were_fetched
     assert not [sentence for sentence in run["notes"] if "not fetched for them" in sentence]
 
 
+def side_by_side(run: Run) -> None:
+    """Four batches of 4 rows, again and again, beside twenty of 8."""
+    few: DataLoader[Any] = DataLoader([torch.ones(4, 3)] * 4, batch_size=None)  # type: ignore[arg-type]
+    many: DataLoader[Any] = DataLoader([torch.ones(8, 3)] * 20, batch_size=None)  # type: ignore[arg-type]
+    for _ in range(2):
+        for one, other in zip(cycle(few), many, strict=False):
+            run.backward(torch.cat([one, other]))
+            run.update()
+
+
+def test_samples_of_loaders_side_by_side_are_those_of_both_or_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = found(side_by_side, monkeypatch, every=1000, timer_only=True)
+    both, one_alone = ((4, 3), (-5,), (8, 3)), ((8, 3), (-5,), (-1,))
+    assert run["keys"] == {((both,), 1): 2 * 4, ((one_alone,), 1): 2 * 16}
+    assert run["samples"] is None
+    assert [sentence for sentence in run["notes"] if "several loaders" in sentence and "n/a" in sentence]
+
+
+def test_samples_of_loaders_that_end_together_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pairs(run: Run) -> None:
+        loaders: list[DataLoader[Any]] = [
+            DataLoader([torch.ones(rows, 3)] * 10, batch_size=None)  # type: ignore[arg-type]
+            for rows in (4, 8)
+        ]
+        for _ in range(3):
+            for one, other in zip(*loaders, strict=False):
+                run.backward(torch.cat([one, other]))
+                run.update()
+
+    run = found(pairs, monkeypatch, every=1000, timer_only=True)
+    assert (run["steps"], run["samples"]) == (30, 30 * 12)
+    assert not [sentence for sentence in run["notes"] if "several loaders" in sentence]
+
+
 def test_pieces_of_a_batch_are_no_batches_that_were_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     def pieces(run: Run) -> None:
         run.data = [torch.ones(6, 3)] * len(ROWS)

@@ -65,7 +65,7 @@ def padded(number: int) -> list[tuple[list[int], dict[str, torch.Tensor]]]:
 def known_as(shape: tuple[int, ...], *, real: int) -> StepKey:
     """What a step on one batch of two tensors of *shape* is known by, with so many tokens that are no padding."""
     processed = shape[0] * shape[1]
-    return ((known_by((shape, shape), BatchTokens(processed, real, None, None, None)),), 1)
+    return ((known_by((shape, shape), BatchTokens(processed, real, None, shape[0], None)),), 1)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:

@@ -101,13 +101,26 @@ def test_accumulated_batches_are_one_step_and_the_last_of_an_epoch_may_be_short(
     assert trainer.state.global_step == 15
 
 
-@pytest.mark.parametrize("masks", [True, False])
-def test_tokens_are_those_that_are_no_padding(masks: bool, tmp_path: Path) -> None:
-    callback = profiler(timing_steps=1)
-    in_order(new_trainer(tmp_path, callback, data=Sentences(8 * BATCH, masks=masks))).train()
+@pytest.mark.parametrize("monitor", [True, False])
+@pytest.mark.parametrize(
+    ("told_by", "in_step", "in_run"),
+    [("mask", 6 + 5 + 4 + 3, 8 * (6 + 5 + 4 + 3)), ("labels of all", 4 * 6, 8 * 4 * 6), ("labels of some", None, None)],
+)
+def test_tokens_are_those_that_are_no_padding_and_the_same_in_step_and_run(
+    told_by: str, in_step: int | None, in_run: int | None, monitor: bool, tmp_path: Path
+) -> None:
+    """A token without a label may be padding or a prompt, and where no mask tells, nobody knows."""
+    data: Any = Sentences(8 * BATCH, masks=told_by == "mask")
+    if told_by == "labels of all":
+        data = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in (data[i] for i in range(32))]
+    callback = profiler(timing_steps=1, monitor=monitor)
+    in_order(new_trainer(tmp_path, callback, data=data)).train()
     profile = only_profile(callback)
-    assert profile.tokens == tokens_of(range(BATCH, 2 * BATCH)) == 6 + 5 + 4 + 3
-    assert profile.job_rates.tokens_per_sec is not None
+    assert profile.tokens == in_step
+    assert (profile.job_rates.tokens_per_sec is None) == (in_step is None)
+    assert bool([note for note in profile.notes if "may be padding or a prompt" in note]) == (in_step is None)
+    if monitor:
+        assert callback.throughput is not None and callback.throughput.real_tokens == in_run
 
 
 def test_tokens_of_packed_rows_are_those_of_their_sequences_with_or_without_a_label(tmp_path: Path) -> None:
@@ -145,7 +158,7 @@ def test_a_batch_that_does_not_tell_its_tokens_is_named_if_it_is_of_text(text: b
     new_net_trainer(tmp_path, callback, rows=HasInputIds(8 * BATCH), remove_unused_columns=False).train()
     profile = only_profile(callback)
     assert profile.tokens is None
-    notes = [note for note in profile.notes if "neither an attention_mask nor labels" in note]
+    notes = [note for note in profile.notes if "no attention_mask on the host" in note]
     assert len(notes) == text
 
 

@@ -49,7 +49,7 @@ def length_of(index: int) -> int:
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):
-    """Sentences of 6 tokens, some of them padding, always the same; without *masks* only the labels tell padding."""
+    """Sentences of 6 tokens, some of them padding, always the same; without *masks* only labels hint at it."""
 
     def __init__(self, number: int, *, masks: bool = True) -> None:
         self.number = number
