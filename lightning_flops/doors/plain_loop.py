@@ -525,7 +525,7 @@ class PlainLoop:
         self._says_who_is_missing()
         self._steps.returns_to_steps()
         self.session.window.leave_scope()
-        self.session.finish(interrupted_by=error)
+        self.session.finish(interrupted_by=error, replaced=replaced)
         self.session.take_out()
         self._places.close()
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,7 @@ class Session:
         self.flops = StepFlops(
             root,
             self.notes.add_for_run,
+            updated=self._updated_parameters,
             shown=config.monitor and (self._writes or config.all_ranks),
             share=SHARE / world_size if config.all_ranks else SHARE,
             padding_counts=config.causal_attention == "half",
@@ -762,8 +763,13 @@ class Session:
     # ---- the run ends
 
     @guarded
-    def finish(self, *, interrupted_by: BaseException | None = None) -> None:
-        """The run ends: report what was measured, or say why nothing was."""
+    def finish(self, *, interrupted_by: BaseException | None = None, replaced: bool = False) -> None:
+        """The run ends: report what was measured, or say why nothing was.
+
+        Args:
+            interrupted_by: what ended it; None if it ended by itself.
+            replaced: it had ended before another run began, with optimizers of its own.
+        """
         window = self.window
         if self.monitor is not None:
             self.monitor.add_up()
@@ -776,7 +782,7 @@ class Session:
         if self._ranks is not None:
             self._ranks.finish(steps_done=self.steps.steps_done, interrupted_by=interrupted_by)
         if self.monitor is not None:
-            self._report_throughput(self.monitor)
+            self._report_throughput(self.monitor, replaced=replaced)
         if self._ranks is not None:
             self._ranks.leave(wait=True)
 
@@ -793,8 +799,14 @@ class Session:
         elif self._config.every is None:
             self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
-    def _report_throughput(self, monitor: Monitor) -> None:
-        self.flops.look_at_parameters()
+    def _updated_parameters(self) -> Iterator[torch.Tensor]:
+        with contextlib.suppress(Exception):  # of the user's optimizers
+            for optimizer in self._door.optimizers() or ():
+                for group in optimizer.param_groups:
+                    yield from group["params"]
+
+    def _report_throughput(self, monitor: Monitor, *, replaced: bool) -> None:
+        self.flops.look_at_parameters(replaced=replaced)
         flops = self.flops.books.totals()
         known = flops.undisturbed
         useful: float | str = "the FLOPs of a step are not known"

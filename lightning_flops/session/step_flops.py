@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
@@ -14,6 +14,7 @@ from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from lightning_flops.instrument.batches import Shapes
@@ -38,6 +39,7 @@ class StepFlops:
 
     Args:
         root: the model that is trained.
+        updated: returns the parameters that the run's own optimizers update.
         note: adds a sentence to every report of the run.
         shown: somebody sees what this rank's steps spend one by one.
         share: of the wall time, what counting outside of windows may take.
@@ -45,7 +47,14 @@ class StepFlops:
     """
 
     def __init__(
-        self, root: nn.Module, note: Callable[[str], None], *, shown: bool, share: float, padding_counts: bool
+        self,
+        root: nn.Module,
+        note: Callable[[str], None],
+        *,
+        updated: Callable[[], Iterable[torch.Tensor]],
+        shown: bool,
+        share: float,
+        padding_counts: bool,
     ) -> None:
         self.laws = StepLaws(note, padding_counts=padding_counts)
         """Foretell what was not counted."""
@@ -66,6 +75,7 @@ class StepFlops:
         self.lower_bound = False
         """A step was counted in which something may be missing."""
         self._root = root
+        self._updated = updated
         self._shown = shown
         self.samples = Samples(share=share)
         """Steps that are counted outside of windows."""
@@ -89,6 +99,8 @@ class StepFlops:
         """Steps of unknown shapes are counted outside of windows, where that can be done."""
         self._trained: int | None = None
         """How many parameters needed a gradient when the first step was counted."""
+        self._trained_of_run = 0
+        """How many of those that the run's own optimizers update."""
         self._first_counted: StepKey | None = None
         self._counted_in_window: Counter[StepKey] = Counter()
         self._tokens_in_window = NO_TOKENS
@@ -152,7 +164,8 @@ class StepFlops:
         self.lower_bound = self.lower_bound or step.lower_bound
         if not step.sampled:
             self.samples.window_has_counted()
-            self._trained = self._trained_parameters() if self._trained is None else self._trained
+            if self._trained is None:
+                self._trained, self._trained_of_run = self._trained_parameters(), self._trained_by_run()
             self._first_counted = self._first_counted or key
             self._counted_in_window[key] += 1
         if not step.sampled or self.checks.running:
@@ -271,11 +284,21 @@ class StepFlops:
 
     # ---- the parameters
 
-    def look_at_parameters(self) -> None:
-        """Give up what was foretold if other parameters are trained than when the first step was counted."""
-        if self._trained is not None and self._trained != self._trained_parameters():
+    def look_at_parameters(self, *, replaced: bool = False) -> None:
+        """Give up what was foretold if other parameters are trained than when the first step was counted.
+
+        Args:
+            replaced: another run has begun on the same model, with optimizers of its own, for which it may have chosen
+                other parameters. Only those that this run's optimizers update tell of this run.
+        """
+        if self._trained is None:
+            return
+        if self._trained_of_run != self._trained_by_run() if replaced else self._trained != self._trained_parameters():
             self._trained = None
             self.laws.foretell_nothing(OTHERS_TRAIN)
+
+    def _trained_by_run(self) -> int:
+        return sum(parameter.requires_grad for parameter in self._updated())
 
     def _trained_parameters(self) -> int:
         return sum(parameter.requires_grad for parameter in self._root.parameters())

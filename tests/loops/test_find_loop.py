@@ -296,6 +296,29 @@ def test_the_steps_before_a_loop_is_recognized_cost_its_mfu_nothing(now: FakeNow
     assert summary.mfu == pytest.approx(7 * (FORWARD + BACKWARD) / (1e12 * seconds), rel=1e-12)
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["for the next stage", "inside a stage"])
+def test_what_is_unfrozen_for_the_next_stage_leaves_the_figures_of_a_stage(
+    inside: bool, now: FakeNow, said: list[str]
+) -> None:
+    """Stages of 24 steps: the last layer, then all. Of the first stage each step but the four first is known."""
+    net = Net(now)
+    body, head = net.first.weight, [net.second.weight]
+    body.requires_grad_(False)
+
+    def train() -> None:
+        first = SlowSGD([*head, body] if inside else head, now)
+        steps_of(net, first, 12, now)
+        body.requires_grad_(inside)
+        steps_of(net, first, 12, now)
+        body.requires_grad_(True)
+        steps_of(net, SlowSGD([*head, body], now), 24, now)
+
+    found(said, train, peak_flops_per_sec=1e12)
+    summary = ThroughputSummary.from_json(Path("lightning_flops_logs/throughput.json").read_text())
+    assert (summary.mfu is None) == inside
+    assert summary.steps_unknown == (23 if inside else 4)
+
+
 # ---- several loops, and several models in one
 
 
