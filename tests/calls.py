@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from pathlib import Path
@@ -37,6 +38,7 @@ class OurCalls:
     def step_begins(self) -> None:
         """The training calls this once in each step."""
         if self._steps == self._first:
+            gc.collect()  # or what earlier trainings have left undoes itself in between
             sys.setprofile(self._called)
         elif self._steps == self._last:
             sys.setprofile(None)

@@ -18,7 +18,8 @@ def looked_at_in_vain(*, apart: int) -> int:
 
     The monitor is read every 50 steps, and finds steps that nobody knows.
     """
-    flops = StepFlops(nn.Linear(1, 1), lambda _: None, shown=True, share=1e9, padding_counts=False)
+    model = nn.Linear(1, 1)
+    flops = StepFlops(model, lambda _: None, updated=model.parameters, shown=True, share=1e9, padding_counts=False)
     book, looks = StepBook(), 0
     for step in range(STEPS):
         batch = ((2 + step * apart, 8),)
