@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 import lightning_flops.deepspeed
 from lightning_flops import ProfilerConfig
@@ -22,8 +23,8 @@ def rows_of_steps() -> list[int]:
     return [numbers.randint(2, 25 if step < 25 else 50) for step in range(STEPS)]
 
 
-def trained(rows_of_steps: list[int]) -> dict[str, Any]:
-    """Trains, and says what its stage knows of the whole run."""
+def trained(rows_of_steps: list[int], *, evaluates_after: int | None = None) -> dict[str, Any]:
+    """Trains, and says what its stage knows of the whole run, and how many modes of torch an evaluation ran under."""
     engine = engine_of(net(2, dynamic_shape=True))
     before = own_names(engine)
     settings: dict[str, Any] = {"profile_step": 1, "timing_steps": 8, "trace": False}
@@ -33,13 +34,23 @@ def trained(rows_of_steps: list[int]) -> dict[str, Any]:
             for _ in range(MICRO_STEPS):
                 yield torch.randn(rows, IN), torch.randn(rows, OUT)
 
-    data = batches()
+    def evaluate() -> None:
+        layer = next(one for one in engine.module.modules() if isinstance(one, nn.Linear))
+        hook = layer.register_forward_pre_hook(lambda *_: modes.append(torch._C._len_torch_dispatch_stack()))
+        engine.eval_batch(batches())
+        hook.remove()
+
+    modes: list[int] = []
+    data, losses = batches(), []
     with (
         patch("lightning_flops.session.session.SHARE", 1.0),
         patch("lightning_flops.session.samples._GUESS", 0),
     ):
         handle = lightning_flops.deepspeed.attach(engine, ProfilerConfig(**settings))
-        losses = [float(engine.train_batch(data)) for _ in rows_of_steps]
+        for done in range(1, len(rows_of_steps) + 1):
+            losses.append(float(engine.train_batch(data)))
+            if done == evaluates_after:
+                evaluate()
         handle.detach()
     assert handle.throughput is not None and handle.profile is not None
     return {
@@ -47,10 +58,11 @@ def trained(rows_of_steps: list[int]) -> dict[str, Any]:
         "throughput": handle.throughput.to_json(),
         "left": own_names(engine) == before,
         "losses": losses,
+        "modes": sorted(set(modes)),
     }
 
 
 SCENARIOS = {
     "varying": lambda: trained(rows_of_steps()),
-    "constant": lambda: trained([4] * 108),  # the first check is due at step 103
+    "constant": lambda: trained([4] * 108, evaluates_after=103),  # where the first check is due
 }

@@ -37,10 +37,10 @@ def test_every_step_of_a_stage_is_known_and_each_stages_law_is_that_of_its_layer
 
 
 def test_a_stage_counts_a_step_once_more_where_rows_never_change() -> None:
-    first, other = (
-        ThroughputSummary.from_json(returned["throughput"])
-        for returned in launch("scenarios_pipeline_lengths", ranks=2)("constant")
-    )
+    """An evaluation comes where that step is due: it does not run under the counter, and the step after it is taken."""
+    stages = launch("scenarios_pipeline_lengths", ranks=2)("constant")
+    assert [returned["modes"] for returned in stages] == [[0], [0]]
+    first, other = (ThroughputSummary.from_json(returned["throughput"]) for returned in stages)
     assert (first.steps_counted, first.steps_predicted, first.steps_unknown) == (2, 106, 0)
     assert first.model_flops == 108 * MICRO_STEPS * 4 * (FIRST + SECOND + FIRST + 2 * SECOND)
     assert other.steps_counted == 1  # nobody sees what its steps spend one by one
