@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -38,6 +40,24 @@ _TOOLS = "tests.page.install_tools"
 # file as it has rewritten it, also where the environment has Python write none: half of a collection is that.
 gc.disable()
 _WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
+
+# Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
+# files. They stay what they are as long as the tests run.
+_read_text: Any = importlib.metadata.PathDistribution.read_text
+
+
+@cache
+def _entry_points_at(path: Any) -> str | None:
+    text: str | None = _read_text(importlib.metadata.PathDistribution(path), "entry_points.txt")
+    return text
+
+
+def _read_once(self: Any, filename: Any) -> Any:
+    return _entry_points_at(self._path) if filename == "entry_points.txt" else _read_text(self, filename)
+
+
+importlib.metadata.PathDistribution.read_text = _read_once  # type: ignore[method-assign]
 
 
 def pytest_collection_finish() -> None:

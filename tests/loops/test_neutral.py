@@ -67,7 +67,12 @@ class Outcome:
     @property
     def training(self) -> tuple[Any, ...]:
         weights = [weight.tolist() for weight in self.net.parameters()]
-        return weights, self.losses, torch.get_rng_state().tolist(), str(self.optimizer.state_dict())
+        state = self.optimizer.state_dict()
+        moments = [
+            {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in one.items()}
+            for one in state["state"].values()
+        ]
+        return weights, self.losses, torch.get_rng_state().tolist(), moments, state["param_groups"]
 
 
 @pytest.fixture(scope="module")
