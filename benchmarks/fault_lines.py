@@ -106,7 +106,7 @@ def _names_of(code: CodeType, line: int, outer: str = "") -> Iterator[str]:
 def lines_that_cannot_fail(file: str) -> frozenset[int]:
     """Lines of a file of ours on which nothing is done that could raise, nor does Python look for signals there.
 
-    ``try:``, ``pass``, giving a name to a name or a constant, returning one of them, asking whether one is true,
+    ``try:``, ``pass``, ``raise`` alone, which passes on what was raised, giving a name to a name or a constant, returning one of them, asking whether one is true,
     and asking whether what was raised is of a class that has a name.
     """
     tree = ast.parse(Path(file).read_text())
@@ -114,6 +114,7 @@ def lines_that_cannot_fail(file: str) -> frozenset[int]:
     for node in ast.walk(tree):
         if (
             isinstance(node, (ast.Try, ast.Pass))
+            or (isinstance(node, ast.Raise) and node.exc is None)
             or (isinstance(node, (ast.Assign, ast.AnnAssign, ast.Return, ast.If)) and _only_names(node))
             or (isinstance(node, ast.ExceptHandler) and _is_name(node.type))
         ):

@@ -91,6 +91,10 @@ def test_lines_on_which_nothing_can_fail_are_told_from_those_on_which_something_
         "        return x\n"  # 19
         "    except x.y:\n"
         "        return x.y\n"
+        "    except KeyError:\n"  # 22
+        "        raise\n"  # 23
+        "    except ValueError as x:\n"  # 24
+        "        raise x.y\n"
     )
     # 6 is ``except Exception:``
-    assert lines_that_cannot_fail(str(file)) == {2, 3, 6, 7, 8, 9, 14, 16, 18, 19}
+    assert lines_that_cannot_fail(str(file)) == {2, 3, 6, 7, 8, 9, 14, 16, 18, 19, 22, 23, 24}
