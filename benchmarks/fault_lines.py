@@ -106,8 +106,8 @@ def _names_of(code: CodeType, line: int, outer: str = "") -> Iterator[str]:
 def lines_that_cannot_fail(file: str) -> frozenset[int]:
     """Lines of a file of ours on which nothing is done that could raise, nor does Python look for signals there.
 
-    ``try:``, ``pass``, ``raise`` alone, which passes on what was raised, giving a name to a name or a constant, returning one of them, asking whether one is true,
-    and asking whether what was raised is of a class that has a name.
+    ``try:``, ``pass``, ``raise`` alone (it passes on what was raised), giving a name to a name or a constant, returning
+    one of them, asking whether one is true, and asking whether what was raised is of a class that has a name.
     """
     tree = ast.parse(Path(file).read_text())
     found = set()
