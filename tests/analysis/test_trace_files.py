@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_flops.analysis.collectives import RanksError
 from lightning_flops.analysis.trace import analyze_files, analyze_traces, files, load_trace
 from lightning_flops.analysis.trace.columns import TraceFormatError
+from lightning_flops.analysis.trace.one_file import analyze_file
+from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
 from lightning_flops.errors import LightningFlopsError
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
@@ -30,7 +35,25 @@ def test_processes_give_what_one_gives_in_any_order_of_the_files() -> None:
     assert alone == analyze_traces([load_trace(file) for file in RANKS])
     told: list[str] = []
     assert analyze_files(RANKS[::-1], processes=2, progress=told.append) == alone
-    assert told == ["reading 2 files", "read and analyzed 1 of 2 files", "read and analyzed 2 of 2 files"]
+    assert [words for words in told if words.endswith(" files")] == [
+        "reading 2 files", "read and analyzed 1 of 2 files", "read and analyzed 2 of 2 files",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("worth_it")
+def test_this_process_reads_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the smallest file; another process takes the largest."""
+    copies = []
+    for rank, padding in enumerate((0, 4000, 8000)):
+        trace = json.loads(Path(RANKS[0]).read_text())
+        trace["distributedInfo"]["rank"] = rank
+        trace["padding"] = " " * padding
+        copies.append(tmp_path / f"rank{rank}.json")
+        copies[-1].write_text(json.dumps(trace))
+    told: list[str] = []
+    analyze_files([str(copy) for copy in copies], processes=2, progress=told.append)
+    assert told[1].startswith("reading rank0.json")
+    assert not [words for words in told if "rank2.json" in words]
 
 
 @pytest.mark.usefixtures("worth_it")
@@ -59,8 +82,10 @@ def test_a_process_that_is_killed_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         analyze_files(RANKS, processes=2)
 
 
-def _killed(*args: object, **settings: object) -> None:
-    os._exit(9)
+def _killed(file: str, **settings: Any) -> AnalyzedTrace:
+    if multiprocessing.parent_process() is not None:
+        os._exit(9)
+    return analyze_file(file, **settings)
 
 
 def test_one_process_says_how_far_it_is(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from lightning_flops.analysis.trace.flops import Formulas
@@ -88,23 +89,54 @@ def _are_worth_processes(files: Sequence[str]) -> bool:
 
 
 def _by_processes(
-    files: Sequence[str], processes: int, analyze: Callable[[str], AnalyzedTrace], tell: Callable[[str], object]
+    files: Sequence[str], processes: int, analyze: Callable[..., AnalyzedTrace], tell: Callable[[str], object]
 ) -> list[AnalyzedTrace]:
+    # The largest first, so that no process is left with it at the end. This process reads, too, from the other end: it
+    # is there already, and another one takes a third of a second to start.
+    waiting = deque(sorted(range(len(files)), key=lambda place: -os.path.getsize(files[place])))
+    found: dict[int, AnalyzedTrace | Exception] = {}
+
+    def read(take: Callable[[], int], analyzed: Callable[[str], AnalyzedTrace]) -> None:
+        with suppress(IndexError):  # none waits any more
+            while True:
+                place = take()
+                try:
+                    found[place] = analyzed(files[place])
+                except Exception as error:
+                    found[place] = error
+                    _drop_after(place, waiting)
+                tell(f"read and analyzed {len(found)} of {len(files)} files")
+
     with ExitStack() as stack:
         # Not by fork: numpy has threads.
-        pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+        pool = ProcessPoolExecutor(processes - 1, mp_context=multiprocessing.get_context("spawn"))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
-        # The largest first, so that no process is left with it at the end.
-        largest_first = sorted(range(len(files)), key=lambda place: -os.path.getsize(files[place]))
-        futures = {place: pool.submit(analyze, files[place]) for place in largest_first}
+        feeders = stack.enter_context(ThreadPoolExecutor(processes - 1))
+        stack.callback(waiting.clear)
+        fed = [
+            feeders.submit(read, waiting.popleft, lambda file: pool.submit(analyze, file).result())
+            for _ in range(processes - 1)
+        ]
         tell(f"reading {len(files)} files")
-        for done, future in enumerate(as_completed(futures.values()), 1):
-            tell(f"read and analyzed {done} of {len(files)} files")
-            if future.exception() is not None:
-                break
-        try:
-            return [futures[place].result() for place in range(len(files))]
-        except BrokenProcessPool as error:
-            raise LightningFlopsError(
-                "a process that read a trace was ended from outside: for want of memory, perhaps. Give fewer files"
-            ) from error
+        read(waiting.pop, lambda file: analyze(file, tell=tell))
+        for one in fed:
+            one.result()
+    return [_analyzed(found[place]) for place in range(len(files)) if place in found]
+
+
+def _drop_after(place: int, waiting: deque[int]) -> None:
+    """Of *waiting*, drop what comes after *place*, which has failed: of several that fail the first one is told."""
+    for other in list(waiting):
+        if other > place:
+            with suppress(ValueError):  # somebody has taken it by now
+                waiting.remove(other)
+
+
+def _analyzed(found: AnalyzedTrace | Exception) -> AnalyzedTrace:
+    if isinstance(found, BrokenProcessPool):
+        raise LightningFlopsError(
+            "a process that read a trace was ended from outside: for want of memory, perhaps. Give fewer files"
+        ) from found
+    if isinstance(found, Exception):
+        raise found
+    return found
