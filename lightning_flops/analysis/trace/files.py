@@ -110,7 +110,7 @@ def _by_processes(
     with ExitStack() as stack:
         # Not by fork: numpy has threads.
         pool = ProcessPoolExecutor(processes - 1, mp_context=multiprocessing.get_context("spawn"))
-        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # the others end while we go on
         feeders = stack.enter_context(ThreadPoolExecutor(processes - 1))
         stack.callback(waiting.clear)
         fed = [
