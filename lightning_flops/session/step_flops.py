@@ -31,7 +31,8 @@ _IN_VAIN = 20
 """After so many steps in a row of which none is worth counting, no further one is looked at for a while."""
 
 _REST = 19 * _IN_VAIN
-"""That while, in steps; doubled each time until one is counted. So one step in twenty is looked at in vain at most."""
+"""That while, in steps, where none can be worth counting before a check was made; doubled each time. So one step in twenty
+is looked at in vain at most. Otherwise it lasts until the monitor finds a step that nobody knew."""
 
 
 class StepFlops:
@@ -205,22 +206,15 @@ class StepFlops:
         settled = self.laws.is_settled(key)
         # The first sample must be one that is foretold: it shows whether samples are counted whole.
         wanted = settled and self.laws.known(key) is not None if believed is None else not settled
-        if wanted:
-            self._rest = _REST
-        else:
-            self._looked_in_vain(steps_done=done)
+        self._in_vain += not wanted
+        if self._in_vain == _IN_VAIN:
+            self.wants_shapes = False
+            if believed is None:
+                # No step comes that is foretold, and would show whether samples are whole. A check is, and tells more.
+                self._rests_until = done + self._rest
+                self._rest *= 2
+                self.checks.hurry(steps_done=done)
         return wanted
-
-    def _looked_in_vain(self, *, steps_done: int) -> None:
-        self._in_vain += 1
-        if self._in_vain < _IN_VAIN:
-            return
-        self.wants_shapes = False
-        self._rests_until = steps_done + self._rest
-        self._rest *= 2
-        if self.laws.believes_samples is None:
-            # No step comes that is foretold, and would show whether samples are whole. A check is, and tells more.
-            self.checks.hurry(steps_done=steps_done)
 
     def look(self, *, steps_done: int) -> None:
         """Think again whether a step could be counted; called now and then, and when ``look_from`` has come."""
