@@ -31,8 +31,8 @@ _IN_VAIN = 20
 """After so many steps in a row of which none is worth counting, no further one is looked at for a while."""
 
 _REST = 19 * _IN_VAIN
-"""That while, in steps, where none can be worth counting before a check was made; doubled each time. So one step in twenty
-is looked at in vain at most. Otherwise it lasts until the monitor finds a step that nobody knew."""
+"""That while, in steps, where none can be worth counting before a check was made; doubled each time. So one step in
+twenty is looked at in vain at most. Otherwise it lasts until the monitor finds a step that nobody knew."""
 
 
 class StepFlops:
