@@ -28,7 +28,7 @@ _BEFORE_LAST = 2
 """So many steps before the end of an epoch somebody looks at its last ones."""
 
 _IN_VAIN = 20
-"""After so many steps in a row of which none is worth counting, no further one is looked at for a while."""
+"""After so many looks at steps that are not worth counting, no further one is looked at for a while."""
 
 _REST = 19 * _IN_VAIN
 """That while, in steps, where none can be worth counting before a check was made; doubled each time. So one step in
