@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lightning_flops.report.layout import TITLE_WIDTH, WIDTH, title, wrapped
+from lightning_flops.report.layout import TITLE_WIDTH, WIDTH, cut, title, wrapped
 from lightning_flops.schema.advice import Advice
 from lightning_flops.text.printable import page
 from lightning_flops.units import percent
@@ -32,6 +32,36 @@ def advice_lines(advice: Sequence[Advice], *, width: int | None = None) -> list[
         rule = f"(Rule {one.rule}: {one.threshold}; {one.source}.)"
         lines += wrapped(rule, width=width, first=indent, rest=indent)
     return lines
+
+
+def try_first(advice: Sequence[Advice], *, room: int, width: int) -> Iterator[str]:
+    """*advice* without its rules, for the top of a report: in at most *room* lines, at least one for each.
+
+    Args:
+        advice: by what is at stake.
+        room: lines.
+        width: of a line.
+    """
+    if not advice:
+        yield NO_ADVICE
+        return
+    for index, one in enumerate(advice):
+        lines = _in_lines(
+            one, first="Then: " if index else "Try first: ", most=room - (len(advice) - index - 1), width=width
+        )
+        room -= len(lines)
+        yield from lines
+
+
+def _in_lines(advice: Advice, *, first: str, most: int, width: int) -> list[str]:
+    """What was measured and what to try; where there is room for one alone, what to try."""
+    stake = "" if advice.stake is None else f" ({percent(advice.stake)} of the step at stake.)"
+    lines: list[str] = []
+    for text in (f"{advice.evidence} {advice.action}", f"{advice.action}{stake}"):
+        lines = wrapped(text, width=width, first=first, rest="  ")
+        if len(lines) <= most:
+            return lines
+    return cut(lines, most=max(1, most), width=width)
 
 
 def render_advice_markdown(advice: Sequence[Advice]) -> str:

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from lightning_flops.report.advice_text import NO_ADVICE
-from lightning_flops.report.layout import WIDTH, wrapped
-from lightning_flops.schema.advice import Advice
+from lightning_flops.report.advice_text import try_first
+from lightning_flops.report.layout import WIDTH, cut, wrapped
 from lightning_flops.schema.answer import Answer
 from lightning_flops.schema.profile import Profile
 from lightning_flops.schema.throughput import ThroughputSummary
@@ -48,7 +47,8 @@ def answer_lines(profile: Profile) -> list[str]:
         *_sentences(_flops(profile, answer)),
         *_sentences(_longest(answer, lower_bound=profile.lower_bound)),
     ]
-    return [*lines, *_try_first(answer, room=max(len(answer.advice), MOST_LINES - len(lines)))][:MOST_LINES]
+    room = max(len(answer.advice), MOST_LINES - len(lines))
+    return [*lines, *try_first(answer.advice, room=room, width=WIDTH)][:MOST_LINES]
 
 
 def opening(profile: Profile) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def opening(profile: Profile) -> tuple[str, str]:
 
 
 def _sentences(text: str) -> list[str]:
-    return _cut(wrapped(text, width=WIDTH, first="", rest="  "), most=2)
+    return cut(wrapped(text, width=WIDTH, first="", rest="  "), most=2, width=WIDTH)
 
 
 def _what(profile: Profile) -> str:
@@ -217,38 +217,6 @@ def _module(name: str) -> str:
             break
         kept = f".{part}{kept}"
     return f"..{kept[-_NAME_CHARS:]}"
-
-
-def _try_first(answer: Answer, *, room: int) -> Iterator[str]:
-    """The first pieces of advice in at most *room* lines, at least one each."""
-    if not answer.advice:
-        yield NO_ADVICE
-        return
-    for index, one in enumerate(answer.advice):
-        lines = _in_lines(one, first="Then: " if index else "Try first: ", most=room - (len(answer.advice) - index - 1))
-        room -= len(lines)
-        yield from lines
-
-
-def _in_lines(advice: Advice, *, first: str, most: int) -> list[str]:
-    """What was measured and what to try; where there is room for one alone, what to try."""
-    stake = "" if advice.stake is None else f" ({percent(advice.stake)} of the step at stake.)"
-    lines: list[str] = []
-    for text in (f"{advice.evidence} {advice.action}", f"{advice.action}{stake}"):
-        lines = wrapped(text, width=WIDTH, first=first, rest="  ")
-        if len(lines) <= most:
-            return lines
-    return _cut(lines, most=max(1, most))
-
-
-def _cut(lines: list[str], *, most: int) -> list[str]:
-    """At most so many of *lines*; the last says that there are more."""
-    if len(lines) <= most:
-        return lines
-    last = lines[most - 1]
-    while len(last) + 2 > WIDTH and " " in last.strip():
-        last = last.rpartition(" ")[0]
-    return [*lines[: most - 1], f"{last} …"]
 
 
 def headline(profile: Profile) -> str:

@@ -67,6 +67,16 @@ def wrapped(text: str, *, width: int, first: str, rest: str) -> list[str]:
     )
 
 
+def cut(lines: list[str], *, most: int, width: int) -> list[str]:
+    """At most so many of *lines*, of which none is wider than *width*; the last says that there are more."""
+    if len(lines) <= most:
+        return lines
+    last = lines[most - 1]
+    while len(last) + 2 > width and " " in last.strip():
+        last = last.rpartition(" ")[0]
+    return [*lines[: most - 1], f"{last} …"]
+
+
 def marked(text: str, *words: str) -> str:
     """*text* with *words* in brackets, if there are any: ``6.28 G (measured, lower bound)``."""
     return f"{text.rstrip()} ({', '.join(words)})" if words else text

@@ -45,7 +45,7 @@ def flops_lines(flops: TraceFlops | None, view: View) -> list[str]:
 
 def _device(flops: TraceFlops, view: View) -> list[str]:
     if not flops.devices:
-        return view.line("peak", "n/a (no device in the trace)")
+        return view.line("peak", "n/a (no device is in the trace)")
     if flops.device is None:
         return view.line("peak", "n/a (no device of one known name ran the kernels)")
     count = f"{flops.devices} x " if flops.devices > 1 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.report.advice_text import advice_lines
-from lightning_flops.report.trace_cells import short
+from lightning_flops.report.trace_answer_text import answer_lines, name_of
 from lightning_flops.report.trace_flops_text import flops_lines, job_flops_lines
 from lightning_flops.report.trace_kernels_text import kernel_lines, scope_lines, transfer_lines
 from lightning_flops.report.trace_memory_text import memory_curve_lines, module_memory_lines, operator_memory_lines
@@ -36,7 +36,7 @@ def render_traces(
     sort: SortKey | None = None,
     width: int | None = None,
 ) -> str:
-    """Every table of every trace, and the ranks side by side; ends with a line break.
+    """The answer, every table of every trace, and the ranks side by side; ends with a line break.
 
     Args:
         report: what ``analyze_traces`` returned.
@@ -47,7 +47,8 @@ def render_traces(
     """
     view = View(rows=top_rows, sort=sort, width=width)
     files = name_files([trace.source for trace in report.traces])
-    lines = [
+    lines = [*answer_lines(report, files, view), ""]
+    lines += [
         line
         for trace, file in zip(report.traces, files, strict=True)
         for line in _trace(trace, view, children, file=file)
@@ -61,8 +62,7 @@ def render_traces(
 
 
 def _trace(report: TraceReport, view: View, children: bool, *, file: str) -> list[str]:
-    of = short(file) if report.rank is None else f"rank {report.rank}"
-    lines = [view.title(f"Trace of {of}")]
+    lines = [view.title(f"Trace of {name_of(report, file)}")]
     lines += view.paragraph(f"{report.source}: {plain(report.events)} events, {_steps(report)}.")
     lines += [line for note in report.notes for line in view.paragraph(note)]
     lines += step_lines(report, view)

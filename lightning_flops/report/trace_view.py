@@ -27,6 +27,11 @@ class View:
     width: int | None = None
     """Of the terminal, in columns; None for no limit."""
 
+    @property
+    def text_width(self) -> int:
+        """Columns of a paragraph."""
+        return layout.WIDTH if self.width is None else min(layout.WIDTH, self.width)
+
     def sorted(
         self,
         rows: Sequence[_Row],
@@ -97,8 +102,7 @@ class View:
 
     def paragraph(self, text: str, *, first: str = "", rest: str = "") -> list[str]:
         """As ``layout.paragraph``."""
-        width = layout.WIDTH if self.width is None else min(layout.WIDTH, self.width)
-        return layout.wrapped(text, width=width, first=first, rest=rest)
+        return layout.wrapped(text, width=self.text_width, first=first, rest=rest)
 
     def section(self, title: str, explanation: str) -> list[str]:
         """What a part of a report begins with."""

@@ -241,6 +241,16 @@ class JobFlops:
     reason: str | None
     """Why they are not known, without a full stop."""
 
+    @property
+    def mfu(self) -> float | None:
+        """Of all steps together, as if they were one; None where that of one of them is not known."""
+        return of_all([(step.mfu, step.wall_us) for step in self.steps])
+
+    @property
+    def hfu(self) -> float | None:
+        """Likewise."""
+        return of_all([(step.hfu, step.wall_us) for step in self.steps])
+
 
 def of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:
     """Shares of the peak, each over its own wall time, as one over the time of all."""

@@ -19,10 +19,10 @@ import numpy as np
 from lightning_flops.analysis.compare_figures import EXACT, NO_NOISE, TOO_WIDE, figure_difference
 from lightning_flops.analysis.compare_noise import CONFIDENCE, LEAST_STEPS, Floats, MeanDraws, too_few
 from lightning_flops.analysis.compare_split import Work, split
-from lightning_flops.analysis.devices import why_no_peak
 from lightning_flops.analysis.trace.by_step import OTHERS, Clock, StepSums, TraceBySteps
 from lightning_flops.analysis.trace.durations import NS_PER_US
-from lightning_flops.analysis.trace.one_trace import NO_FLOPS, AnalyzedTrace
+from lightning_flops.analysis.trace.no_mfu import why_no_flops, why_no_mfu
+from lightning_flops.analysis.trace.one_trace import AnalyzedTrace
 from lightning_flops.analysis.trace.ranks import refuse_mixed_ranks
 from lightning_flops.errors import ComparisonError
 from lightning_flops.schema.comparison import FigureDifference, NoiseInterval, SettingDifference
@@ -406,7 +406,7 @@ class _Comparing:
         for name in ("mfu", "hfu"):
             column = at_peak[name]
             values = [_peak_share(run, name) for run in (a, b)]
-            add(name, values, of=[] if column is None else [column], why=_why_no_peak_share)
+            add(name, values, of=[] if column is None else [column], why=_why_no_mfu)
         for name, of_step in _COUNTS:
             add(name, [_mean_count(run, of_step) for run in (a, b)], of=None, why=_why_no_flops)
         for name, part, reason in (
@@ -579,19 +579,11 @@ def _words(run: _Run, *, words: str | None) -> str | None:
 
 
 def _why_no_flops(run: _Run) -> str | None:
-    notes = [note for report in run.reports if report.flops is None for note in report.notes]
-    found = next((note for note in notes if note.startswith(NO_FLOPS)), None)
-    return None if found is None else found.removeprefix(NO_FLOPS).rstrip(".")
+    return why_no_flops(run.reports)
 
 
-def _why_no_peak_share(run: _Run) -> str | None:
-    flops = next((report.flops for report in run.reports if report.flops is not None), None)
-    if flops is None:
-        return _why_no_flops(run)
-    if flops.device is None:
-        return "no device of one known name ran the kernels" if flops.devices else "no device is in the trace"
-    dtypes = sorted({row.dtype for row in flops.operators} - set(flops.peaks))
-    return why_no_peak(flops.device, dtypes[0]) if dtypes else None
+def _why_no_mfu(run: _Run) -> str | None:
+    return why_no_mfu(run.reports)
 
 
 def _device(report: TraceReport) -> str:

@@ -23,6 +23,7 @@ from lightning_flops.analysis.trace.head import WITH_MODULES
 from lightning_flops.analysis.trace.memory_curve import memory_curves
 from lightning_flops.analysis.trace.module_memory import module_memory_table
 from lightning_flops.analysis.trace.modules import module_table
+from lightning_flops.analysis.trace.no_mfu import NO_FLOPS
 from lightning_flops.analysis.trace.operators import memory_table, operator_table, operators_by_shape
 from lightning_flops.analysis.trace.parts import step_parts
 from lightning_flops.analysis.trace.phases import model_summary
@@ -30,9 +31,6 @@ from lightning_flops.analysis.trace.ranks import RankSummary, rank_summary
 from lightning_flops.analysis.trace.scopes import device_summary, overview, transfer_table, user_scope_table
 from lightning_flops.analysis.trace.step_time import step_times
 from lightning_flops.schema.trace import TracedPart, TraceReport
-
-NO_FLOPS = "FLOPs are n/a: "
-"""What a note begins with that says why."""
 
 _NO_TORCH = f"{NO_FLOPS}working them out from shapes needs torch, which is not installed."
 _NO_SHAPES = f"{NO_FLOPS}the trace was taken without record_shapes=True."

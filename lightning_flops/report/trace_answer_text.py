@@ -1,0 +1,80 @@
+"""What traces say at first sight, as text: time of a step and what filled it, MFU or why it is n/a, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_flops.analysis.rates import ratio
+from lightning_flops.analysis.trace.no_mfu import why_no_mfu
+from lightning_flops.report.advice_text import try_first
+from lightning_flops.report.layout import and_more
+from lightning_flops.report.trace_cells import short, us
+from lightning_flops.report.trace_view import View
+from lightning_flops.report.traced_text import STEP_PARTS
+from lightning_flops.schema.trace import TraceReport, TracesReport
+from lightning_flops.schema.trace_flops import JobFlops
+from lightning_flops.units import percent, plain, si
+
+_TRACES = 4
+_PARTS = 4
+_ADVICE = 3
+_ADVICE_LINES = 9
+
+
+def answer_lines(report: TracesReport, files: Sequence[str], view: View) -> list[str]:
+    """The section that a report of traces begins with.
+
+    Args:
+        report: what ``analyze_traces`` returned.
+        files: a name for each trace.
+        view: how wide it is.
+    """
+    lines = [view.title("The answer")]
+    if report.job_flops is not None:
+        lines += view.paragraph(_of_job(report.job_flops), first="All ranks: ", rest="  ")
+    alone = len(report.traces) == 1
+    for trace, file in list(zip(report.traces, files, strict=True))[:_TRACES]:
+        lines += view.paragraph(_time(trace), first="" if alone else f"{name_of(trace, file)}: ", rest="  ")
+        lines += view.paragraph(_mfu(trace), first="" if alone else "  ", rest="  ")
+    lines += and_more(len(report.traces) - _TRACES)
+    return [*lines, *try_first(report.advice[:_ADVICE], room=_ADVICE_LINES, width=view.text_width)]
+
+
+def name_of(trace: TraceReport, file: str) -> str:
+    """What a trace from *file* is called: by its rank, if it says that."""
+    return short(file) if trace.rank is None else f"rank {trace.rank}"
+
+
+def _mfu(trace: TraceReport) -> str:
+    flops = trace.flops
+    if flops is None or flops.mfu is None:
+        return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
+    peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
+    return f"{_shares(flops.mfu, flops.hfu, lower_bound=flops.lower_bound)} of the device's dense peak, {peaks}."
+
+
+def _of_job(job: JobFlops) -> str:
+    if job.mfu is None:
+        return f"MFU is n/a: {job.reason or 'that of a rank is not known'}."
+    return f"{_shares(job.mfu, job.hfu, lower_bound=any(step.lower_bound for step in job.steps))}."
+
+
+def _shares(mfu: float, hfu: float | None, *, lower_bound: bool) -> str:
+    least = "at least " if lower_bound else ""
+    return f"MFU is {least}{percent(mfu)}, HFU {least}{percent(hfu)}"
+
+
+def _time(trace: TraceReport) -> str:
+    """How long a step takes, and what filled most of it."""
+    times = trace.step_times
+    wall = us(times.mean.wall_us)
+    if not times.marked:
+        what = f"The whole trace takes {wall}"
+    elif len(times.steps) == 1:
+        what = f"The step takes {wall}"
+    else:
+        what = f"A step takes {wall}, the mean of {plain(len(times.steps))}"
+    known = [(name, getattr(times.mean, field) or 0.0) for name, field in STEP_PARTS]
+    longest = sorted((part for part in known if part[1]), key=lambda part: -part[1])[:_PARTS]
+    parts = ", ".join(f"{name} {percent(ratio(part=time_us, whole=times.mean.wall_us))}" for name, time_us in longest)
+    return f"{what}: {parts}." if parts else f"{what}."

@@ -1,0 +1,125 @@
+"""What a report of traces begins with; every figure is worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_flops.analysis.trace import analyze_traces
+from lightning_flops.analysis.trace.columns import Trace
+from lightning_flops.instrument.counting.recorded_calls import recorded_work
+from lightning_flops.report.trace_text import render_traces
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, step, trace
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+def product(number: int, start: float, *, rows: int) -> tuple[Event, ...]:
+    """A product of [rows, 10] and [10, 10] in float32, 200 FLOPs a row, and its kernel of 50 us."""
+    shapes: dict[str, Any] = {
+        "Input Dims": [[rows, 10], [10, 10]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+        "Input Strides": [[10, 1], [10, 1]],
+    }
+    return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, 50)
+
+
+# An A100 does 19.5 TFLOP/s in float32: 1.95 GFLOPs in a step of 100 us.
+STEP = (step(1, 0, 100), data_loader(0, 8), *product(1, 10, rows=3_900_000))
+LATER = (step(2, 100, 100), *product(2, 110, rows=1_950_000))
+
+
+def of(*events: Event, device: str | None = A100, rank: int | None = None, world_size: int = 2) -> Trace:
+    more: dict[str, Any] = {} if device is None else {"deviceProperties": [{"id": 0, "name": device}]}
+    if rank is not None:
+        more["distributedInfo"] = {"rank": rank, "world_size": world_size}
+    return trace(*events, **more)
+
+
+def answer(*traces: Trace, width: int | None = None) -> list[str]:
+    """The lines of the first section, without advice."""
+    lines = render_traces(analyze_traces(traces, formulas=recorded_work), width=width).splitlines()
+    assert lines[0].strip("-") == " The answer "
+    section = lines[1 : lines.index("")]
+    tried = next(place for place, line in enumerate(section) if line.startswith(("Try first: ", "Nothing that was ")))
+    return section[:tried]
+
+
+def test_one_step() -> None:
+    # 780 MFLOPs of 1,950. The kernel runs for 50 us of 100 and the loader for 8; before the kernel there are 5 us of
+    # the operator, of which 1 us is the launch; nothing ran in the 37 us that are left.
+    assert answer(of(*STEP)) == [
+        "The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
+        "MFU is 40.00%, HFU 40.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
+    ]
+
+
+def test_several_steps() -> None:
+    # 40% and 20% of steps of one length; the loader runs in one of them.
+    assert answer(of(*STEP, *LATER)) == [
+        "A step takes 100 us, the mean of 2: kernel 50.00%, other 41.00%, data loader 4.00%, cpu 4.00%.",
+        "MFU is 30.00%, HFU 30.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
+    ]
+
+
+def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
+    inputs: dict[str, Any] = {"Input Dims": [[4, 4]], "Input type": ["float"]}
+    uncounted = operator("mine::matmul_of_mine", 80, 5, **inputs)
+    assert answer(of(*STEP, uncounted))[1].startswith("MFU is at least 40.00%, HFU at least 40.00% of the ")
+
+
+def test_without_marks_the_whole_trace() -> None:
+    # From the operator's begin at 10 us to the kernel's end at 70.
+    assert answer(of(*product(1, 10, rows=3_900_000)))[0].startswith("The whole trace takes 60 us: kernel 83.33%, ")
+
+
+UNSHAPED = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel(1, 20, 50))
+ON_THE_HOST = (step(1, 0, 100), STEP[2])
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (of(*UNSHAPED), "the trace was taken without record_shapes=True"),
+        (of(*ON_THE_HOST, device=None), "no device is in the trace"),
+        (of(*STEP, device="NVIDIA X1"), "no figure is known for a device called NVIDIA X1"),
+        (of(*STEP, device=None), "no device of one known name ran the kernels"),
+    ],
+)
+def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
+    assert answer(found)[1] == f"MFU is n/a: {reason}."
+
+
+def test_of_a_job_all_ranks_come_first() -> None:
+    # 40% of one device for 100 us, 20% of the other.
+    slow = (step(1, 0, 100), *product(1, 10, rows=1_950_000))
+    assert answer(of(*slow, rank=1), of(*STEP, rank=0)) == [
+        "All ranks: MFU is 30.00%, HFU 30.00%.",
+        "rank 0: The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
+        "  MFU is 40.00%, HFU 40.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
+        "rank 1: The step takes 100 us: kernel 50.00%, other 45.00%, cpu 4.00%, runtime 1.00%.",
+        "  MFU is 20.00%, HFU 20.00% of the device's dense peak, 19.5 TFLOP/s in float32.",
+    ]
+
+
+def test_of_many_ranks_the_first_are_named_and_the_others_counted() -> None:
+    lines = answer(*(of(*STEP, rank=rank, world_size=6) for rank in range(6)))
+    assert [line.split(":")[0] for line in lines if not line.startswith("  ")] == [
+        *("All ranks", "rank 0", "rank 1", "rank 2", "rank 3"),
+        "(and 2 more)",
+    ]
+
+
+def test_a_job_with_a_rank_missing_says_so() -> None:
+    lines = answer(of(*STEP, rank=0), of(*STEP, rank=1, world_size=4))
+    assert lines[0] == "All ranks: MFU is n/a: the traces say different numbers of ranks."
+
+
+def test_it_fits_a_narrow_terminal() -> None:
+    lines = answer(of(*STEP), width=60)
+    assert max(map(len, lines)) <= 60
+    assert " ".join(line.strip() for line in lines[:2]) == (
+        "The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%."
+    )
