@@ -1,4 +1,4 @@
-"""The one room of torch's private names: each is looked up here, has a stand-in, and says what is lost without it.
+"""All private names of torch that we use. Each is looked up here, has a stand-in, and says what is lost without it.
 
-What stands in ``names`` says how. The other files hold the names by subject.
+``names`` has the classes that do this. The other files hold the names, by subject.
 """

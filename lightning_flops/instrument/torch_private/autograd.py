@@ -111,13 +111,13 @@ _WRAPPED_CALL_CODE: CodeType | None = take(
 
 
 def _codes_in(function: Any, name: str) -> list[CodeType]:
-    """Code of the functions called *name* that *function* defines in its body."""
+    """Code objects of the functions called *name* that are defined inside *function*."""
     constants = getattr(getattr(function, "__code__", None), "co_consts", ())
     return [constant for constant in constants if isinstance(constant, CodeType) and constant.co_name == name]
 
 
 def _code_in(name: str) -> Callable[[Any], object]:
-    """Tries whether a function defines one called *name* in its body."""
+    """A check that a function defines one called *name* inside it."""
 
     def look(function: Any) -> object:
         return _codes_in(function, name)[0]
@@ -163,7 +163,7 @@ def node_sequence(node: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BackwardCall:
-    """A call of backward() or grad() that is under way."""
+    """A call of backward() or grad() that is running."""
 
     thread: int
     """Identifier of the Python thread it was called on."""
@@ -171,7 +171,7 @@ class BackwardCall:
 
 
 def _backward_call(frame: FrameType | None, thread: int) -> BackwardCall | None:
-    """The innermost call of backward() on the stack that ends in *frame*."""
+    """The innermost call of backward() on the stack, from *frame* outwards."""
     while frame is not None:
         if frame.f_code is _ENGINE_CODE:
             return BackwardCall(thread, _creates_graph(frame))
@@ -186,11 +186,11 @@ def _creates_graph(engine_frame: FrameType) -> bool:
 
 
 def find_backward_call(owners: frozenset[int]) -> BackwardCall | None:
-    """The call of backward() that started the graph task which now runs on this thread.
+    """The call of backward() that started the graph task which this thread runs now.
 
     A graph task runs on the thread that called backward(), and on the autograd engine's own device threads, which have
-    no Python frame of it. *owners* are the threads whose calls other running graph tasks were traced to. None when it
-    was not called from Python.
+    no Python frame of it. *owners* are the threads on which the calls of other running graph tasks were found. None if
+    it was not called from Python.
     """
     if _ENGINE_CODE is None:
         return None
@@ -246,7 +246,7 @@ def inside_function_forward(calls: int = 0) -> bool:
 def has_ended(module: torch.nn.Module, calls: int) -> bool:
     """Whether fewer than *calls* calls of *module* that hooks heard of are on this thread's stack.
 
-    False where torch does not show them.
+    False if torch does not show them.
     """
     if _CALL_CODE is None:
         return False
@@ -259,7 +259,7 @@ def has_ended(module: torch.nn.Module, calls: int) -> bool:
 
 
 def runs_step_of(optimizer: Any) -> bool:
-    """Whether a step of *optimizer* is on this thread's stack; also where torch does not let that be seen."""
+    """Whether a step of *optimizer* is on this thread's stack; True also if torch does not show that."""
     if not _STEP_CODES:
         return True
     frame: FrameType | None = sys._getframe(1)

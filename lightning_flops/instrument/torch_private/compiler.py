@@ -42,7 +42,7 @@ _SKIP = _skip_strategy()
 
 
 def hide(function: Callable[..., Any]) -> bool:
-    """Marks a function of ours, so that calls of it, and what they call, are not compiled; whether that was possible.
+    """Marks one of our functions, so that its calls, and what they call, are not compiled. Returns whether it could.
 
     The mark is on the function's code and stays there: it is for code of this package only.
     """
@@ -57,7 +57,7 @@ def hide(function: Callable[..., Any]) -> bool:
 
 
 def hidden(function: _Function) -> _Function:
-    """A function that torch does not compile when it is called, and that does what *function* does.
+    """A function that does what *function* does, and that torch never compiles.
 
     It is *function* itself where it can be marked; else torch's wrapper around it, which costs a microsecond a call.
     The mark, unlike the wrapper, does not keep *function* from being read into a caller that is being compiled.
@@ -66,7 +66,7 @@ def hidden(function: _Function) -> _Function:
 
 
 def wrapped(function: _Function) -> _Function:
-    """The same, and what is compiled does not read it in either: torch's wrapper around *function*."""
+    """As ``hidden``, and the compiler does not read it into a caller either: torch's wrapper around *function*."""
     if not can_compile():
         return function
     disable: Any = torch.compiler.disable
@@ -76,7 +76,7 @@ def wrapped(function: _Function) -> _Function:
 
 @functools.cache
 def can_compile() -> bool:
-    """Whether torch's compiler can be imported. It imports much that may not fit the installation, and raises anything.
+    """Whether torch's compiler can be imported. A broken package among those that it imports may raise anything.
 
     Where it cannot be imported nothing is ever compiled.
     """
@@ -108,12 +108,12 @@ _handler = take_later(
 
 
 def compiler_callbacks() -> Any:
-    """Where torch tells that a compilation starts and ends; None in a torch that does not tell, or cannot compile."""
+    """Torch's callbacks for the start and end of a compilation; None if this torch has none, or cannot compile."""
     return _handler() if can_compile() else None
 
 
 def was_used() -> bool:
-    """Whether the compiler was loaded: as long as it was not, nothing is compiled."""
+    """Whether the compiler was loaded: before that, nothing can have been compiled."""
     return "torch._dynamo" in sys.modules
 
 
@@ -234,7 +234,7 @@ def _is_set(switch: Attribute) -> bool:
 
 
 def whole_backward_is_compiled() -> bool:
-    """Whether the backward that is running, all of it, is compiled code: then autograd runs no nodes."""
+    """Whether all of the backward that runs now is compiled code: then autograd runs no nodes."""
     return _is_set(_RUNS)
 
 
@@ -257,7 +257,7 @@ _generated = take_later(
 
 def generated_modules() -> list[Any]:
     """The modules of inductor's generated code; none where nothing was compiled."""
-    # Asked anew each time: the list may be replaced by a new one when caches are cleared.
+    # Looked up each time: torch may replace the list when caches are cleared.
     if _CODE_CACHE not in sys.modules or _generated() == ():
         return []
     try:

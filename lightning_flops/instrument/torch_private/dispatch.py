@@ -1,7 +1,7 @@
-"""Dispatch modes: the class of them, a thread's stack of them, and what hides work from them.
+"""Dispatch modes: their class, a thread's stack of them, and how to hide work from them.
 
-``with mode:`` would do on one thread; but it keeps process-wide flags, which threads that enter and leave in turn leave
-wrong.
+On one thread ``with mode:`` is enough. But it keeps flags for the whole process, and these end up wrong if several
+threads enter and leave in turn.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _TorchsStack:
 
     @staticmethod
     def depth() -> int:
-        """How many modes are on this thread's stack; those whose handlers run are not."""
+        """How many modes are on this thread's stack, without those whose handlers run now."""
         return int(_length())
 
     @staticmethod
@@ -73,7 +73,7 @@ class _TorchsStack:
 
     @staticmethod
     def remove(mode: DispatchMode) -> None:
-        """Takes the uppermost *mode* off this thread's stack, and leaves the modes above it in place."""
+        """Removes the topmost *mode* from this thread's stack; modes above it stay in place."""
         if not _TorchsStack.is_pushed(mode):
             return
         above = []
@@ -84,7 +84,7 @@ class _TorchsStack:
 
 
 class _OwnStack:
-    """The same by ``with mode:``, of the modes that were put up here: those of others are not seen."""
+    """The same by ``with mode:``. It knows only the modes that were pushed here, not those of others."""
 
     _local = threading.local()
 
@@ -101,17 +101,17 @@ class _OwnStack:
 
     @classmethod
     def depth(cls) -> int:
-        """How many modes were put up on this thread, those whose handlers run included."""
+        """How many modes were pushed on this thread, with those whose handlers run now."""
         return len(cls._modes())
 
     @classmethod
     def is_pushed(cls, mode: DispatchMode) -> bool:
-        """Whether *mode* was put up on this thread."""
+        """Whether *mode* was pushed on this thread."""
         return any(other is mode for other in cls._modes())
 
     @classmethod
     def remove(cls, mode: DispatchMode) -> None:
-        """Takes the uppermost *mode* off this thread's stack."""
+        """Removes the topmost *mode* from this thread's stack."""
         if not cls.is_pushed(mode):
             return
         modes, above = cls._modes(), []
@@ -142,7 +142,7 @@ def pushed(mode: DispatchMode) -> Iterator[None]:
 
 @contextmanager
 def _own_modes_off() -> Iterator[None]:
-    """Stands for torch's own: takes every mode off the stack for a while, if the stack can be reached."""
+    """Replaces torch's own: removes every mode from the stack for a while, if the stack can be reached."""
     modes = [] if _stack is _OwnStack else [_pop(None) for _ in range(_length())]
     try:
         yield
@@ -168,7 +168,7 @@ _hide: Callable[[], AbstractContextManager[Any]] = take(
 
 
 def out_of_sight() -> AbstractContextManager[Any]:
-    """Hides the operators run inside it from every dispatch mode: other counters, and modes of the user's."""
+    """Inside, no dispatch mode sees the operators: neither other counters nor the user's modes."""
     return nullcontext() if _hide is None else _hide()
 
 
@@ -183,7 +183,7 @@ functions_off: Callable[[], AbstractContextManager[Any]] = take(
 
 @contextmanager
 def out_of_all_sight() -> Iterator[None]:
-    """Hides what runs inside from dispatch modes and from the functions of tensor subclasses."""
+    """Inside, neither dispatch modes nor the functions of tensor subclasses see what runs."""
     with out_of_sight(), functions_off():
         yield
 
@@ -209,14 +209,14 @@ _mode_of_key: Any = take(
 
 
 def is_traced() -> bool:
-    """Whether a tracer may be at work, which takes up what runs: also where torch does not tell."""
+    """Whether a tracer may be recording what runs; True also if torch does not tell."""
     if _keys is None or _mode_of_key is None:
         return True
     return any(_mode_of_key(key) is not None for key in (_keys.FAKE, _keys.PROXY, _keys.FUNCTIONAL))
 
 
 def makes_fake_tensors() -> bool:
-    """Whether what runs makes fake tensors; False where torch does not tell."""
+    """Whether operators make fake tensors now; False if torch does not tell."""
     return _keys is not None and _mode_of_key is not None and _mode_of_key(_keys.FAKE) is not None
 
 

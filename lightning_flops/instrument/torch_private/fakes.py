@@ -1,4 +1,4 @@
-"""Fake tensors, which have shapes and no values, and torch's walk through containers: what counting offline needs."""
+"""What counting offline needs: fake tensors, which have shapes and no values, and torch's walk through containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of operators that are written in Python: which operator has one, and a call of it as if no mode were on."""
+"""Kernels that are written in Python: which operator has one, and how to call it as if no mode were active."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOSS = (
 
 
 class _Parts(NamedTuple):
-    """What it takes of torch to call such a kernel."""
+    """The parts of torch that such a call needs."""
 
     written_in_python: Any
     """Kernels registered from Python, by ``namespace/operator/key``."""

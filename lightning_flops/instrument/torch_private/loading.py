@@ -73,7 +73,7 @@ def worker_queues(iterator: Any) -> WorkerQueues:
 
 
 def workers_of(iterator: Any) -> int | None:
-    """Worker processes of a DataLoader's iterator; None if it does not tell."""
+    """The worker processes of a DataLoader's iterator; None if it does not tell."""
     workers = getattr(iterator, "_num_workers", None)
     return workers if isinstance(workers, int) else None
 

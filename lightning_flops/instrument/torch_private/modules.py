@@ -35,9 +35,9 @@ def children_of(module: nn.Module) -> Mapping[str, nn.Module | None]:
 
 
 def holds(module: nn.Module, child: str) -> bool:
-    """Whether *module* holds a module under this name; False of one whose making was broken off.
+    """Whether *module* holds a module under this name; False if its ``__init__`` did not finish.
 
-    Unlike ``children_of`` it calls nothing of the module's own.
+    Unlike ``children_of`` it calls no method of the module.
     """
     return _CHILDREN.name.missing or vars(module).get("_modules", {}).get(child) is not None
 
@@ -59,7 +59,7 @@ _global_hooks: Any = take(
 
 
 def is_last_global_hook(handle: Any) -> bool:
-    """Whether the hook of this handle is the one that torch calls last after a forward; False where nobody can tell."""
+    """Whether torch calls the hook of this handle last after a forward; False if that cannot be known."""
     return bool(_global_hooks) and next(reversed(_global_hooks)) == handle.id
 
 
@@ -125,7 +125,7 @@ _marking: Any = take_later(
 
 
 def is_replica(module: nn.Module) -> bool:
-    """Whether DataParallel made *module*, as a copy for one device and one forward."""
+    """Whether *module* is a copy that DataParallel made, for one device and one forward."""
     _marking()
     return bool(getattr(module, "_is_replica", False))
 
@@ -166,7 +166,7 @@ _SHARED = _of_flat(_FLAT, "_shared_param_infos")
 
 
 class FlatParts(NamedTuple):
-    """What a flat parameter tells of the parameters that it was made of; the first three are in one order."""
+    """What a flat parameter tells about its original parameters; the first three fields are in one order."""
 
     infos: Sequence[Any]
     """``module`` and ``param_name`` of each."""

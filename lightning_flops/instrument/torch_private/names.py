@@ -1,4 +1,4 @@
-"""How a private name of torch is looked up: once, with something to use instead and a sentence on what is lost."""
+"""How a private name of torch is looked up: once, with a stand-in, and a sentence on what is lost without it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PrivateName:
         return f"This torch ({torch.__version__}) {self.loss}."
 
     def lose(self) -> None:
-        """Says that this torch does not have it, the first time that it is found missing."""
+        """Says that this torch does not have it, once."""
         if self.missing:
             return
         self.missing = True
@@ -98,7 +98,7 @@ def take_later(
     works: Callable[[Any], object] | None = None,
     reported: bool = True,
 ) -> Callable[[], Any]:
-    """What answers with the same, and looks it up when it is first asked: for names that few runs need."""
+    """A function that returns the same, and looks it up at its first call: for names that few runs need."""
 
     @functools.cache
     def found() -> Any:
@@ -116,7 +116,7 @@ def take_later(
 
 
 class Attribute:
-    """A private attribute that objects of torch have, and not their class: it is looked for on each object.
+    """A private attribute of torch's objects that their class does not show: it is looked up on each object.
 
     Args:
         owner: path of the class, or of the module where it is an attribute of that.
@@ -131,10 +131,10 @@ class Attribute:
         self.name = TABLE[path] = PrivateName(path, loss, reported, self._attempt)
 
     def of(self, owner: Any) -> Any:
-        """The attribute of *owner*, which should have it.
+        """The attribute's value on *owner*, which should have it.
 
         Raises:
-            AttributeError: it has none; what is lost by that was said.
+            AttributeError: it has none. What is lost has been said then.
         """
         try:
             return getattr(owner, self._attribute)

@@ -1,4 +1,4 @@
-"""Operators: their kinds, their schemas, and what calling one comes down to."""
+"""Operators: their kinds, their schemas, and how they are called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_flops.instrument.torch_private.names import Attribute, take, take
 
 
 class _NoOperator:
-    """Stands for a class of operators in a torch that has none: nothing is one."""
+    """Stands for a class of operators in a torch that has none: nothing is an instance of it."""
 
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ _QUALIFIED_NAME = Attribute(
 
 
 def call_of(function: Any) -> Callable[..., Any]:
-    """What the operator's own ``__call__`` only forwards to; an operator of higher order is called itself."""
+    """The function that the operator's ``__call__`` forwards to; an operator of higher order itself."""
     if not isinstance(function, OpOverload):
         return function  # type: ignore[no-any-return]
     return _OPERATOR.get(function, function)  # type: ignore[no-any-return]
@@ -102,7 +102,7 @@ def schema_of(function: OpOverload) -> Any:
 
 
 def declared_schema(text: str) -> Any:
-    """The schema that *text* declares, as torch's own files write it; None where this torch cannot read such texts."""
+    """The schema that *text* declares, in the notation of torch's own files; None if this torch cannot read it."""
     return None if _parse_schema is None else _parse_schema(text)
 
 
@@ -130,7 +130,7 @@ def schema_if_any(function: Any) -> Any:
 
 
 def is_composite(function: OpOverload) -> bool:
-    """Whether the operator is made of others, which ``function.decompose`` runs; False where torch does not tell."""
+    """Whether the operator is made of others, which ``function.decompose`` runs; False if torch does not tell."""
     try:
         return bool(_COMPOSITE.of(function)())
     except (AttributeError, RuntimeError):

@@ -1,4 +1,4 @@
-"""torch.profiler: one of ours without a schedule, marks that cost little, and whether somebody else's is on."""
+"""torch.profiler: a profiler without a schedule, cheap marks, and whether somebody else's profiler is on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_flops.instrument.torch_private.names import Attribute, take, take
 
 
 class SlowMark:
-    """Stands for ``_RecordFunctionFast`` in a torch that has none: ten times as slow."""
+    """Stands for ``_RecordFunctionFast`` in a torch that has none; it takes ten times as long."""
 
     def __init__(self, name: str) -> None:
         self._scope: Any = record_function(name)
@@ -80,9 +80,9 @@ def profiler_is_recording() -> bool:
 
 
 def profiler_is_set_up() -> bool:
-    """Whether a torch.profiler.profile is between its making and the end of its block; False where nobody can tell.
+    """Whether a torch.profiler.profile has been made and its block has not ended; False if that cannot be known.
 
-    Between its warm-up and its first step nothing else tells of it.
+    Between its warm-up and its first step nothing else shows that it exists.
     """
     return "ProfilerStep" in (_step_dict() or ())
 

@@ -1,4 +1,4 @@
-"""What a tensor keeps of itself: its sparse parts, its nested sizes, its storage's number, its shard."""
+"""Parts of a tensor: its sparse values, its nested sizes, its storage's number, its shard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def stored_count(tensor: torch.Tensor) -> int:
 
 
 def stored_indices(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the elements stand that a COO tensor stores: a row for each sparse dimension."""
+    """The indices of the elements that a COO tensor stores: a row for each sparse dimension."""
     return _indices()(tensor)  # type: ignore[no-any-return]
 
 
@@ -63,7 +63,7 @@ _no_memory: Any = take(
 
 
 def has_no_memory(tensor: torch.Tensor) -> bool:
-    """Whether it stands for zeros that are stored nowhere."""
+    """Whether the tensor stands for zeros that are stored nowhere."""
     return bool(_no_memory(tensor))
 
 
@@ -95,7 +95,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor | None:
     to_local: Any = getattr(tensor, "to_local", None)
     if not callable(to_local):
         return None
-    # Read without autograd's or anybody's notice.
+    # Neither autograd nor a subclass sees this reading.
     shard = _SHARD.get(tensor, None)
     if shard is None:
         with modes_off(), torch.no_grad():

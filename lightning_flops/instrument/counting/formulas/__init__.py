@@ -1,4 +1,4 @@
-"""Operator and shapes in, FLOPs out: what every operator spends, which ones are free, which ones are unknown.
+"""From an operator and its shapes to FLOPs: what it spends, whether it is free, or whether nobody knows.
 
 ``lookup(op)`` answers for one operator; ``register_flop_formula`` adds what only a user can know.
 """

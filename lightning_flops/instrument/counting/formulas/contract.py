@@ -74,7 +74,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known about one operator."""
+    """What is known about an operator."""
 
     name: str
     """Without overload, such as ``aten.mm``."""
@@ -148,7 +148,7 @@ def whole_flops(answer: Any) -> int:
 
 
 def no_flops(args: Arguments, kwargs: Keywords, out: Any) -> int:
-    """What a free operator spends."""
+    """The FLOPs of a free operator: none."""
     return 0
 
 

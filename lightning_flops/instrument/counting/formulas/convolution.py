@@ -167,7 +167,7 @@ CONVOLUTION_RULES: dict[str, Rule] = {
     "aten::slow_conv3d_forward": _plain("self"),
     "aten::slow_conv_transpose2d": _transposed("self"),
     "aten::slow_conv_transpose3d": _transposed("self"),
-    # What the compiler's CPU code calls
+    # Called by the compiler's CPU code
     "mkldnn::_convolution_pointwise": Rule(reordered, ("W", RESULT), "X"),
     "mkldnn::_convolution_pointwise_": Rule(reordered, ("W", RESULT), "X"),
     "mkldnn::_convolution_transpose_pointwise": Rule(reordered_transposed, ("X", "W"), "X"),

@@ -39,7 +39,7 @@ class FunctionListener(Protocol):
         """The function returned *out*, or raised if not *ok*; *args* and *kwargs* are without autograd's ``ctx``."""
 
     def function_failed(self, error: Exception) -> None:
-        """What runs around the function has failed, so it may not be counted."""
+        """Our code around the function has failed, so the function may not be counted."""
 
 
 _entries: dict[tuple[int, str], Entry] = {}
@@ -78,22 +78,22 @@ def register_flop_formula(
             a, b = args
             return 2 * a.shape[0] * a.shape[1] * b.shape[1]
 
-    What multiplies nothing (a norm, a rotation, a copy, a random draw) is told by 0 in place of a formula; without that
-    word an operator of floating-point tensors that nobody has a formula for makes every count a lower bound::
+    For an operator that multiplies nothing (a norm, a rotation, a copy, a random draw), register 0 in place of a
+    formula. An operator on floating-point tensors that has neither makes every count a lower bound::
 
         register_flop_formula("mylib::rms_norm", 0)
 
-    Where an operator's kernel is a Python function of torch's operators, these count as they are, and it needs neither;
-    a formula, or 0, stands for all that the kernel runs.
+    If an operator's kernel is a Python function that calls torch's operators, these are counted, and no formula is
+    needed. If there is one (or 0), it stands for all that the kernel runs.
 
     Args:
         target: an operator (``torch.ops.mylib.op`` for all its overloads, ``torch.ops.mylib.op.default`` for one), its
             name ``"mylib::op"`` or ``"mylib::op.overload"``, what ``torch.library.custom_op`` or ``triton_op``
             returned, a subclass of ``torch.autograd.Function``, or a Triton kernel (what ``@triton.jit`` returned).
             A function's formula sees the arguments of ``apply`` and stands for all operators its ``forward`` runs; a
-            kernel's sees the launch's arguments, and None for *out*. To be heard of, ``forward`` (``backward``,
-            ``run``) is wrapped once, here, for good; register before compiling. Code that ``torch.compile`` has made
-            runs neither of the two: there their work is what the compiled operators are.
+            kernel's sees the launch's arguments, and None for *out*. So that counters hear of its calls, ``forward``
+            (``backward``, ``run``) is wrapped here, once, and stays wrapped: register before compiling. Code that
+            ``torch.compile`` made calls none of them; there the operators that were compiled are counted.
         formula: the formula, or the whole number that every call spends; left out, ``register_flop_formula`` is a
             decorator.
         backward: for an autograd function, the same for its ``backward``: a formula sees the incoming gradients, and
@@ -181,7 +181,7 @@ def _register_kernel(kernel: Any, formula: Formula) -> None:
 def _watch(
     owner: Any, attribute: str, name: str, formula: Formula, *, skipped: int = 0, hidden: tuple[str, ...] = ()
 ) -> None:
-    """Has listeners hear of calls of one attribute of a class or kernel.
+    """Wraps one attribute of a class or kernel, so that listeners hear of its calls.
 
     The formula does not see the first *skipped* arguments (autograd's ``ctx``), nor the *hidden* keywords (a launch's).
     """

@@ -1,4 +1,4 @@
-"""Operators whose FLOPs depend on the algorithm inside: leading terms as textbooks give them, flagged as estimates.
+"""Operators whose FLOPs depend on the algorithm inside: the leading terms that textbooks give, marked as estimates.
 
 Matrix decompositions follow Golub and Van Loan, Matrix Computations (4th edition); an m-by-n matrix with m >= n, or its
 transpose. Each count is rounded down to a whole number per call. Of complex numbers every term is four times as much.

@@ -1,4 +1,4 @@
-"""Operators of torch's own that spend no FLOPs as this package counts them: the list that people have read.
+"""Operators of torch that spend no FLOPs as this package counts them: a list that people have read.
 
 Each was looked at: none multiplies matrices, convolves, attends or samples. What torch's tags and schemas show needs no
 entry (``free_operators``); some that have one are tagged in newer versions of torch only. A trailing underscore, which
@@ -222,7 +222,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "onnx": "RotaryEmbedding",
     "prepacked": "conv2d_clamp_prepack conv2d_transpose_clamp_prepack linear_clamp_prepack "
     "unpack_prepacked_sizes_conv2d unpack_prepacked_sizes_linear",
-    # What a tensor that computes nothing, or a subclass, is asked about itself.
+    # Questions to a tensor, or to a subclass, about itself: they compute nothing.
     "prim": "data device dtype grad is_cpu is_cuda is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested "
     "is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize layout name nbytes requires_grad",
     "prims": _PRIMS,

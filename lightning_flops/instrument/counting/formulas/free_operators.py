@@ -1,4 +1,4 @@
-"""Which operators are shown to spend no FLOPs as this package counts them: everything that is not matmul-like.
+"""Which operators spend no FLOPs as this package counts them, and what shows it.
 
 An operator is free when there is evidence for it, looked for in this order:
 
@@ -8,8 +8,8 @@ An operator is free when there is evidence for it, looked for in this order:
    of a view in place), or by a schema whose results all are views;
 4. it is the list form (``_foreach_…``) of an operator that is free by 1 or 3.
 
-Rules 2 to 4 stop at names that speak of a product (``says_heavy``). What an operator of somebody else's is called, or
-says of itself, shows nothing: who knows it registers a formula, or 0.
+Rules 2 to 4 stop at names that speak of a product (``says_heavy``). For an operator that is not torch's own,
+neither its name nor its schema shows anything: its author registers a formula, or 0.
 """
 
 from __future__ import annotations
@@ -100,6 +100,6 @@ def _has_tag(namespace: str, name: str) -> bool:
 
 def _has_tensors(operator: Any) -> bool:
     schema = schema_of(operator)
-    if "(...)" in str(schema):  # it takes, or returns, whatever there is
+    if "(...)" in str(schema):  # it takes or returns anything
         return True
     return any("Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns))

@@ -1,4 +1,4 @@
-"""Operators that libraries and torch's own Python code register: their bodies run out of a dispatch mode's sight.
+"""Operators that libraries and torch's Python code register: a dispatch mode does not see what runs inside them.
 
 Found by name, so none of these libraries is needed; an operator whose schema has changed is listed as uncounted.
 """

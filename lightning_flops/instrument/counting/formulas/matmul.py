@@ -434,7 +434,7 @@ _REAL_RULES: dict[str, Rule] = {
     "aten::_sparse_semi_structured_mm": Rule(two_of_four, ("mat1", RESULT), "mat1"),
     "aten::_sparse_semi_structured_addmm": Rule(two_of_four, ("mat1", RESULT), "mat1"),
     "aten::_cslt_sparse_mm": Rule(two_of_four_by_dense, ("dense_B", RESULT), "dense_B"),
-    # What the compiler's CPU and CUDA code calls
+    # Called by the compiler's CPU and CUDA code
     "inductor::_mm_plus_mm": Rule(add_two_products, ("a", "b", "c", "d"), "a"),
     "mkldnn::_linear_pointwise": Rule(linear_from_result, ("X", RESULT), "X"),
     "mkl::_mkl_linear": Rule(linear_from_result, ("X", RESULT), "X"),

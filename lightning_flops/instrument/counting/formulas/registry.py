@@ -79,7 +79,7 @@ _entries: dict[Any, Entry] = {}
 
 
 def forget_entries() -> None:
-    """Look every operator up anew: a formula was registered."""
+    """Forget what was looked up, because a formula was registered."""
     _entries.clear()
 
 
