@@ -63,7 +63,7 @@ class Handle(ProfiledRun):
             door = self._door()
             if door is not None and not door.session.out:
                 door.end()
-                self._throughput = door.session.throughput
+                self._throughput = door.session.reports.throughput
         except BaseException as error:
             door = self._door()
             if door is not None:

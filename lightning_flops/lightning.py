@@ -376,7 +376,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         session = self._session
         if session is not None:  # let go of it last, so that a second try finds it
             session.take_out()
-            self._throughput = session.throughput
+            self._throughput = session.reports.throughput
         self._fit = self._evaluation = None
         for name in (*_IDLE_HOOKS, "on_train_batch_start"):
             self.__dict__.pop(name, None)

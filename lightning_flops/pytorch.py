@@ -379,7 +379,7 @@ class TrainingProfiler(ProfiledRun):
         loop = self._loop
         if loop is not None:
             loop.end(error)
-            self._throughput = loop.session.throughput
+            self._throughput = loop.session.reports.throughput
             self._over()
             self._loop = None
 

@@ -194,7 +194,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         training = self._training
         if training is not None:  # let go of it last, so that a second try finds it
             training.session.take_out()
-            self._throughput = training.session.throughput
+            self._throughput = training.session.reports.throughput
         self._training = None
         self._has_begun = False
 

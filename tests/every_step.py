@@ -109,7 +109,7 @@ class Watched:
         return self.session.flops.laws.known(step.key) if step.counted is None else Foretold(step.counted, whole=True)
 
     def _watch(self) -> None:
-        books, output = self.session.flops.books, self.session._output
+        books, output = self.session.flops.books, self.session.reports.output
         book, counted, write = books.book, books.counted, output.write_reading
 
         def booked(key: StepKey, *, slowed: bool) -> None:

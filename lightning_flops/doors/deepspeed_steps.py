@@ -150,7 +150,7 @@ class EngineSteps:
     def _compare_batch_size(self) -> None:
         """Note it in the report if the counted batch does not have the size in the engine's config."""
         session = self._door.session
-        found = session.micro_batch_size
+        found = session.reports.micro_batch_size
         declared = int(self._engine.train_micro_batch_size_per_gpu())
         if found is not None and found != declared and self._door.config.batch_size is None:
             session.notes.add_for_run(

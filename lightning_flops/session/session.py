@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.analysis.budget import with_report_sec
-from lightning_flops.analysis.peak_flops import peak_for
-from lightning_flops.analysis.rates import padding_ratio, peak_seconds
-from lightning_flops.analysis.throughput import build_throughput
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
 from lightning_flops.instrument.batches import Shapes, known_by, of_tensors
 from lightning_flops.instrument.border import UndoLedger, on_deletion
@@ -28,25 +22,23 @@ from lightning_flops.instrument.memory import MemoryWatch, memory_reader
 from lightning_flops.instrument.notes import Notes
 from lightning_flops.instrument.random_state import random_state_kept
 from lightning_flops.instrument.recorder import Recorder
-from lightning_flops.instrument.run_facts import gather_run_facts
 from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.gpu_counters import GpuWatch, open_meter
-from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor, MonitorReading
+from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
 from lightning_flops.instrument.tracing.trace_cycles import TraceCycles, Tracer
-from lightning_flops.records import NO_TOKENS, activity_of
-from lightning_flops.report.headline import headline
+from lightning_flops.records import activity_of
 from lightning_flops.session.batches import StepBook
 from lightning_flops.session.border import Border, guarded
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.output import output_of_rank
 from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
-from lightning_flops.session.results import Optimizers, profile_of_window
+from lightning_flops.session.run_reports import RunReports
 from lightning_flops.session.samples import SHARE
 from lightning_flops.session.spare import Spare
 from lightning_flops.session.step_flops import StepFlops
@@ -63,11 +55,9 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.timing.gpu_counters import GpuMeter
     from lightning_flops.instrument.window_states import CountedStep
-    from lightning_flops.records import BatchTokens, Loop, RunContext, RunFacts
+    from lightning_flops.records import BatchTokens, Loop
     from lightning_flops.schema.profile import Profile
-    from lightning_flops.schema.throughput import ThroughputSummary
     from lightning_flops.session.door import Door, RunPlan
-    from lightning_flops.session.output import RunOutput
 
 logger = package_logger(__name__)
 
@@ -95,7 +85,6 @@ class Session:
     window: Window
     """The window that is open or comes next. ``begin`` sets this and the attributes below."""
     _device: torch.device
-    _output: RunOutput
     _plan: RunPlan
 
     def __init__(
@@ -116,16 +105,9 @@ class Session:
         self.steps = StepBook()
         self.monitor = Monitor(describe=self._describe_passed) if config.monitor else None
         """Adds up throughput during the whole run; None if that was not asked for."""
-        self.profile: Profile | None = None
-        """What the latest window measured."""
-        self.throughput: ThroughputSummary | None = None
-        """Throughput of the run; None before its end, or if nothing was monitored."""
-        self.micro_batch_size: int | None = None
-        """Samples in the first batch that was counted."""
         self._door = door
         self._root = root
         self._config = config
-        self._publish = publish
         self._rank = rank
         self._writes = rank == 0
         self._whole_steps = whole_steps
@@ -147,7 +129,19 @@ class Session:
         """What the steps of the run spend."""
         self.tokens = TokenReader(self.notes.add_for_run, wanted=config.monitor and config.tokens_per_sample is None)
         """Reads the tokens of batches."""
-        self._slowed_tokens = NO_TOKENS
+        self.reports = RunReports(
+            door,
+            root,
+            config=config,
+            publish=publish,
+            notes=self.notes,
+            steps=self.steps,
+            flops=self.flops,
+            monitor=self.monitor,
+            writes=self._writes,
+            warn=self.warn,
+        )
+        """What the run reports."""
         self._ledger = UndoLedger()
         # Join now, so that a rank whose profiler fails later can say so, and so that all ranks number their runs alike.
         self._ranks = self._join_ranks(world_size) if world_size > 1 else None
@@ -157,16 +151,11 @@ class Session:
         """Whether the session has nothing more to do in this run."""
         return self.border.closed
 
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes the run's reports."""
-        return self._writes
-
     # ---- the run begins
 
     def _join_ranks(self, world_size: int) -> RankReports | None:
         try:
-            return join_ranks(rank=self._rank, world_size=world_size, config=self._config, show=self._show)
+            return join_ranks(rank=self._rank, world_size=world_size, config=self._config, show=self.reports.show)
         except NoExchangeError as error:
             self.notes.add_for_run(
                 f"This report is of rank {self._rank} alone: the ranks could not exchange anything: {error}."
@@ -189,7 +178,7 @@ class Session:
         self.steps.steps_done = plan.steps_before
         self.flops.books.unseen(plan.steps_before)
         self._device = plan.device
-        self._output = output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config)
+        self.reports.begin(plan, output_of_rank(self._rank, plan.output, ranks=self._ranks, config=self._config))
         self._door.tap_run(self.taps.for_run)
         self._gpu_meter = open_meter(plan.device, self._ledger)
         self._await_window(plan.profile_step)
@@ -200,7 +189,7 @@ class Session:
         """Make a window that opens before *profile_step*; open it now if that is the step that begins now."""
         if self._ranks is not None:
             self._ranks.await_window(profile_step)
-        self.micro_batch_size = None
+        self.reports.micro_batch_size = None
         self.notes.begin_window()
         self.window = Window(
             step=profile_step,
@@ -386,7 +375,7 @@ class Session:
                 self.flops.sample_ends(steps_done=self.steps.steps_done)
         if monitor is not None:
             if slowed:
-                self._slowed_tokens = self._slowed_tokens.plus(tokens)
+                self.reports.slowed_tokens = self.reports.slowed_tokens.plus(tokens)
             if sampling:
                 monitor.leave_out()
             elif slowed:
@@ -468,8 +457,8 @@ class Session:
             recorder.end_batch(shapes=of_tensors(shapes), samples=samples, tokens=told, ends_step=ends_step)
         if counted and not recorder.sampling:
             self.flops.window_counts(tokens)
-        if counted and self.micro_batch_size is None:
-            self.micro_batch_size = samples
+        if counted and self.reports.micro_batch_size is None:
+            self.reports.micro_batch_size = samples
         return counted or traced
 
     # ---- what steps spend
@@ -548,50 +537,9 @@ class Session:
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
         self.flops.look_at_parameters()
-        flops = self.flops.books.sums(reading.keys) if reading.steps else None
-        if reading.steps and self._writes:
-            useful = "" if flops is None else self._useful_peak_sec(reading.keys, reading.tokens)
-            self._output.write_reading(
-                reading,
-                dp_size=self._plan.dp_size,
-                tokens=self._tokens_in(reading),
-                model_flops=None if flops is None else flops.model,
-                model_flops_peak_sec=None if flops is None else self._peak_sec(flops.model_by_dtype),
-                useful_flops_peak_sec=None if isinstance(useful, str) else useful,
-                step=self._door.x_axis(),
-            )
-        if flops is None and self.profile is not None:
+        if not self.reports.of_reading(reading) and self.reports.profile is not None:
             self.flops.misses(reading.keys, steps_done=self.steps.steps_done)
             self.spare.none()
-
-    def _all_tokens(self, monitor: Monitor) -> BatchTokens:
-        return monitor.totals().tokens.plus(self._slowed_tokens)
-
-    def _tokens_in(self, reading: MonitorReading) -> int | None:
-        """Tokens that the throughput is of: as the user has said, or those that are no padding."""
-        per_sample = self._config.tokens_per_sample
-        if per_sample is None:
-            return reading.tokens.real
-        return None if reading.samples is None or callable(per_sample) else reading.samples * per_sample
-
-    def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | str:
-        """Seconds that the model FLOPs of these steps would take at the peak without padding; in words, why not."""
-        useful = self.flops.laws.without_padding(keys, tokens)
-        seconds = useful if isinstance(useful, str) else self._peak_sec(useful)
-        return "the device's peak is not known" if seconds is None else seconds
-
-    def _peak_sec(self, flops: Mapping[str, int]) -> float | None:
-        """Seconds that FLOPs by dtype take at the peaks of this device."""
-        if self.profile is None:
-            return None
-        device = self.profile.context.device_name
-        return peak_seconds(
-            flops=flops,
-            peaks_flops_per_sec={
-                dtype: peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
-                for dtype in flops
-            },
-        )
 
     def after_batch(self) -> None:
         """Do what the window's state asks for: put wrappers on or take them off, report, or end our work."""
@@ -659,77 +607,20 @@ class Session:
 
     def _report(self, *, run_goes_on: bool = False) -> None:
         with random_state_kept():  # the report calls methods of the user's modules, optimizers and loggers
-            self._make_report(run_goes_on=run_goes_on)
-
-    def _make_report(self, *, run_goes_on: bool) -> None:
-        window = self.window
-        self._name_steps_passed_over(window)
-        for sentence in window.processors.sentences():
-            self.notes.add(sentence)
-        started = time.perf_counter()
-        window.step = None
-        record = window.close(context=self.context(), run_goes_on=run_goes_on)
-        if record is None:
-            ended = f"{self._activity.lower()} ended while the first {self.context().step_word} was being counted"
-            self.warn(f"nothing was profiled: {ended}")
-            return
-        padding = None if self.monitor is None else padding_ratio(self._all_tokens(self.monitor))
-        profile = profile_of_window(
-            replace(
-                record,
-                processor=window.processors.loss(),
-                gpu=window.gpu.record(),
-                flops_without_padding=self.flops.without_padding(),
-            ),
-            config=self._config,
-            optimizers=self._door.optimizers,
-            facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),
-            memory=lambda optimizers: window.memory.record(optimizers=optimizers),
-            warns=self._writes,
-        )
-        profile = with_report_sec(self._with_law(profile), time.perf_counter() - started)
-        self.profile = profile
-        self.flops.window_closes(
-            shapes_deceive=window.recorder.shapes_deceive,
-            variable=record.variable,
-            steps_done=self.steps.steps_done,
-        )
-        if self._writes:
-            taken_sec = time.perf_counter() - started
-            logger.info(
-                "profiled %s %d of this %s in %.3f s: %s",
-                profile.context.step_word,
-                record.profile_step,
-                profile.context.run_word,
-                taken_sec,
-                headline(profile),
-            )
-        if self._ranks is None:
-            self._show(profile)
-        else:
-            self._ranks.hand_over(profile)
-            self._ranks.show_ready()
-        if self.monitor is not None:
-            self.monitor.restart()
-
-    def _with_law(self, profile: Profile) -> Profile:
-        """*profile* with the law of its steps' FLOPs, if their sizes vary."""
-        self.profile = profile  # it knows the device
-        seconds = {} if self.monitor is None else self.monitor.seconds_by_key()
-        law = self.flops.law(seconds, last=self.steps.last, peak_sec=self._peak_sec)
-        if not isinstance(law, str):
-            return replace(profile, law=law)
-        return replace(profile, why_no_law=law) if profile.variable else profile
-
-    def _show(self, profile: Profile) -> None:
-        """Publish and write *profile*, which is complete, at the run's current step."""
-        step = self._door.x_axis()
-        profile = replace(profile, report_step=step)
-        self._publish(profile)
-        OUTCOMES.profiles += 1
-        OUTCOMES.latest = f"{profile.context.step_word} {profile.profile_step}: {headline(profile)}"
-        with random_state_kept():
-            self._output.write_profile(profile, step=step)
+            self._name_steps_passed_over(self.window)
+            profile = self.reports.of_window(self.window, run_goes_on=run_goes_on)
+            if profile is None:
+                step = self.reports.context().step_word
+                ended = f"{self._activity.lower()} ended while the first {step} was being counted"
+                self.warn(f"nothing was profiled: {ended}")
+                return
+            if self._ranks is None:
+                self.reports.show(profile)
+            else:
+                self._ranks.hand_over(profile)
+                self._ranks.show_ready()
+            if self.monitor is not None:
+                self.monitor.restart()
 
     def _show_ready_reports(self, ranks: RankReports) -> None:
         if ranks.show_ready() and self.monitor is not None:
@@ -746,14 +637,6 @@ class Session:
             self.warn(sentence)
             if self._ranks is not None:
                 self._ranks.say_absent(step, "it passed this step over: another window was still open")
-
-    def context(self) -> RunContext:
-        """Where the run takes place, as it is now."""
-        return replace(self._door.context(), micro_batch_size=self.micro_batch_size)
-
-    def _run_facts(self, optimizers: Optimizers) -> RunFacts:
-        workers = self._door.loader_workers()
-        return gather_run_facts(self._root, device=self._device, optimizers=optimizers, loader_workers=workers)
 
     def warn(self, sentence: str) -> None:
         """Say *sentence* in the log, on the rank that writes."""
@@ -778,54 +661,19 @@ class Session:
                 self.notes.add(f"{self._activity} was interrupted by {type(interrupted_by).__name__}.")
             self._report()
         elif window.step is not None and interrupted_by is None:
-            self._say_what_was_not_reached(window.step)
+            self.reports.was_not_reached(window.step)
         if self._ranks is not None:
             self._ranks.finish(steps_done=self.steps.steps_done, interrupted_by=interrupted_by)
         if self.monitor is not None:
-            self._report_throughput(self.monitor, replaced=replaced)
+            self.reports.of_run(self.monitor, replaced=replaced)
         if self._ranks is not None:
             self._ranks.leave(wait=True)
-
-    def _say_what_was_not_reached(self, step: int) -> None:
-        context = self.context()
-        steps = "step(s)" if context.trains else "batch(es)"
-        ended = f"this {context.run_word} ended after {self.steps.steps_done} {steps}"
-        if self.profile is None:
-            before, why = self._plan.steps_before, f"profile_step is {step}"
-            if before and step == before + 1:
-                why = f"its loop was recognized after {before} steps, so step {step} was the first to be profiled"
-            OUTCOMES.reasons.append(f"{why}, and {ended}")
-            self.warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
-        elif self._config.every is None:
-            self.warn(f"{context.step_word} {step} was not profiled: {ended}")
 
     def _updated_parameters(self) -> Iterator[torch.Tensor]:
         with contextlib.suppress(Exception):  # of the user's optimizers
             for optimizer in self._door.optimizers() or ():
                 for group in optimizer.param_groups:
                     yield from group["params"]
-
-    def _report_throughput(self, monitor: Monitor, *, replaced: bool) -> None:
-        self.flops.look_at_parameters(replaced=replaced)
-        flops = self.flops.books.totals()
-        known = flops.undisturbed
-        useful: float | str = "the FLOPs of a step are not known"
-        if known is not None:
-            useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
-        self.throughput = build_throughput(
-            monitor.totals(),
-            dp_size=self._plan.dp_size,
-            flops=flops,
-            model_flops_peak_sec=None if known is None else self._peak_sec(known.model_by_dtype),
-            useful_flops_peak_sec=useful,
-            lower_bound=self.flops.lower_bound,
-            tokens=self._all_tokens(monitor),
-            law=self.flops.laws.report(monitor.seconds_by_key()),
-            peak_sec=self._peak_sec,
-        )
-        if self.throughput is not None:
-            with random_state_kept():
-                self._output.write_throughput(self.throughput, step=self._door.x_axis())
 
     def take_out(self) -> None:
         """Remove everything of ours from the framework's objects and from torch."""

@@ -1,0 +1,270 @@
+"""What a run reports on one rank: the profile of each window, the monitor's readings, and the throughput of the run.
+
+The session says when; here stands what of its parts goes into each report, and where that goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lightning_flops.analysis.budget import with_report_sec
+from lightning_flops.analysis.peak_flops import peak_for
+from lightning_flops.analysis.rates import padding_ratio, peak_seconds
+from lightning_flops.analysis.throughput import build_throughput
+from lightning_flops.instrument.random_state import random_state_kept
+from lightning_flops.instrument.run_facts import gather_run_facts
+from lightning_flops.records import NO_TOKENS
+from lightning_flops.report.headline import headline
+from lightning_flops.session.outcomes import OUTCOMES
+from lightning_flops.session.results import Optimizers, profile_of_window
+from lightning_flops.text.printable import package_logger
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lightning_flops.analysis.step_laws import StepKey
+    from lightning_flops.config import ProfilerConfig
+    from lightning_flops.instrument.notes import Notes
+    from lightning_flops.instrument.timing.monitor import Monitor, MonitorReading
+    from lightning_flops.records import BatchTokens, RunContext, RunFacts, WindowRecord
+    from lightning_flops.schema.profile import Profile
+    from lightning_flops.schema.throughput import ThroughputSummary
+    from lightning_flops.session.batches import StepBook
+    from lightning_flops.session.door import Door, RunPlan
+    from lightning_flops.session.output import RunOutput
+    from lightning_flops.session.step_flops import StepFlops
+    from lightning_flops.session.window import Window
+
+logger = package_logger(__name__)
+
+
+class RunReports:
+    """Makes the reports of one run, and writes them.
+
+    Args:
+        door: tells what its framework knows.
+        root: the model.
+        config: the settings.
+        publish: gets each profile when it is complete.
+        notes: of the window and of the run.
+        steps: that were seen.
+        flops: of these.
+        monitor: adds up throughput; None if that was not asked for.
+        writes: this rank writes the run's reports.
+        warn: says a sentence in the log, on the rank that writes.
+    """
+
+    output: RunOutput
+    """Where reports go. ``begin`` sets this."""
+    _plan: RunPlan
+
+    def __init__(
+        self,
+        door: Door,
+        root: nn.Module,
+        *,
+        config: ProfilerConfig,
+        publish: Callable[[Profile], None],
+        notes: Notes,
+        steps: StepBook,
+        flops: StepFlops,
+        monitor: Monitor | None,
+        writes: bool,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.profile: Profile | None = None
+        """What the latest window measured."""
+        self.throughput: ThroughputSummary | None = None
+        """Throughput of the run; None before its end, or if nothing was monitored."""
+        self.micro_batch_size: int | None = None
+        """Samples in the first batch that was counted in the window."""
+        self.slowed_tokens = NO_TOKENS
+        """Tokens of the batches that the profiler slowed down, so that they are in no throughput."""
+        self._writes = writes
+        self._warn = warn
+        self._door = door
+        self._root = root
+        self._config = config
+        self._publish = publish
+        self._notes = notes
+        self._steps = steps
+        self._flops = flops
+        self._monitor = monitor
+
+    def begin(self, plan: RunPlan, output: RunOutput) -> None:
+        """The run begins."""
+        self._plan, self.output = plan, output
+
+    def context(self) -> RunContext:
+        """Where the run takes place, as it is now."""
+        return replace(self._door.context(), micro_batch_size=self.micro_batch_size)
+
+    # ---- a window closes
+
+    def of_window(self, window: Window, *, run_goes_on: bool) -> Profile | None:
+        """Close *window*, and make its profile; None if the run ended in the middle of the step that was counted.
+
+        Args:
+            window: the one that was open.
+            run_goes_on: the window ends early, and the run does not.
+        """
+        for sentence in window.processors.sentences():
+            self._notes.add(sentence)
+        started = time.perf_counter()
+        window.step = None
+        record = window.close(context=self.context(), run_goes_on=run_goes_on)
+        if record is None:
+            return None
+        profile = self._with_law(self._profile_of(record, window))
+        profile = with_report_sec(profile, time.perf_counter() - started)
+        self.profile = profile
+        self._flops.window_closes(
+            shapes_deceive=window.recorder.shapes_deceive,
+            variable=record.variable,
+            steps_done=self._steps.steps_done,
+        )
+        if self._writes:
+            logger.info(
+                "profiled %s %d of this %s in %.3f s: %s",
+                profile.context.step_word,
+                record.profile_step,
+                profile.context.run_word,
+                time.perf_counter() - started,
+                headline(profile),
+            )
+        return profile
+
+    def _profile_of(self, record: WindowRecord, window: Window) -> Profile:
+        padding = None if self._monitor is None else padding_ratio(self._all_tokens(self._monitor))
+        return profile_of_window(
+            replace(
+                record,
+                processor=window.processors.loss(),
+                gpu=window.gpu.record(),
+                flops_without_padding=self._flops.without_padding(),
+            ),
+            config=self._config,
+            optimizers=self._door.optimizers,
+            facts=lambda optimizers: replace(self._run_facts(optimizers), padding_ratio=padding),
+            memory=lambda optimizers: window.memory.record(optimizers=optimizers),
+            warns=self._writes,
+        )
+
+    def _run_facts(self, optimizers: Optimizers) -> RunFacts:
+        workers = self._door.loader_workers()
+        return gather_run_facts(self._root, device=self._plan.device, optimizers=optimizers, loader_workers=workers)
+
+    def _with_law(self, profile: Profile) -> Profile:
+        """*profile* with the law of its steps' FLOPs, if their sizes vary."""
+        self.profile = profile  # it knows the device
+        seconds = {} if self._monitor is None else self._monitor.seconds_by_key()
+        law = self._flops.law(seconds, last=self._steps.last, peak_sec=self._peak_sec)
+        if not isinstance(law, str):
+            return replace(profile, law=law)
+        return replace(profile, why_no_law=law) if profile.variable else profile
+
+    def show(self, profile: Profile) -> None:
+        """Publish and write *profile*, which is complete, at the run's current step."""
+        step = self._door.x_axis()
+        profile = replace(profile, report_step=step)
+        self._publish(profile)
+        OUTCOMES.profiles += 1
+        OUTCOMES.latest = f"{profile.context.step_word} {profile.profile_step}: {headline(profile)}"
+        with random_state_kept():
+            self.output.write_profile(profile, step=step)
+
+    # ---- the run logs
+
+    def of_reading(self, reading: MonitorReading) -> bool:
+        """Write what the monitor has added up since its last reading; return whether it has FLOPs, of all its steps."""
+        flops = self._flops.books.sums(reading.keys) if reading.steps else None
+        if reading.steps and self._writes:
+            useful = "" if flops is None else self._useful_peak_sec(reading.keys, reading.tokens)
+            self.output.write_reading(
+                reading,
+                dp_size=self._plan.dp_size,
+                tokens=self._tokens_in(reading),
+                model_flops=None if flops is None else flops.model,
+                model_flops_peak_sec=None if flops is None else self._peak_sec(flops.model_by_dtype),
+                useful_flops_peak_sec=None if isinstance(useful, str) else useful,
+                step=self._door.x_axis(),
+            )
+        return flops is not None
+
+    def _tokens_in(self, reading: MonitorReading) -> int | None:
+        """Tokens that the throughput is of: as the user has said, or those that are no padding."""
+        per_sample = self._config.tokens_per_sample
+        if per_sample is None:
+            return reading.tokens.real
+        return None if reading.samples is None or callable(per_sample) else reading.samples * per_sample
+
+    # ---- the run ends
+
+    def of_run(self, monitor: Monitor, *, replaced: bool) -> None:
+        """Write the throughput of the run.
+
+        Args:
+            monitor: has added it up.
+            replaced: the run had ended before another one began, with optimizers of its own.
+        """
+        self._flops.look_at_parameters(replaced=replaced)
+        flops = self._flops.books.totals()
+        known = flops.undisturbed
+        useful: float | str = "the FLOPs of a step are not known"
+        if known is not None:
+            useful = self._useful_peak_sec(flops.keys, monitor.totals().tokens)
+        self.throughput = build_throughput(
+            monitor.totals(),
+            dp_size=self._plan.dp_size,
+            flops=flops,
+            model_flops_peak_sec=None if known is None else self._peak_sec(known.model_by_dtype),
+            useful_flops_peak_sec=useful,
+            lower_bound=self._flops.lower_bound,
+            tokens=self._all_tokens(monitor),
+            law=self._flops.laws.report(monitor.seconds_by_key()),
+            peak_sec=self._peak_sec,
+        )
+        if self.throughput is not None:
+            with random_state_kept():
+                self.output.write_throughput(self.throughput, step=self._door.x_axis())
+
+    def was_not_reached(self, step: int) -> None:
+        """Say that the run has ended before *step* was profiled."""
+        context = self.context()
+        steps = "step(s)" if context.trains else "batch(es)"
+        ended = f"this {context.run_word} ended after {self._steps.steps_done} {steps}"
+        if self.profile is None:
+            before, why = self._plan.steps_before, f"profile_step is {step}"
+            if before and step == before + 1:
+                why = f"its loop was recognized after {before} steps, so step {step} was the first to be profiled"
+            OUTCOMES.reasons.append(f"{why}, and {ended}")
+            self._warn(f"nothing was profiled: {OUTCOMES.reasons[-1]}")
+        elif self._config.every is None:
+            self._warn(f"{context.step_word} {step} was not profiled: {ended}")
+
+    # ---- what several reports have
+
+    def _all_tokens(self, monitor: Monitor) -> BatchTokens:
+        return monitor.totals().tokens.plus(self.slowed_tokens)
+
+    def _useful_peak_sec(self, keys: Mapping[StepKey, int], tokens: BatchTokens) -> float | str:
+        """Seconds that the model FLOPs of these steps would take at the peak without padding; in words, why not."""
+        useful = self._flops.laws.without_padding(keys, tokens)
+        seconds = useful if isinstance(useful, str) else self._peak_sec(useful)
+        return "the device's peak is not known" if seconds is None else seconds
+
+    def _peak_sec(self, flops: Mapping[str, int]) -> float | None:
+        """Seconds that FLOPs by dtype take at the peaks of this device."""
+        if self.profile is None:
+            return None
+        device = self.profile.context.device_name
+        return peak_seconds(
+            flops=flops,
+            peaks_flops_per_sec={
+                dtype: peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
+                for dtype in flops
+            },
+        )
