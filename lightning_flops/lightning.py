@@ -9,7 +9,6 @@ It checks the settings and passes the Trainer's events on. A ``LightningFit`` ho
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import inspect
 import logging
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lightning_flops.config import SETTINGS, ProfilerConfig, given_settings, refuse_unknown, with_settings_described
 from lightning_flops.doors.deepspeed_block import log_choice
@@ -27,6 +26,7 @@ from lightning_flops.doors.lightning_evaluation import Evaluation, LightningEval
 from lightning_flops.doors.lightning_fit import LightningFit
 from lightning_flops.doors.lightning_launch import origin_of, send_home
 from lightning_flops.doors.when_imported import when_imported
+from lightning_flops.session.border import event
 from lightning_flops.session.outcomes import OUTCOMES
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
@@ -51,22 +51,6 @@ _IDLE_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward",
 
 _RUNTIME_ATTRIBUTES = ("_fit", "_evaluation", "_builtin", "log", "log_dict", "on_train_batch_start", *_IDLE_HOOKS)
 """What is not pickled: what belongs to a run, and the bound methods that a Trainer sets on the callback."""
-
-C = TypeVar("C", bound="FlopsProfilerCallback")
-P = ParamSpec("P")
-
-
-def _event(hook: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[C, P], None]:
-    """*hook* as a Trainer calls it: what fails on our side ends our part of the run, and never the run."""
-
-    @functools.wraps(hook)
-    def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            hook(self, *args, **kwargs)
-        except BaseException as error:
-            self._broke(error)
-
-    return run
 
 
 class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
@@ -185,7 +169,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     # ---- the events of a fit
 
-    @_event
+    @event
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer knows its strategy, which has not made its engine yet: settle the settings."""
         self._run_word = "fit" if stage == "fit" else f"{stage} loop"
@@ -220,12 +204,12 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             log_choice(block, given=self._given, owner="FlopsProfilerCallback")
         return config
 
-    @_event
+    @event
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The strategy has made its engine."""
         self._builtin.put_back()
 
-    @_event
+    @event
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A fit begins: open a new window."""
         self._end_run()
@@ -248,7 +232,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         asked_for = not self._for_any_trainer or block_of(trainer) is not None
         return folder_of_trainer(trainer) if asked_for else self._folder
 
-    @_event
+    @event
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A batch has been fetched and transferred."""
         if self._fit is not None:
@@ -266,7 +250,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         except BaseException as error:
             self._broke(error)
 
-    @_event
+    @event
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The fit is over: report what there is."""
         if self._fit is not None:
@@ -275,17 +259,17 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     # ---- the events of a loop without training
 
-    @_event
+    @event
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A prediction begins: open a new window."""
         self._begin_evaluation(trainer, pl_module, "predict")
 
-    @_event
+    @event
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A test begins: open a new window."""
         self._begin_evaluation(trainer, pl_module, "test")
 
-    @_event
+    @event
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation begins: open a new window, unless it is a part of a fit."""
         self._begin_evaluation(trainer, pl_module, "validate")
@@ -307,7 +291,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
         )
         self._evaluation.session.begin()
 
-    @_event
+    @event
     def on_predict_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -317,7 +301,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     on_test_batch_start = on_validation_batch_start = on_predict_batch_start
 
-    @_event
+    @event
     def on_predict_batch_end(
         self,
         trainer: Trainer,
@@ -335,7 +319,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     on_test_batch_end = on_validation_batch_end = on_predict_batch_end
 
-    @_event
+    @event
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The loop is over: report what there is."""
         if self._evaluation is not None:
@@ -346,7 +330,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
 
     # ---- the end of any of them
 
-    @_event
+    @event
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The run was interrupted: report what there is, and leave nothing behind."""
         session = self._session
@@ -354,7 +338,7 @@ class FlopsProfilerCallback(ProfiledRun, _CallbackBases):
             session.finish(interrupted_by=exception)
         self._end_run()
 
-    @_event
+    @event
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """The Trainer is done with us."""
         self._end_run()

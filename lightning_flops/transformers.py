@@ -6,10 +6,9 @@ It checks the settings and passes the Trainer's events on. An ``HfTraining`` hol
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 try:
     from transformers import TrainerCallback
@@ -25,6 +24,7 @@ except ModuleNotFoundError as missing:
 
 from lightning_flops.config import ProfilerConfig, SettingArguments, config_from, given_settings, takes_settings
 from lightning_flops.doors.deepspeed_block import log_choice
+from lightning_flops.session.border import event
 from lightning_flops.session.results import ProfiledRun
 from lightning_flops.text.printable import package_logger
 
@@ -38,21 +38,6 @@ logger = package_logger(__name__)
 
 _RUNTIME_ATTRIBUTES = ("_training", "_has_begun")
 """What is not pickled: what belongs to a running training."""
-
-Hook = TypeVar("Hook", bound=Callable[..., None])
-
-
-def _event(hook: Hook) -> Hook:
-    """*hook* as a Trainer calls it: what fails on our side ends our part of the training, and never the training."""
-
-    @functools.wraps(hook)
-    def run(self: FlopsProfilerTrainerCallback, /, *args: Any, **kwargs: Any) -> None:
-        try:
-            hook(self, *args, **kwargs)
-        except BaseException as error:
-            self._broke(error)
-
-    return cast(Hook, run)
 
 
 class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
@@ -95,7 +80,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
 
     # ---- the Trainer's events
 
-    @_event
+    @event
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -103,7 +88,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         self._end()
         self._start_anew()
 
-    @_event
+    @event
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -173,7 +158,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         except BaseException as error:
             self._broke(error)
 
-    @_event
+    @event
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -181,7 +166,7 @@ class FlopsProfilerTrainerCallback(ProfiledRun, TrainerCallback):
         if self._training is not None:
             self._training.epoch_ends()
 
-    @_event
+    @event
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

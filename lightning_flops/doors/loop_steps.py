@@ -8,7 +8,6 @@ it and the next backward (the loss), the backward, and the update. A wait for a 
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,16 +15,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from lightning_flops.doors.loop_batches import LoopBatches, batch_of
 from lightning_flops.doors.plain_context import device_of
-from lightning_flops.instrument.batches import UNKNOWN, Shapes, beside, known_by, tensor_shapes
+from lightning_flops.instrument.batches import UNKNOWN, Shapes
 from lightning_flops.session.noted_calls import FORWARD, NotedCalls, Seen
-from lightning_flops.session.replayed import Replayed
 
 if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
-    from lightning_flops.doors.loader_taps import Fetched, LoaderTaps
+    from lightning_flops.doors.loader_taps import LoaderTaps
     from lightning_flops.instrument.patches import Make
-    from lightning_flops.records import BatchTokens
     from lightning_flops.session.session import Session
 
 _EVALUATION, _RESTART = "validation", "epoch restart"
@@ -34,12 +32,6 @@ _EVALUATION, _RESTART = "validation", "epoch restart"
 _NOTED_BATCHES = 250
 """So many batches are noted at most before the session is told of them."""
 
-_FEW_TOGETHER = 16
-"""If an iterator delivers more batches than that before a forward, the loop passes over them to the last one."""
-
-_MOST_TOGETHER = 1024
-"""Most batches of one step that may be fetched before its first forward, and are told apart."""
-
 _UNSEEN_WAIT = (
     "The wait for data could not be seen, because the batches did not come from a torch DataLoader on the training "
     "thread: it is in other."
@@ -47,24 +39,6 @@ _UNSEEN_WAIT = (
 _FEWER_FETCHED = (
     "Fewer batches came from a torch DataLoader on the training thread than the steps computed on: some came from "
     "elsewhere, or several are of one that was fetched. So the wait for data may not be seen whole: it is in other."
-)
-_SEVERAL_FETCHED = (
-    "A loader delivered several batches before one forward, as where a generator fetches ahead or the loop passes over "
-    "batches. Which of them a step computed on is not known: its shapes and samples may be those of a batch before or "
-    "after it. If profiler.batches(...) is put around what hands out the batches, they are known."
-)
-
-_NOT_FETCHED = (
-    "Some steps computed on batches that were not fetched for them: on pieces of one that was, or on batches that the "
-    "loop has kept. Only the arguments of the model are seen of those, so such steps are not like others. If "
-    "profiler.batches(...) is put around what hands out the batches, all are known alike."
-)
-
-
-_ONE_OF_SEVERAL = (
-    "Steps had batches of several loaders, and go on where one of these has no more: its batches may be used again, as "
-    "itertools.cycle hands them out, and nobody sees which. So the samples of such steps are n/a. If "
-    "profiler.batches(...) is put around what hands out all of them, they are known."
 )
 
 
@@ -118,15 +92,15 @@ class LoopSteps:
         """The next forward begins another batch."""
         self._has_gradients = False
         """A backward has run for the running batch."""
-        self._batch_is_fetched = False
-        """The running batch came from a loader, and not from the arguments of a forward."""
         self._door = door
         self._find_model = module
         self._model = module()
         """As it was when the latest step ended."""
         self._loop_goes_on = goes_on
         config = door.config
-        self._keeps_batch = callable(config.batch_size) or callable(config.tokens_per_sample)
+        keeps = callable(config.batch_size) or callable(config.tokens_per_sample)
+        self.batches = LoopBatches(lambda: self._session, keeps=keeps, one_pass=one_pass)
+        """The running one, and those that come next."""
         self._thread: int | None = None
         """The one that trains, once it is known."""
         self._forward_depth = 0
@@ -134,36 +108,10 @@ class LoopSteps:
         self._at_border = True
         self._trains_in_eval_mode = not self._model.training
         self._loss_may_follow = False
-        self._batch: Any = None
-        self._shapes: Shapes = ()
-        self._is_used = False
-        """A forward or a backward has run for the running batch."""
-        self._tokens: BatchTokens | None = None
-        self.replayed = Replayed()
-        """Batches that were fetched before."""
-        self._is_replayed = False
-        """The running batch was not fetched, and is one that was fetched before."""
-        self._ahead: Fetched | None = None
-        """A batch that was fetched while the running one was in use: it belongs to what comes next."""
-        self._beside = False
-        """Several loaders have delivered a batch for the latest step that more than one has."""
-        self._lacks_beside = False
-        """One of these has no more batches, and no batch came beside another since."""
-        self._together: list[Fetched] = []
-        """Batches that one iterator has delivered since the last forward, as long as they are one batch for us."""
-        self._others: deque[Fetched] = deque()
-        """Those of them that come after the running one, once they are known to be several."""
-        self._one_pass = one_pass
         self.batches_a_step = 1
         """Batches of the last step that has ended."""
-        self._batches = 0
+        self._batches_so_far = 0
         self._batches_watched = 0
-        self._has_taken = False
-        """A batch was fetched in this run."""
-        self._fetched = False
-        """A batch was fetched since the latest step ended."""
-        self._had_fetched = False
-        """The same of that step."""
         self.autocast = ""
         """The dtype that autocast computed in when the latest marked forward began; empty if it was off."""
         self._signs: set[str] = set()
@@ -204,114 +152,6 @@ class LoopSteps:
         self.returns_to_steps()
         return True
 
-    # ---- batches
-
-    def seen_of(self, batch: Any) -> Fetched:
-        """*batch* where a setting needs it, its shapes and its tokens."""
-        return (batch if self._keeps_batch else (), *self.sees(batch))
-
-    def takes(self, kept: Any, shapes: Shapes, tokens: BatchTokens | None, *, again: bool) -> None:
-        """The loop has fetched a batch. If the one before it is in use, it belongs to what comes next.
-
-        Args:
-            kept: the batch where a setting needs it.
-            shapes: of its tensors.
-            tokens: what was found in it.
-            again: the batch before it came from the same iterator.
-        """
-        self._has_taken = self._fetched = True
-        if self._is_used:
-            if self._ahead is not None:
-                shapes, tokens = (*self._ahead[1], *shapes), self._ahead[2] or tokens
-            self._ahead = (kept, shapes, tokens)
-        elif self._batch is None or not self._batch_is_fetched:
-            self._takes_as_running((kept, shapes, tokens))
-            self._together = [(kept, shapes, tokens)]
-        elif again:
-            self._takes_together((kept, shapes, tokens))
-        else:  # two loaders side by side
-            self._together.clear()
-            self._beside, self._lacks_beside = True, False
-            self._shapes, self._tokens = beside(self._shapes, shapes), self._tokens or tokens
-
-    def _takes_as_running(self, fetched: Fetched) -> None:
-        self._batch, self._shapes, self._tokens = fetched
-        self._batch_is_fetched = True
-
-    def _takes_together(self, fetched: Fetched) -> None:
-        """One iterator has delivered several batches before a forward.
-
-        They may be those of several micro-steps, which the forwards will show. Otherwise the loop computes on all of
-        them, or it has passed over all but the last.
-        """
-        together = self._together
-        if together:
-            together.append(fetched)
-        if len(together) > _MOST_TOGETHER:
-            del together[0]
-        if len(together) > _FEW_TOGETHER:
-            self._shapes = fetched[1]
-        else:
-            self._shapes = (*self._shapes, *fetched[1])
-        self._tokens = None  # nobody knows which of them are in use
-
-    def _takes_apart(self) -> None:
-        """A forward follows a backward, and several batches were fetched before them: each is a micro-step."""
-        first, *others = self._together
-        self._together = []
-        self._takes_as_running(first)
-        self._others.extend(others)
-
-    def _goes_on(self) -> None:
-        """The batch that was fetched ahead, if any, is the running one now."""
-        self._is_used = self._has_gradients = self.micro_step_is_over = False
-        self._together = []
-        if self._others:
-            self._takes_as_running(self._others.popleft())
-            return
-        ahead, self._ahead = self._ahead, None
-        self._batch, self._shapes, self._tokens = (None, (), None) if ahead is None else ahead
-        self._is_replayed = False
-        self._batch_is_fetched = ahead is not None
-
-    def _takes_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        batch = batch_of(args, kwargs)
-        if self._batch_is_fetched:
-            self.replayed.looks_left -= 1
-            self.replayed.learn(self._shapes, self._tokens, tensor_shapes(batch))
-        else:
-            self._takes_seen_arguments(batch if self._keeps_batch else (), self.sees(batch))
-
-    @property
-    def _looks_at_arguments(self) -> bool:
-        """Whether the arguments of a forward of the running batch tell anything that is not known."""
-        return not self._batch_is_fetched or (self.replayed.looks_left > 0 and self._learns_arguments)
-
-    @property
-    def _learns_arguments(self) -> bool:
-        """Whether the running batch was fetched, and with which arguments the model is called on it is not known."""
-        if not self._batch_is_fetched or self._others or len(self._together) > 1:
-            return False
-        return known_by(self._shapes, self._tokens) not in self.replayed.known
-
-    def sees(self, batch: Any) -> Seen:
-        """The shapes and the tokens of *batch*."""
-        tokens = self._session.tokens
-        return tensor_shapes(batch), tokens.of(batch) if tokens.reads else None
-
-    def _takes_seen_arguments(self, kept: Any, seen: Seen) -> None:
-        if self._learns_arguments:
-            self.replayed.learn(self._shapes, self._tokens, seen[0])
-        elif self._batch_is_fetched:
-            return
-        elif self._batch is None:
-            fetched = self.replayed.fetched_as(*seen)
-            self._is_replayed = fetched is not None
-            self._batch, self._tokens = kept, seen[1]
-            self._shapes = seen[0] if fetched is None else fetched
-        elif not self._is_replayed:
-            self._shapes = (*self._shapes, *seen[0])
-
     # ---- forward
 
     def around_forward(self) -> Make:
@@ -327,7 +167,7 @@ class LoopSteps:
             self.forward_ends,
             fails=self._forward_fails,
             root=self._model,
-            sees=lambda args, kwargs: self.sees(batch_of(args, kwargs)),
+            sees=lambda args, kwargs: self.batches.sees(batch_of(args, kwargs)),
         )
 
     def forward_began(self, seen: Seen | None) -> bool:
@@ -335,7 +175,7 @@ class LoopSteps:
         if not self._forward_depth:
             self._begins_batch()
             if seen is not None:
-                self._takes_seen_arguments((), seen)
+                self.batches.takes_seen_arguments((), seen)
         self._forward_depth += 1
         return False
 
@@ -360,10 +200,11 @@ class LoopSteps:
         session = self._session
         window = session.window
         if not window.marking:
-            if self._looks_at_arguments:
-                self._takes_arguments(args, kwargs)
+            if self.batches.looks_at_arguments:
+                self.batches.takes_arguments(args, kwargs)
             if begins and session.flops.wants_shapes and self.is_whole:
-                session.step_begins((self._shapes,), (self._tokens,))
+                shapes, tokens = self.batches.running()
+                session.step_begins((shapes,), (tokens,))
                 if window.in_scope:
                     self._door.loaders.scope_is_entered()
             return False
@@ -376,8 +217,8 @@ class LoopSteps:
             session.notes.add(sentence)  # this window's alone
             session.warn(sentence)
             self._enter_scope()
-        if self._looks_at_arguments:
-            self._takes_arguments(args, kwargs)
+        if self.batches.looks_at_arguments:
+            self.batches.takes_arguments(args, kwargs)
         self.autocast = _autocast_dtype(device_of(self._model).type)
         if self.is_whole:
             self._loss_may_follow = False
@@ -388,14 +229,12 @@ class LoopSteps:
         """A forward of a step begins, perhaps with another batch; returns whether the step begins with it."""
         if self.micro_step_is_over:
             self.micro_step_ends(updates=0, ends_step=False)
-        elif self._ahead is not None:
+        elif self.batches.ahead is not None:
             self._turns_to_next_batch()
-        elif self._has_gradients and self._one_pass and (self._others or len(self._together) > 1):
-            if not self._others:
-                self._takes_apart()
+        elif self._has_gradients and self.batches.come_apart():
             self.micro_step_ends(updates=0, ends_step=False)
         begins, self._at_border = self._at_border, False
-        self._is_used = True
+        self.batches.is_used = True
         return begins
 
     def forward_ends(self, marked: bool) -> None:
@@ -440,10 +279,10 @@ class LoopSteps:
 
     def gradients_are_there(self) -> None:
         """A backward has ended. The next forward begins another batch, unless batches are known from a loader."""
-        if self._ahead is not None and self._has_gradients:  # of a model that is not called
+        if self.batches.ahead is not None and self._has_gradients:  # of a model that is not called
             self.micro_step_ends(updates=0, ends_step=False)
-        self._has_gradients = self._is_used = True
-        self.micro_step_is_over = not self._batch_is_fetched
+        self._has_gradients = self.batches.is_used = True
+        self.micro_step_is_over = not self.batches.is_fetched
 
     def _turns_to_next_batch(self) -> None:
         """A forward begins, and a batch was fetched since the last one."""
@@ -451,11 +290,10 @@ class LoopSteps:
             self.micro_step_ends(updates=0, ends_step=False)
             return
         self.looks_left("batch", "it went on to the next batch without a backward")
-        if "batch" in self._usual_signs and self._ahead is not None:
-            self._shapes, self._tokens = (*self._shapes, *self._ahead[1]), self._tokens or self._ahead[2]
-            self._ahead = None
+        if "batch" in self._usual_signs and self.batches.ahead is not None:
+            self.batches.take_ahead_in()
         else:
-            self._goes_on()
+            self.drops_batch()
 
     def _backward_fails(self, _: bool, error: BaseException) -> None:
         self._backward_ends(True)
@@ -473,23 +311,13 @@ class LoopSteps:
         if self._signs:
             self._usual_signs |= self._signs
             self._signs.clear()
-        if len(self._together) > 1:
-            self._session.notes.add_for_run(_SEVERAL_FETCHED)
-        if ends_step:
-            self._others.clear()
-            self._had_fetched, self._fetched = self._fetched, False
-        batch, of_batch, tokens = self._batch, self._shapes, self._tokens
-        if ends_step and batch is not None and not (self._had_fetched or self._batch_is_fetched or self._is_replayed):
-            self._tells_of_unfetched()
-        if self._lacks_beside and self._batch_is_fetched:
-            of_batch = beside(of_batch, (UNKNOWN,))
-            self._session.notes.add_for_run(_ONE_OF_SEVERAL)
-        self._goes_on()
+        self._has_gradients = self.micro_step_is_over = False
+        batch, of_batch, tokens = self.batches.end(ends_step=ends_step)
         if batch is None and not ends_step:
             return  # no forward and no update: nothing has run
-        self._batches += 1
+        self._batches_so_far += 1
         if ends_step:
-            self.batches_a_step, self._batches = self._batches, 0
+            self.batches_a_step, self._batches_so_far = self._batches_so_far, 0
         session = self._session
         if self.told_of is not None:
             self._at_border = self._at_border or ends_step
@@ -524,24 +352,21 @@ class LoopSteps:
         if self._used_up:
             self._epoch_may_end()
 
-    def _tells_of_unfetched(self) -> None:
-        if self._has_taken:
-            self._session.notes.add_for_run(_NOT_FETCHED)
-
     def note(self, calls: NotedCalls, *, steps: int) -> None:
         """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
         session, monitor = self._session, self._session.monitor
         steps = min(steps, session.spare.batches, _NOTED_BATCHES // self.batches_a_step)
         usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.outside or self._used_up)
-        usual = usual and not self._lacks_beside
+        usual = usual and not self.batches.lacks_beside
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
-        if steps > 1 and usual and in_training and monitor is not None and not self._keeps_batch:
-            calls.start(monitor, steps=steps, until=session.spare.until, has_batch=self._batch_is_fetched)
+        if steps > 1 and usual and in_training and monitor is not None and not self.batches.keeps:
+            calls.start(monitor, steps=steps, until=session.spare.until, has_batch=self.batches.is_fetched)
 
     @property
     def is_between_batches(self) -> bool:
         """A step has ended, and nothing of another one has happened."""
-        return self._at_border and self._batch is None and self._ahead is None and not self._forward_depth
+        batches = self.batches
+        return self._at_border and batches.batch is None and batches.ahead is None and not self._forward_depth
 
     def _unseen_shapes(self) -> Shapes:
         """Stands for shapes that nobody saw: those of no other step are the same."""
@@ -619,14 +444,14 @@ class LoopSteps:
     def loader_is_used_up(self) -> None:
         """The loop has asked for a batch, and its loader has no more: when the running step is done, an epoch is."""
         if not self.outside:
-            self._lacks_beside = self._lacks_beside or self._beside
+            self.batches.loader_is_used_up()
             self._used_up = True
             self._epoch_may_end()
 
     def _epoch_may_end(self) -> None:
         """What runs from the end of an epoch to the first fetch of the next belongs to no step, as under Lightning."""
-        waits = self._ahead is not None or self._others or len(self._together) > 1
-        if waits or (self._batch is not None and not self._has_gradients) or self._forward_depth:
+        begun = self.batches.batch is not None and not self._has_gradients
+        if self.batches.wait or begun or self._forward_depth:
             return
         self._used_up, self._between_epochs = False, True
         self._leaves_steps(_RESTART)
@@ -653,7 +478,7 @@ class LoopSteps:
         A loop may also do this inside ordinary steps. If such a step goes on to its end, we ignore this *sign* from
         then on.
         """
-        half_done = self._batch is not None and not self._at_border and not self.micro_step_is_over
+        half_done = self.batches.batch is not None and not self._at_border and not self.micro_step_is_over
         if not half_done or self._forward_depth or self._backward_depth or not self.on_its_thread():
             return
         self._signs.add(sign)
@@ -662,12 +487,13 @@ class LoopSteps:
 
     def updated_between(self) -> None:
         """An update was made that ends no step. It was on no other batch if a step has ended since the last fetch."""
-        if self._batch is not None and not self._batch_is_fetched and self._had_fetched and not self._fetched:
-            self._goes_on()
+        if self.batches.is_of_ended_step:
+            self.drops_batch()
 
     def drops_batch(self) -> None:
         """The loop gives the running batch up: it belongs to no step."""
-        self._goes_on()
+        self._has_gradients = self.micro_step_is_over = False
+        self.batches.go_on()
 
     def was_left(self, ended_by: str) -> None:
         """The loop has left the running step unfinished; *ended_by* says so in a sentence."""
@@ -686,10 +512,3 @@ def _autocast_dtype(device_type: str) -> str:
     if not torch.is_autocast_enabled(device_type):
         return ""
     return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
-
-
-def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of a forward in their shortest form: the only one, the positional, the named, or both kinds."""
-    if not kwargs:
-        return args[0] if len(args) == 1 else args
-    return kwargs if not args else (args, kwargs)

@@ -128,7 +128,7 @@ class PlainLoop:
         self.session = Session(
             self, self._root, config=config, publish=publish, rank=frame.rank, world_size=frame.world_size
         )
-        self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.replayed)
+        self._calls = NotedCalls(self._tell_noted, tokens=self.session.tokens, replayed=self._steps.batches.replayed)
         self._any_optimizer = OptimizerHooks(
             self._any_update_begins, self._any_update_ends, failed=self.session.border.broke
         )
@@ -263,7 +263,7 @@ class PlainLoop:
 
     def batch_fetched(self, iterator: Any, batch: Any) -> None:
         """*iterator* has delivered *batch*, which is for a step."""
-        self._is_fetched(iterator, self._steps.seen_of(batch))
+        self._is_fetched(iterator, self._steps.batches.seen_of(batch))
         if iterator is not self._training_iterator():
             try:
                 self._training_iterator = weakref.ref(iterator)
@@ -284,7 +284,7 @@ class PlainLoop:
         ahead = self.loaders.ahead
         gets = ahead.handed_over(iterator, fetched) if ahead.is_needed else fetched
         if gets is not None:
-            self._steps.takes(*gets, again=iterator is self._training_iterator())
+            self._steps.batches.takes(*gets, again=iterator is self._training_iterator())
 
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
@@ -422,7 +422,7 @@ class PlainLoop:
                     while kinds.startswith(_USUAL_STEP, place):
                         began, ended, shapes, tokens = facts[fact]
                         if (seen := facts[fact + 2]) is not None:
-                            steps.replayed.learn(shapes, tokens, seen[0])
+                            steps.batches.replayed.learn(shapes, tokens, seen[0])
                         fact += _FACTS_OF_USUAL_STEP
                         place += len(_USUAL_STEP)
                         self._steps_done += 1
@@ -449,7 +449,7 @@ class PlainLoop:
             if self.session.monitor is not None:
                 self.session.monitor.fetched(began, ended)
             if kind == FETCH:
-                steps.takes((), shapes, tokens, again=True)  # only the fetches of one iterator are noted
+                steps.batches.takes((), shapes, tokens, again=True)  # only the fetches of one iterator are noted
         elif kind == UPDATE:
             running.append(self._update_began(first))
         elif kind == BACKWARD:

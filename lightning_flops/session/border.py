@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from lightning_flops.instrument.border import InterruptsWhenDropped
 
@@ -84,6 +84,25 @@ def guarded(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
             return None
 
     return run
+
+
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def event(hook: Hook) -> Hook:
+    """*hook* of a callback of ours as a framework calls it: what fails on our side goes to the callback's ``_broke``.
+
+    That ends our part of the run, and never the run.
+    """
+
+    @functools.wraps(hook)
+    def run(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        try:
+            hook(self, *args, **kwargs)
+        except BaseException as error:
+            self._broke(error)
+
+    return cast(Hook, run)
 
 
 def guarded_on_deletion(method: Callable[Concatenate[S, P], object]) -> Callable[Concatenate[S, P], object]:

@@ -29,6 +29,7 @@ from tests.session.seams import broken_at, seams
 WORDS = "broken on purpose"
 DOORS = (
     "lightning_flops.doors.plain_loop",
+    "lightning_flops.doors.loop_batches",
     "lightning_flops.doors.loop_steps",
     "lightning_flops.doors.loader_taps",
     "lightning_flops.doors.plain_context",
@@ -212,7 +213,8 @@ def test_ctrl_c_is_the_users_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch_state()
     monkeypatch.setattr(
-        "lightning_flops.doors.loop_steps.LoopSteps.takes", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        "lightning_flops.doors.loop_batches.LoopBatches.takes",
+        lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt),
     )
     with pytest.raises(KeyboardInterrupt), profile_training(net, optimizer):
         for rows in DataLoader(Rows(6, FakeNow()), batch_size=BATCH):
