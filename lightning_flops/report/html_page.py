@@ -21,6 +21,7 @@ from typing import Any
 
 from lightning_flops.analysis.rank_names import name_files
 from lightning_flops.analysis.rates import mean
+from lightning_flops.analysis.trace.no_mfu import why_no_flops, why_no_mfu
 from lightning_flops.report.compare_text import comparison_headline
 from lightning_flops.report.compare_traces_text import trace_comparison_headline
 from lightning_flops.report.law_text import no_law_sentence, step_law_words
@@ -247,6 +248,8 @@ def trace_figures(trace: TraceReport, *, name: str) -> Mapping[str, Any]:
         "source": printable(trace.source),
         "steps": len(trace.step_times.steps),
         "mean": asdict(trace.step_times.mean),
+        "why_no_flops": why_no_flops([trace]),
+        "why_no_mfu": why_no_mfu([trace]),
         **_flops_of_a_step(trace.flops),
     }
 

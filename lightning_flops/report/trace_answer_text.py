@@ -50,7 +50,8 @@ def _mfu(trace: TraceReport) -> str:
     if flops is None or flops.mfu is None:
         return f"MFU is n/a: {why_no_mfu([trace]) or 'its FLOPs are not known'}."
     peaks = " and ".join(f"{si(peak, 'FLOP/s')} in {dtype}" for dtype, peak in flops.peaks.items())
-    return f"{_shares(flops.mfu, flops.hfu, lower_bound=flops.lower_bound)} of the device's dense peak, {peaks}."
+    least = any(step.lower_bound for step in flops.steps)
+    return f"{_shares(flops.mfu, flops.hfu, lower_bound=least)} of the device's dense peak, {peaks}."
 
 
 def _of_job(job: JobFlops) -> str:

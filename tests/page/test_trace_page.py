@@ -34,6 +34,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "ranks": traces.report(traces.events(), traces.events(late_us=200), ranks=True),
         "runs": traces.report(traces.events(), traces.events(late_us=200)),
         "long": traces.report(traces.long(3000, 2)),
+        "unknown": traces.report(traces.events(), device={"deviceProperties": [{"id": 0, "name": "NVIDIA X1"}]}),
         "hostile": traces.hostile(),
     }
     folder = tmp_path_factory.mktemp("traces")
@@ -46,6 +47,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def one(started: Any, pages: dict[str, Path]) -> Iterator[Opened]:
     opened = Opened(started, pages["one"])
     yield opened
+    opened.assert_quiet()
+    opened.context.close()
+
+
+@needs_browser
+def test_without_mfu_the_card_says_why(started: Any, pages: dict[str, Path]) -> None:
+    opened = Opened(started, pages["unknown"])
+    told = dict(zip(opened.texts(".card-word"), opened.texts(".card-below"), strict=True))
+    assert told["MFU"] == "no figure is known for a device called NVIDIA X1"
     opened.assert_quiet()
     opened.context.close()
 

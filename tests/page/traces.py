@@ -68,12 +68,12 @@ def _allocation(start: float, size: int, *, address: int, in_all: int) -> Event:
     return memory(start, size, device=0, **more)
 
 
-def report(*traces: list[Event], ranks: bool = False) -> TracesReport:
-    """What *traces* say, on an A100; with *ranks* each says its own."""
+def report(*traces: list[Event], ranks: bool = False, device: Mapping[str, Any] = A100) -> TracesReport:
+    """What *traces* say, on such a *device*; with *ranks* each says its own."""
     loaded = []
     for rank, one in enumerate(traces):
         info = {"distributedInfo": {"rank": rank, "world_size": len(traces), "backend": "nccl"}} if ranks else {}
-        loaded.append(trace_from_events(one, metadata={**A100, **info}, source=f"/runs/{rank}/step.pt.trace.json"))
+        loaded.append(trace_from_events(one, metadata={**device, **info}, source=f"/runs/{rank}/step.pt.trace.json"))
     return analyze_traces(loaded, formulas=recorded_work)
 
 

@@ -59,6 +59,9 @@ export interface TraceFigures {
   steps: number;
   /** The mean step. */
   mean: StepTime;
+  /** Why there are no FLOPs, or no MFU; null where there are, or where nobody knows. */
+  why_no_flops: string | null;
+  why_no_mfu: string | null;
   /** Of a step, the mean; null where the trace has no FLOPs. */
   forward_flops: number | null;
   backward_flops: number | null;

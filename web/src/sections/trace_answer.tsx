@@ -51,10 +51,10 @@ export function TraceAnswer(props: {
 }
 
 function cardsOf(trace: TraceReport, figures: TraceFigures): Parameters<typeof Cards>[0]["cards"] {
-  const { flops, device_metrics: devices, kernel_summary: kernels } = trace;
+  const { device_metrics: devices, kernel_summary: kernels } = trace;
   const bound = figures.lower_bound ? "≥ " : "";
   const atLeast = (figure: string): string => (figure === "n/a" ? figure : bound + figure);
-  const noFlops = flops === null ? whyNoFlops(trace) : "";
+  const noFlops = figures.why_no_flops ?? undefined;
   const busy = devices?.map((one) => one.utilization) ?? [];
   const peak = peakOf(trace);
   const steps = trace.step_times.steps;
@@ -74,13 +74,13 @@ function cardsOf(trace: TraceReport, figures: TraceFigures): Parameters<typeof C
       word: "MFU",
       figure: atLeast(percent(figures.mfu)),
       below: peakWords(trace),
-      why: noFlops || "the peak of the device is not known",
+      why: figures.why_no_mfu ?? undefined,
     },
     {
       word: "HFU",
       figure: atLeast(percent(figures.hfu)),
       below: "with all that kernels execute",
-      why: noFlops || "the peak of the device is not known",
+      why: figures.why_no_mfu ?? undefined,
     },
     {
       word: "FLOPs",
@@ -118,12 +118,6 @@ function cardsOf(trace: TraceReport, figures: TraceFigures): Parameters<typeof C
     ...(peak ? [peak] : []),
   ];
   return cards;
-}
-
-function whyNoFlops(trace: TraceReport): string {
-  return (trace.notes.find((one) => one.startsWith("FLOPs are n/a: ")) ?? "")
-    .replace("FLOPs are n/a: ", "")
-    .replace(/\.$/, "");
 }
 
 /** Memory at its peak, where the file says what was allocated in all. */
