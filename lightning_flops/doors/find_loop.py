@@ -1,7 +1,8 @@
 """Finds the training loops of a program that knows nothing of us, and profiles each.
 
 torch tells of every optimizer's step. A search recognizes a loop by them; then the loop gets the door that
-``profile_training`` uses. If other optimizers go on without it, the loop is over, and the next one is searched for.
+``profile_training`` uses. If others take turns than its optimizers (``turns.py`` has the rule), the loop is over, and
+the next one is searched for. A loop whose optimizers are those of one that was reported is not profiled again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 from torch import nn
 
 from lightning_flops.config import ProfilerConfig
-from lightning_flops.doors.loop_search import PATIENCE, LoopSearch, objects_of, parameters_of
+from lightning_flops.doors.loop_search import LoopSearch, objects_of, parameters_of
 from lightning_flops.doors.plain_context import LoopOutput, frame_of
 from lightning_flops.doors.plain_loop import PlainLoop
 from lightning_flops.doors.several_models import names_of
+from lightning_flops.doors.turns import BACK, PATIENCE, Company
 from lightning_flops.instrument.optimizer_hooks import OptimizerHooks
 from lightning_flops.schema.profile import Profile
 from lightning_flops.session.outcomes import OUTCOMES
@@ -30,14 +32,14 @@ logger = package_logger(__name__)
 _ACCELERATORS = (("accelerate.accelerator", "Accelerator"),)
 _FABRICS = (("lightning.fabric.fabric", "Fabric"), ("lightning_fabric.fabric", "Fabric"))
 
-_BACK = 2
-"""Steps in a row after which a loop that had been over is taken to have its turn again."""
-
 _IN_BETWEEN = (
-    "{kind}, an optimizer that made no update while this loop was recognized, makes updates in its steps now. What it "
-    "trains is work outside of the model here, and such steps are others than those before. profile_training can be "
-    "given all models and optimizers."
+    "{kind}, an optimizer that made no update while this loop was recognized, makes updates in some of its steps now. "
+    "What it trains is work outside of the model here, and such steps are others than those before. profile_training "
+    "can be given all models and optimizers."
 )
+
+_OFTEN = 2
+"""Visits of other optimizers after which that is said."""
 
 _MANY_UPDATES = 20
 """Updates after which it is not for their number that no loop was recognized."""
@@ -48,7 +50,7 @@ _MOST_LOOPS = 8
 
 @dataclass
 class FoundLoop:
-    """A loop that was recognized."""
+    """A loop that was recognized, and is profiled."""
 
     name: str
     """Of its models' classes."""
@@ -56,6 +58,44 @@ class FoundLoop:
     optimizers: tuple[Any, ...]
     said: list[str] = field(default_factory=list)
     """What was said of its reports."""
+    visitor: str = ""
+    """The class of the latest other optimizer that has made an update."""
+    visits: int = 0
+    """How often it has gone on after updates of others."""
+
+
+class KnownLoop:
+    """A loop that is not profiled when it has its turn again. Its optimizers may be deleted.
+
+    Args:
+        optimizers: in the order of their updates in a step.
+        place: which of the loops that were reported it is; None: it could not be profiled.
+    """
+
+    def __init__(self, optimizers: tuple[Any, ...], *, place: int | None) -> None:
+        self.place = place
+        self.steps = 0
+        """Steps that it has made in later turns."""
+        self._optimizers = weakref.WeakSet(optimizers)
+        self._number = len(optimizers)
+        self._last = weakref.ref(optimizers[-1])
+
+    def is_of(self, optimizers: tuple[Any, ...]) -> bool:
+        """Whether these are its optimizers."""
+        return len(optimizers) == self._number and all(self.has(one) for one in optimizers)
+
+    def has(self, optimizer: Any) -> bool:
+        """Whether *optimizer* is one of its."""
+        return optimizer in self._optimizers
+
+    def ends_step(self, optimizer: Any) -> bool:
+        """Whether its steps end with the updates of *optimizer*."""
+        return optimizer is self._last()
+
+    @property
+    def optimizers(self) -> tuple[Any, ...]:
+        """Those that still exist; the one that ends its steps comes last."""
+        return tuple(sorted(self._optimizers, key=self.ends_step))
 
 
 class LoopFinder:
@@ -72,16 +112,13 @@ class LoopFinder:
         self._log_dir = log_dir
         self._announce = announce
         self._in_update = False
-        self._left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers of loops that are over, and of frameworks that have a door of their own."""
+        self._frameworks: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers of frameworks that have a door of their own: they are left alone."""
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that have made a step: nobody waits for their first one."""
         self._had_turn: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers of loops that are over."""
-        self._goes_on: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """The optimizers that end the steps of loops that are over and were reported: which of ``_over`` is theirs."""
-        self._later_steps: dict[int, int] = {}
-        """Steps that these loops have made since, by the same number."""
+        self._known: list[KnownLoop] = []
         self._frameworks_trainings = 0
         """Trainings with a door of their own that had begun when an optimizer last made a step."""
         self._own_trainings = 0
@@ -91,17 +128,13 @@ class LoopFinder:
         self._refused = ""
         """Why the latest loop that was not profiled could not be."""
         self._search = LoopSearch(self._seen.__contains__)
-        self._unheard: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """Steps of optimizers while another loop was not over yet: the search has not heard of them."""
         self._loop: FoundLoop | None = None
         self._of_loop: frozenset[int] = frozenset()
         """The optimizers of the loop that is profiled, which holds them: their ids."""
-        self._strangers = 0
-        """Steps in a row that other optimizers have made since."""
-        self._stranger = ""
-        """The class of the latest of these."""
-        self._in_between = 0
-        """How often the loop has gone on after such steps."""
+        self._turn: KnownLoop | None = None
+        """A known loop has its turn."""
+        self._company: Company | None = None
+        """Others make updates beside those of the loop or the turn."""
         self._given_up = ""
         self._over: list[str] = []
         """What became of loops that are over, in a sentence without a full stop."""
@@ -137,7 +170,7 @@ class LoopFinder:
 
     def _in_later_turns(self, place: int) -> str:
         """What is said of the steps that a loop made after its report."""
-        steps = self._later_steps.get(place, 0)
+        steps = sum(one.steps for one in self._known if one.place == place)
         return f" (and {steps} {plural('step', steps)} in later turns, which are in no figure)" if steps else ""
 
     @property
@@ -159,33 +192,31 @@ class LoopFinder:
     def _update_begins(self, optimizer: Any, *_: Any) -> None:
         # The hooks fire twice if a subclass's step calls its parent's: we hear the outer begin and the inner end.
         again, self._in_update = self._in_update, True
-        if again:
-            return
-        of_loop = id(optimizer) in self._of_loop
-        if self._given_up or (self._loop is not None and not (of_loop and self._strangers)):
+        if again or self._loop is not None or self._turn is not None or self._given_up:
             return
         try:
-            if of_loop:
-                self._stranger_was_in_between()
-            elif optimizer not in self._left_alone and not self._is_frameworks(optimizer):
+            if not (optimizer in self._frameworks or self._is_frameworks(optimizer)):
                 self._search.update_begins(optimizer)
         except Exception as error:
             self._fail(error)
 
     def _update_ended(self, optimizer: Any, *_: Any) -> None:
         again, self._in_update = not self._in_update, False
-        if again or id(optimizer) in self._of_loop:
+        if again or (self._company is None and id(optimizer) in self._of_loop):
             return
         try:
-            if (place := self._goes_on.get(optimizer)) is not None:
-                self._later_steps[place] = self._later_steps.get(place, 0) + 1
             if self._given_up:
+                self._counts_later_step(optimizer)
                 return
             self._seen.add(optimizer)
-            if optimizer not in self._left_alone:
-                self._looks_at(optimizer)
-            elif optimizer in self._had_turn:  # of a loop that is not profiled again
-                self._goes_on_without_loop(optimizer, _BACK)
+            if id(optimizer) in self._of_loop:
+                self._goes_on(optimizer)
+            elif optimizer in self._frameworks:
+                return
+            elif self._is_frameworks(optimizer):
+                self._loop_is_over(None)
+            else:
+                self._hears(optimizer)
         except Exception as error:
             self._fail(error)
 
@@ -202,44 +233,96 @@ class LoopFinder:
             one is not None and one is not ours and not one.out for one in running
         ):
             return False
-        self._left_alone.add(optimizer)
+        self._frameworks.add(optimizer)
         return True
 
-    def _looks_at(self, optimizer: Any) -> None:
-        """An optimizer has made a step that belongs to no known loop."""
-        if self._is_frameworks(optimizer):
-            self._loop_is_over(None)
+    def _counts_later_step(self, optimizer: Any) -> None:
+        """No loop is profiled any more."""
+        for known in self._known:
+            known.steps += known.ends_step(optimizer)
+
+    def _hears(self, optimizer: Any) -> None:
+        """An optimizer that is not of the profiled loop, nor of a framework, has made a step."""
+        turn = self._turn
+        if turn is not None and turn.has(optimizer):
+            turn.steps += turn.ends_step(optimizer)
+            if self._company is not None:
+                self._goes_on(optimizer)
             return
         self._heard += 1
-        if not self._goes_on_without_loop(optimizer, _BACK if optimizer in self._had_turn else PATIENCE):
-            self._unheard[optimizer] = self._unheard.get(optimizer, 0) + 1
+        if self._loop is None and turn is None:
+            self._search_hears(optimizer)
+        elif self._another_updates(optimizer):
+            self._next_loop_begins()
+
+    def _search_hears(self, optimizer: Any) -> None:
+        recognized = self._search.update_ends(optimizer)
+        if self._is_known():
             return
         if self._loops == _MOST_LOOPS:
             self._given_up = f"only the first {_MOST_LOOPS} loops of a program are profiled"
             self._over.append("further ones were not profiled")
-        elif self._search.update_ends(optimizer):
+            self._take_search().stop()
+        elif recognized:
             self._open_door(self._take_search())
         elif self._search.refused:
             self._refused = self._search.refused
-            self._left_alone.update(self._take_search().optimizers)
+            self._turn = KnownLoop(self._take_search().optimizers, place=None)
+            self._known.append(self._turn)
 
-    def _stranger_was_in_between(self) -> None:
-        """The loop goes on after another optimizer's updates, which may be a part of it that was not there before."""
-        self._strangers = 0
-        self._in_between += 1
-        if self._in_between == _BACK and self._loop is not None:
-            self._loop.door.session.notes.add_for_run(_IN_BETWEEN.format(kind=self._stranger))
+    # ---- whose turn it is
 
-    def _goes_on_without_loop(self, optimizer: Any, patience: int) -> bool:
-        """*optimizer*, which is not of the profiled loop, has made a step; returns whether no loop is profiled now."""
-        if self._loop is None:
-            return True
-        self._loop.door.another_updates()
-        self._strangers += 1
-        self._stranger = type(optimizer).__name__
-        if self._strangers < patience:
+    def _another_updates(self, optimizer: Any) -> bool:
+        """*optimizer*, which has no part in the loop that has its turn, has made a step; returns whether it has now."""
+        in_step = False
+        if self._loop is not None:
+            in_step = self._loop.door.another_updates()
+            self._loop.visitor = type(optimizer).__name__
+        if self._company is None:
+            self._company = Company(self._optimizers_of_turn())
+        return self._company.another_updates(
+            optimizer, in_step=in_step, patience=BACK if optimizer in self._had_turn else PATIENCE
+        )
+
+    def _optimizers_of_turn(self) -> tuple[Any, ...]:
+        if self._loop is not None:
+            return self._loop.optimizers
+        return () if self._turn is None else self._turn.optimizers
+
+    def _goes_on(self, optimizer: Any) -> None:
+        """*optimizer* of the loop that has its turn has made a step, after some of others."""
+        company, loop = self._company, self._loop
+        if company is None:
+            return
+        if loop is not None and company.others_were_last:
+            loop.visits += 1
+            if loop.visits == _OFTEN:
+                loop.door.session.notes.add_for_run(_IN_BETWEEN.format(kind=loop.visitor))
+        if company.loop_updates(optimizer):
+            self._company = None
+
+    def _next_loop_begins(self) -> None:
+        """Others take turns than before: what they have done since is of the next loop."""
+        company, turn = self._company, self._turn
+        if company is None:
+            return
+        taken = company.steps(self._optimizers_of_turn()[-1]) if company.joined else 0
+        if turn is not None:
+            turn.steps -= taken
+        self._loop_is_over(None, replaced=True, taken=taken)
+        self._search = LoopSearch(self._seen.__contains__, company.turns)
+        self._is_known()
+
+    def _is_known(self) -> bool:
+        """Whether those that take turns are the optimizers of a known loop, which has its turn then."""
+        turn = next((one for one in self._known if one.is_of(self._search.optimizers)), None)
+        if turn is None:
             return False
-        self._loop_is_over(None, replaced=True)
+        search = self._take_search()
+        search.stop()
+        self._note_missed(search)
+        turn.steps += search.steps_done
+        self._turn = turn
         return True
 
     # ---- one loop after the other
@@ -253,8 +336,6 @@ class LoopFinder:
         model, optimizers, steps_done = search.model(), search.optimizers, search.steps_done
         search.stop()
         self._note_missed(search)
-        steps_done += self._unheard.get(optimizers[-1], 0)
-        self._unheard.clear()
         self._loops += 1
         accelerator = _one_of(_ACCELERATORS)
         fabric = _one_of(_FABRICS) if accelerator is None else None
@@ -280,7 +361,6 @@ class LoopFinder:
         models = names_of(model)
         self._loop = FoundLoop(name=" and ".join(models), door=door, optimizers=optimizers, said=said)
         self._of_loop = frozenset(map(id, optimizers))
-        self._strangers = self._in_between = 0
         for sentence in _sentences(model, models, optimizers):
             door.session.notes.add_for_run(sentence)
         before = len(OUTCOMES.trainings)
@@ -292,17 +372,20 @@ class LoopFinder:
         self._said.append(sentence)
         self._announce(sentence)
 
-    def _loop_is_over(self, error: BaseException | None, *, replaced: bool = False) -> None:
-        """Report what was measured of the loop that is profiled; the arguments are those of its door's ``end``."""
+    def _loop_is_over(self, error: BaseException | None, *, replaced: bool = False, taken: int = 0) -> None:
+        """The loop that had its turn has it no more: report what was measured of it, if it was profiled.
+
+        The arguments are those of its door's ``end``.
+        """
         loop, self._loop, self._of_loop = self._loop, None, frozenset()
+        self._turn = self._company = None
         if loop is None:
             return
         self._had_turn.update(loop.optimizers)
         unsaid = len(OUTCOMES.reasons)
-        loop.door.end(error, replaced=replaced)
+        loop.door.end(error, replaced=replaced, taken=taken)
         if loop.said:  # otherwise it may have its turn again, and be long enough then
-            self._left_alone.update(loop.optimizers)
-            self._goes_on[loop.optimizers[-1]] = len(self._over)
+            self._known.append(KnownLoop(loop.optimizers, place=len(self._over)))
         said = loop.said or ["nothing was profiled: " + reason for reason in OUTCOMES.reasons[unsaid:]]
         self._over.append(f"{loop.name}: {said[-1] if said else 'nothing was profiled'}".rstrip("."))
 

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from lightning_flops.doors.several_models import together
+from lightning_flops.doors.turns import PATIENCE, TakingTurns
 from lightning_flops.instrument.patches import Patches
 from lightning_flops.instrument.torch_private.modules import children_of
-
-PATIENCE = 6
-"""Updates in a row that other optimizers make before one that makes none is taken to be out of the loop.
-
-A loop that updates a critic five times for each update of a generator is one loop.
-"""
 
 _ROUNDS_WATCHED = 3
 """If the loop has called none of a model's wrappers by then, the outermost is taken, and its forward has no time."""
@@ -34,29 +28,21 @@ _MOST_MODELS = 16
 """Most models of one loop; what others compute is work outside of them."""
 
 
-@dataclass(slots=True)
-class _Updates:
-    optimizer: Any
-    number: int = 0
-    """Steps that it has made."""
-    silent: int = 0
-    """Steps of others since its latest."""
-
-
 class LoopSearch:
     """Hears of the updates of a program until it knows one loop.
 
     Args:
         knows: tells whether an optimizer has made a step before.
+        turns: those that optimizers take already.
     """
 
-    def __init__(self, knows: Callable[[Any], bool]) -> None:
+    def __init__(self, knows: Callable[[Any], bool], turns: TakingTurns | None = None) -> None:
         self.missed: list[int] = []
         """Of each loop that was over before it was known, the steps that it had made."""
         self.refused = ""
         """Why the loop cannot be profiled; without a full stop."""
         self._knows = knows
-        self._seen: list[_Updates] = []
+        self._turns = TakingTurns() if turns is None else turns
         self._awaited: list[Any] | None = None
         """Optimizers that exist and had made no step when one had made its second."""
         self._round_is_known = False
@@ -69,16 +55,17 @@ class LoopSearch:
     @property
     def optimizers(self) -> tuple[Any, ...]:
         """Those of the loop, in the order of their updates in a step."""
-        return tuple(one.optimizer for one in self._seen)
+        return tuple(one.optimizer for one in self._turns.in_order)
 
     @property
     def steps_done(self) -> int:
         """Steps that the loop has made."""
-        return self._seen[-1].number if self._seen else 0
+        members = self._turns.in_order
+        return members[-1].number if members else 0
 
     def update_begins(self, optimizer: Any) -> None:
         """*optimizer* begins a step."""
-        if self._round_is_known or not self._seen or optimizer is not self._seen[0].optimizer:
+        if self._round_is_known or optimizer not in self.optimizers[:1]:
             return
         if not self._waits_for_others():
             self._round_is_known = True
@@ -88,7 +75,7 @@ class LoopSearch:
         """*optimizer* has made a step; returns whether the loop is known."""
         if self._changes(optimizer) and self._round_is_known:
             self.stop()  # and look at another round
-        if not self._round_is_known or optimizer is not self._seen[-1].optimizer:
+        if not self._round_is_known or optimizer not in self.optimizers[-1:]:
             return False
         self._rounds_watched += 1
         all_called = all(any(one is called for called in self._called for one in each) for each in self._models)
@@ -112,26 +99,18 @@ class LoopSearch:
     # ---- the optimizers
 
     def _changes(self, optimizer: Any) -> bool:
-        """Note that *optimizer* has made a step; returns whether the loop has other optimizers now than before."""
-        its = next((one for one in self._seen if one.optimizer is optimizer), None)
-        is_new = its is None
-        if its is None:
-            self._seen.append(its := _Updates(optimizer))
-        for one in self._seen:
-            one.silent += 1
-        its.number, its.silent = its.number + 1, 0
-        over = [one for one in self._seen if one.silent == PATIENCE]
-        self.missed += [one.number for one in over]
-        self._seen = [one for one in self._seen if one not in over]
-        return is_new or bool(over)
+        """Note that *optimizer* has made a step; returns whether the loop has others now, or in another order."""
+        before = self.optimizers
+        self.missed += [one.number for one in self._turns.hears(optimizer)]
+        return self.optimizers != before
 
     def _waits_for_others(self) -> bool:
         """Whether an optimizer exists that may still make its first step in this loop."""
         if self._awaited is None:
             self._awaited = [one for one in optimizers_that_exist() if not self._knows(one)]
-        seen = [one.optimizer for one in self._seen]
-        self._awaited = [one for one in self._awaited if not any(one is other for other in seen)]
-        return bool(self._awaited) and max(one.number for one in self._seen) < PATIENCE
+        members = self._turns.members
+        self._awaited = [one for one in self._awaited if self._turns.of(one) is None]
+        return bool(self._awaited) and max(one.number for one in members) < PATIENCE
 
     # ---- the models
 

@@ -468,12 +468,16 @@ class PlainLoop:
                 }
                 ends[kind](token)
 
-    def another_updates(self) -> None:
-        """An optimizer that is not the loop's has made a step: the running step is unlike others."""
+    def another_updates(self) -> bool:
+        """An optimizer that is not the loop's has made a step; returns whether that was inside a step of the loop.
+
+        The running step is unlike others.
+        """
         if self._steps.on_its_thread():
             self._calls.stop()
             self._notes_calls = False
         self._updates += 1
+        return not self._steps.is_between_batches
 
     # ---- what the user's loop calls
 
@@ -512,16 +516,17 @@ class PlainLoop:
         self.session.training_goes_on(name)
 
     @guarded
-    def end(self, error: BaseException | None = None, *, replaced: bool = False) -> None:
+    def end(self, error: BaseException | None = None, *, replaced: bool = False, taken: int = 0) -> None:
         """The loop is over, or was ended by *error*: report what was measured, and remove everything of ours.
 
         Args:
             error: None if it ended by itself.
             replaced: another loop has made steps since the latest one of this.
+            taken: so many of its latest steps are the other one's.
         """
         self._calls.stop()
         if replaced and self.session.monitor is not None:
-            self.session.monitor.drop_open_step()
+            self.session.monitor.drop_open_step(and_before=taken)
         self._says_who_is_missing()
         self._steps.returns_to_steps()
         self.session.window.leave_scope()

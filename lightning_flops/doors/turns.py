@@ -1,14 +1,150 @@
-"""Which of a loop's optimizers ends its steps: the last of those that take turns."""
+"""Which optimizers make one loop, and which of them ends its steps.
+
+They make one if they take turns: each makes its next update before others have made ``PATIENCE``. A loop is over when
+others take turns: others alone, or one more than before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from lightning_flops.doors.loop_search import PATIENCE
+PATIENCE = 6
+"""Updates of others after which an optimizer that has made none takes no turns with them.
+
+A loop that updates a critic five times for each update of a generator is one loop.
+"""
+
+BACK = 2
+"""Updates in a row by which an optimizer whose loop had been over has its turn again."""
 
 MANY_UPDATES = 100
 """So many updates before the first step ends are enough to know that it waits in vain for some optimizer."""
+
+
+@dataclass(slots=True)
+class Updates:
+    """What one optimizer has done."""
+
+    optimizer: Any
+    number: int = 0
+    """Updates that it has made."""
+    silent: int = 0
+    """Updates of others since its latest."""
+    repeats: bool = False
+    """It makes several updates in a row, and so no step ends with each of them."""
+
+
+class TakingTurns:
+    """Hears of updates, and knows which optimizers take turns.
+
+    Args:
+        optimizers: those that are known to do so.
+    """
+
+    def __init__(self, optimizers: Iterable[Any] = ()) -> None:
+        self.members = [Updates(one) for one in optimizers]
+        """In the order of their first updates."""
+
+    @property
+    def in_order(self) -> list[Updates]:
+        """In the order of their updates in a step: those that make several come first."""
+        return sorted(self.members, key=lambda one: not one.repeats)
+
+    def hears(self, optimizer: Any) -> list[Updates]:
+        """*optimizer* has made an update; returns those that take no turns any more."""
+        its = self.of(optimizer)
+        is_new = its is None
+        if its is None:
+            self.members.append(its := Updates(optimizer))
+        its.repeats = its.repeats or (its.number > 0 and its.silent == 0)
+        for one in self.members:
+            one.silent += 1
+        its.number, its.silent = its.number + 1, 0
+        over = [one for one in self.members if one.silent == PATIENCE]
+        self.members = [one for one in self.members if one not in over]
+        if is_new or over:
+            for one in self.members:
+                one.repeats = False  # what one does alone is not what it does in turns
+        return over
+
+    def of(self, optimizer: Any) -> Updates | None:
+        """What *optimizer* has done; None if it takes no turns."""
+        return next((one for one in self.members if one.optimizer is optimizer), None)
+
+
+class Company:
+    """Hears of the updates of a loop and of others, from the first one on that another optimizer makes.
+
+    Args:
+        optimizers: those of the loop.
+    """
+
+    def __init__(self, optimizers: Iterable[Any]) -> None:
+        self.joined = False
+        """The loop is another one because an optimizer takes turns with its own, and not because it is over."""
+        self.turns = TakingTurns(optimizers)
+        self._own = [one.optimizer for one in self.turns.members]
+        self._first: list[Any] = []
+        self._stayed: list[Any] = []
+        """Others that take turns, and after whose updates the loop went on."""
+        self._in_a_row = 0
+
+    def another_updates(self, optimizer: Any, *, in_step: bool, patience: int) -> bool:
+        """*optimizer*, which is not of the loop, has made an update; returns whether the loop is another one now.
+
+        Then ``turns`` are those of the other one.
+
+        Args:
+            optimizer: torch's.
+            in_step: a step of the loop has begun, and has not ended.
+            patience: so many such updates in a row end the loop.
+        """
+        if self.turns.of(optimizer) is None and in_step:
+            self._first.append(optimizer)
+        self._lets_go_of([one.optimizer for one in self.turns.hears(optimizer)])
+        self._in_a_row += 1
+        self.joined = _has(self._stayed, optimizer)
+        if self.joined:
+            self.turns.members.sort(key=self._place)
+        elif self._in_a_row >= patience:
+            self.turns.members = self._others()
+        return self.joined or self._in_a_row >= patience
+
+    @property
+    def others_were_last(self) -> bool:
+        """The latest update was none of the loop's."""
+        return self._in_a_row > 0
+
+    def loop_updates(self, optimizer: Any) -> bool:
+        """*optimizer* of the loop has made an update; returns whether nobody else takes turns with it any more."""
+        self._lets_go_of([one.optimizer for one in self.turns.hears(optimizer)])
+        self._in_a_row = 0
+        self._stayed = [one.optimizer for one in self._others()]
+        return not self._stayed
+
+    def steps(self, optimizer: Any) -> int:
+        """Steps that have ended since, if they end with the updates of *optimizer*."""
+        its = self.turns.of(optimizer)
+        return 0 if its is None else its.number
+
+    def _others(self) -> list[Updates]:
+        return [one for one in self.turns.members if not _has(self._own, one.optimizer)]
+
+    def _lets_go_of(self, optimizers: list[Any]) -> None:
+        self._first = [one for one in self._first if not _has(optimizers, one)]
+        self._stayed = [one for one in self._stayed if not _has(optimizers, one)]
+
+    def _place(self, updates: Updates) -> int:
+        """Before those of the loop, one of them, or after them."""
+        if _has(self._own, updates.optimizer):
+            return 1
+        return 0 if _has(self._first, updates.optimizer) else 2
+
+
+def _has(optimizers: list[Any], wanted: Any) -> bool:
+    return any(one is wanted for one in optimizers)
 
 
 class Turns:

@@ -74,6 +74,17 @@ def only(finder: LoopFinder) -> Profile:
     return profile
 
 
+def summary(name: str) -> ThroughputSummary:
+    """Of a loop's whole run."""
+    return ThroughputSummary.from_json(Path(f"lightning_flops_logs/{name}.json").read_text())
+
+
+def steps_in(name: str) -> int:
+    """All that its figures are of, or that it says are in none."""
+    run = summary(name)
+    return run.steps_counted + run.steps_predicted + run.steps_unknown
+
+
 def test_a_loop_of_torch_is_found_after_two_updates(now: FakeNow, said: list[str]) -> None:
     net = Net(now)
     optimizer = SlowSGD(net.parameters(), now)
@@ -209,27 +220,66 @@ def test_optimizers_that_are_made_anew_for_a_few_steps_make_no_loop_and_that_is_
     assert finder.reason.startswith("no loop was recognized among 24 updates, as where optimizers are made anew")
 
 
-def test_an_optimizer_that_begins_later_is_named(
+class Late(SlowSGD):
+    """The discriminator's."""
+
+
+def test_an_optimizer_that_makes_an_update_now_and_then_is_named(
     now: FakeNow, said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Late(SlowSGD):
-        """The discriminator's."""
-
     net, judge = Net(now), nn.Linear(NARROW, 1)
     optimizer, late = SlowSGD(net.parameters(), now), Late(judge.parameters(), now)
 
     def train() -> None:
-        for place, rows in enumerate(loader(30, now)):
+        for place, rows in enumerate(loader(40, now)):
             output = net(rows)
             loss_of(output, now).backward()
             optimizer.step()
-            if place >= 20:
+            if place >= 20 and place % 7 == 0:  # six updates of the other one in between
                 judge(output.detach()).mean().backward()
                 late.step()
 
     profile = only(found(said, train))
     assert (profile.flops.forward, profile.modules[0].type_name) == (FORWARD, "Net")
     assert caplog.text.count("Late, an optimizer that made no update while this loop was recognized") == 1
+
+
+@pytest.mark.parametrize("judges_first", [False, True])
+def test_an_optimizer_that_begins_late_and_takes_turns_makes_another_loop(
+    judges_first: bool, now: FakeNow, said: list[str]
+) -> None:
+    """A generator is trained alone for 20 steps, then beside a discriminator of its output, for 20 more."""
+    net, judge = Net(now), nn.Linear(NARROW, 1)
+    optimizer, late = SlowSGD(net.parameters(), now), Late(judge.parameters(), now)
+
+    def judges(output: torch.Tensor) -> None:
+        judge(output.detach()).mean().backward()
+        late.step()
+
+    def train() -> None:
+        for place, rows in enumerate(loader(40, now)):
+            output = net(rows)
+            if judges_first and place >= 20:
+                judges(output)
+            loss_of(output, now).backward()
+            optimizer.step()
+            if not judges_first and place >= 20:
+                judges(output)
+
+    finder = found(said, train, peak_flops_per_sec=1e12)
+    first, second = finder.profiles
+    assert (first.flops.forward, first.flops.backward, first.modules[0].type_name) == (FORWARD, BACKWARD, "Net")
+    of_judge = 2 * BATCH * NARROW  # one product forward, and one backward: its input needs no gradient
+    assert (second.flops.forward, second.flops.backward) == (FORWARD + of_judge, BACKWARD + of_judge)
+    assert {one.name: one.total.forward for one in second.modules if one.depth == 1} == {
+        "Net": FORWARD,
+        "Linear": of_judge,
+    }
+    assert second.samples == BATCH
+    assert not any("made no update while this loop was recognized" in one for one in first.notes + second.notes)
+    # The first loop has no step with work of the discriminator. If that comes last, the one before it is of both loops.
+    assert [steps_in(name) for name in ("throughput", "throughput.loop2")] == [20 + (not judges_first), 20]
+    assert [summary(name).mfu is not None for name in ("throughput", "throughput.loop2")] == [True, True]
 
 
 def test_where_a_framework_has_a_door_of_its_own_the_loop_is_left_to_it(now: FakeNow, said: list[str]) -> None:
@@ -288,12 +338,12 @@ def test_the_steps_before_a_loop_is_recognized_cost_its_mfu_nothing(now: FakeNow
             optimizer.step()
 
     found(said, train, peak_flops_per_sec=1e12)
-    summary = ThroughputSummary.from_json(Path("lightning_flops_logs/throughput.json").read_text())
-    assert (summary.steps_unknown, summary.steps_counted, summary.steps_predicted) == (4, 1, 7)
-    assert (summary.model_flops, summary.batches) == (None, 7)
-    assert summary.unavailable["model_flops"] == "4 steps ran before the loop was recognized"
-    seconds = 7 * summary.batch_cost_sec.average if summary.batch_cost_sec else 0.0
-    assert summary.mfu == pytest.approx(7 * (FORWARD + BACKWARD) / (1e12 * seconds), rel=1e-12)
+    run = summary("throughput")
+    assert (run.steps_unknown, run.steps_counted, run.steps_predicted) == (4, 1, 7)
+    assert (run.model_flops, run.batches) == (None, 7)
+    assert run.unavailable["model_flops"] == "4 steps ran before the loop was recognized"
+    seconds = 7 * run.batch_cost_sec.average if run.batch_cost_sec else 0.0
+    assert run.mfu == pytest.approx(7 * (FORWARD + BACKWARD) / (1e12 * seconds), rel=1e-12)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["for the next stage", "inside a stage"])
@@ -314,9 +364,9 @@ def test_what_is_unfrozen_for_the_next_stage_leaves_the_figures_of_a_stage(
         steps_of(net, SlowSGD([*head, body], now), 24, now)
 
     found(said, train, peak_flops_per_sec=1e12)
-    summary = ThroughputSummary.from_json(Path("lightning_flops_logs/throughput.json").read_text())
-    assert (summary.mfu is None) == inside
-    assert summary.steps_unknown == (23 if inside else 4)
+    run = summary("throughput")
+    assert (run.mfu is None) == inside
+    assert run.steps_unknown == (23 if inside else 4)
 
 
 # ---- several loops, and several models in one
@@ -382,9 +432,8 @@ def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, s
         "48 steps in later turns, which are in no figure)"
     ] * 2
     for name in ("throughput", "throughput.loop2"):  # with no batch of the other's, whose first steps show its turn
-        summary = ThroughputSummary.from_json(Path(f"lightning_flops_logs/{name}.json").read_text())
-        assert summary.steps_counted + summary.steps_predicted + summary.steps_unknown == 24
-        assert summary.batches == summary.steps_predicted
+        assert steps_in(name) == 24
+        assert summary(name).batches == summary(name).steps_predicted
 
 
 def test_later_turns_are_counted_though_no_further_loop_is_profiled(
@@ -449,24 +498,43 @@ class Discriminator(nn.Linear):
 MAKES, JUDGES = 2 * BATCH * LATENT * WIDE, 2 * BATCH * WIDE * 1
 
 
-def gan(critics: int, now: FakeNow) -> tuple[dict[str, nn.Module], list[SlowSGD], Callable[[], None]]:
-    """The models of a GAN, their optimizers, and 14 steps of training them."""
-    generator, discriminator = Generator(LATENT, WIDE), Discriminator(WIDE, 1)
-    makes, judges = SlowSGD(generator.parameters(), now), SlowSGD(discriminator.parameters(), now)
+class Gan:
+    """The models of a GAN and their optimizers."""
 
-    def train() -> None:
-        for _ in range(14):
-            for rows in loader(critics, now):
-                made = generator(torch.randn(BATCH, LATENT)).detach()
-                (discriminator(made).mean() - discriminator(rows).mean()).backward()
-                judges.step()
-                judges.zero_grad()
-            (-discriminator(generator(torch.randn(BATCH, LATENT))).mean()).backward()
-            makes.step()
-            makes.zero_grad()
-            judges.zero_grad()
+    def __init__(self, now: FakeNow) -> None:
+        self.generator, self.discriminator = Generator(LATENT, WIDE), Discriminator(WIDE, 1)
+        self.makes, self.judges = (
+            SlowSGD(self.generator.parameters(), now),
+            SlowSGD(self.discriminator.parameters(), now),
+        )
+        self._now = now
 
-    return {"Generator": generator, "Discriminator": discriminator}, [judges, makes], train
+    def criticizes(self, steps: int) -> None:
+        """The discriminator is trained alone."""
+        for rows in loader(steps, self._now):
+            made = self.generator(torch.randn(BATCH, LATENT)).detach()
+            (self.discriminator(made).mean() - self.discriminator(rows).mean()).backward()
+            self.judges.step()
+            self.judges.zero_grad()
+
+    def generates(self) -> None:
+        """One update of the generator, through the discriminator."""
+        (-self.discriminator(self.generator(torch.randn(BATCH, LATENT))).mean()).backward()
+        self.makes.step()
+        self.makes.zero_grad()
+        self.judges.zero_grad()
+
+    def imitates(self, steps: int) -> None:
+        """The generator is trained alone, on rows that it should make of numbers."""
+        for rows in loader(steps, self._now):
+            (self.generator(rows[:, :LATENT]) - rows).square().mean().backward()
+            self.makes.step()
+            self.makes.zero_grad()
+
+    def train(self, critics: int, steps: int = 14) -> None:
+        for _ in range(steps):
+            self.criticizes(critics)
+            self.generates()
 
 
 def is_of_both(profile: Profile, critics: int) -> None:
@@ -485,11 +553,67 @@ def is_of_both(profile: Profile, critics: int) -> None:
 
 @pytest.mark.parametrize("critics", [1, 5])
 def test_the_report_of_a_gan_is_of_both_its_models(now: FakeNow, said: list[str], critics: int) -> None:
-    _, _, train = gan(critics, now)
-    profile = only(found(said, train))
+    profile = only(found(said, lambda: Gan(now).train(critics)))
     is_of_both(profile, critics)
     assert any("are the modules that its loop calls" in one and "of all of them" in one for one in profile.notes)
     assert not any("belong to no module" in one for one in profile.notes)
+
+
+ALONE = MAKES  # the generator on a batch, without its critic
+
+
+@pytest.mark.parametrize("critics", [1, 5])
+@pytest.mark.parametrize("alone", [3, 12, 16])
+def test_a_gan_whose_generator_is_trained_alone_first_is_profiled_whole(
+    alone: int, critics: int, now: FakeNow, said: list[str]
+) -> None:
+    gan = Gan(now)
+
+    def train() -> None:
+        gan.imitates(alone)
+        gan.train(critics, steps=24)
+
+    finder = found(said, train)
+    *first, both = finder.profiles
+    # Until it has made six updates alone, others are waited for, and it is no loop of its own.
+    assert [(one.flops.forward, one.modules[0].type_name) for one in first] == [(ALONE, "Generator")] * (alone > 6)
+    is_of_both(both, critics)
+
+
+@pytest.mark.parametrize("critics", [2, 5])
+@pytest.mark.parametrize("alone", [1, 8, 16])
+def test_a_gan_whose_discriminator_is_trained_alone_first_is_profiled_whole(
+    alone: int, critics: int, now: FakeNow, said: list[str]
+) -> None:
+    gan = Gan(now)
+
+    def train() -> None:
+        gan.criticizes(alone)
+        gan.train(critics, steps=24)
+
+    *first, both = found(said, train).profiles
+    is_of_both(both, critics)
+    assert [one.modules[0].type_name for one in first] == ["Discriminator"] * (alone + critics > 6)
+
+
+@pytest.mark.parametrize("critics", [1, 3])
+def test_a_gan_after_both_its_models_were_trained_alone_has_the_third_report(
+    critics: int, now: FakeNow, said: list[str]
+) -> None:
+    gan = Gan(now)
+
+    def train() -> None:
+        gan.imitates(24)
+        gan.criticizes(24)
+        gan.train(critics, steps=24)
+
+    finder = found(said, train)
+    of_generator, of_discriminator, both = finder.profiles
+    assert (of_generator.flops.forward, of_generator.modules[0].type_name) == (ALONE, "Generator")
+    assert of_discriminator.modules[0].type_name == "Discriminator"
+    is_of_both(both, critics)
+    assert steps_in("throughput") == 24
+    assert not any("later turns" in one for one in finder.loops)
 
 
 def test_both_models_of_a_gan_are_found_though_they_have_as_many_tensors_and_the_critic_is_called_first(
@@ -517,9 +641,10 @@ def test_both_models_of_a_gan_are_found_though_they_have_as_many_tensors_and_the
 
 
 def test_several_models_are_given_by_name(now: FakeNow) -> None:
-    models, optimizers, train = gan(1, now)
+    gan = Gan(now)
+    models, optimizers = {"Generator": gan.generator, "Discriminator": gan.discriminator}, [gan.judges, gan.makes]
     with profile_training(models, optimizers, timing_steps=2, trace=False) as profiler:
-        train()
+        gan.train(1)
     assert profiler.profile is not None
     is_of_both(profiler.profile, 1)
     assert [left_on_object(one) for one in (*models.values(), *optimizers)] == [[]] * 4
@@ -609,6 +734,74 @@ def test_an_unchanged_program_is_profiled_and_one_line_says_so(kind: str, in_a_f
     assert (profile.flops.forward, profile.flops.backward, profile.context.framework) == (FORWARD, BACKWARD, framework)
     (line,) = [one for one in (ended.stderr + ended.stdout).splitlines() if "FLOPs of step" in one]
     assert file in line and "22.53 KFLOPs" in line
+
+
+OF_GAN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+class Generator(nn.Linear):
+    pass
+
+class Discriminator(nn.Linear):
+    pass
+
+generator, discriminator = Generator(4, 16), Discriminator(16, 1)
+makes, judges = torch.optim.Adam(generator.parameters()), torch.optim.RMSprop(discriminator.parameters())
+
+def criticize(rows):
+    judges.zero_grad()
+    made = generator(torch.randn(8, 4)).detach()
+    (discriminator(made).mean() - discriminator(rows).mean()).backward()
+    judges.step()
+
+def generate():
+    makes.zero_grad()
+    (-discriminator(generator(torch.randn(8, 4))).mean()).backward()
+    makes.step()
+"""
+
+WARM_UP_OF_GENERATOR = """
+for step, rows in enumerate(DataLoader(torch.randn(8 * 60, 16), batch_size=8)):
+    if step < 30:
+        makes.zero_grad()
+        (generator(rows[:, :4]) - rows).square().mean().backward()
+        makes.step()
+    else:
+        criticize(rows)
+        generate()
+"""
+
+CRITIC_FIRST = """
+for step, rows in enumerate(DataLoader(torch.randn(8 * 120, 16), batch_size=8)):
+    criticize(rows)
+    if step >= 30 and step % 3 == 2:
+        generate()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "critics"),
+    [(WARM_UP_OF_GENERATOR, ("Generator", ALONE), 1), (CRITIC_FIRST, ("Discriminator", MAKES + 2 * JUDGES), 3)],
+    ids=["generator", "discriminator"],
+)
+def test_a_gan_program_that_trains_one_model_alone_first_has_a_report_of_both(
+    program: str, first: tuple[str, int], critics: int, in_a_folder: Path
+) -> None:
+    Path("train.py").write_text(OF_GAN + program)
+    arguments = ["-m", "lightning_flops", "run", "--timing-steps", "2", "--trace", "false", "train.py"]
+    ended = run_fork(arguments, folder=in_a_folder, imports=BEFORE_LIGHTNING, environment={"CUDA_VISIBLE_DEVICES": ""})
+    assert ended.returncode == 0, ended.stderr
+    of_first, of_both = [
+        Profile.from_json((Path("lightning_flops_logs") / name).read_text())
+        for name in ("profile.json", "profile.loop2.json")
+    ]
+    assert (of_first.modules[0].type_name, of_first.flops.forward) == first
+    is_of_both(of_both, critics)
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"lightning-flops: trainings of this program: (1) {first[0]}: FLOPs of step ")
+    assert "; (2) Generator and Discriminator: FLOPs of step " in last
 
 
 TWO = PLAIN + PLAIN.replace("range(14)", "range(24)") + "torch.manual_seed(0)\n"

@@ -125,11 +125,16 @@ class Monitor:
         self._wait_sec, self._fetches = before.wait_sec, before.fetches
         self._before = self._clocks(now)
 
-    def drop_open_step(self) -> None:
-        """What was logged since the latest step ended is not of this run: another loop has begun."""
+    def drop_open_step(self, *, and_before: int = 0) -> None:
+        """What was logged since the latest step ended is not of this run: another loop has begun.
+
+        Args:
+            and_before: so many steps before that are not of this run either; those that were added up stay in it.
+        """
         log = self.log
-        ends = (place for place in range(len(log) - 1, -1, -1) if self._ends_step(log[place]))
-        del log[next(ends, -1) + 1 :]
+        ends = [place for place, logged in enumerate(log) if self._ends_step(logged)]
+        kept = ends[: max(0, len(ends) - and_before)]
+        del log[kept[-1] + 1 if kept else 0 :]
 
     def _ends_step(self, logged: tuple[Any, ...]) -> bool:
         place = {self._add_batch: 3, self.passed: 4}.get(logged[0])

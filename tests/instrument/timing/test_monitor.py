@@ -167,3 +167,18 @@ def test_what_was_logged_after_the_last_step_can_be_dropped() -> None:
     monitor.later((monitor.passed, now(), (), 1, True, None))
     monitor.drop_open_step()
     assert (monitor.totals().batches, monitor.totals().samples) == (3, 24)
+
+
+def test_steps_before_the_open_one_can_be_dropped_too_as_far_as_they_are_in_no_sum() -> None:
+    now = FakeNow()
+    monitor = Monitor(now)
+    one_batch(monitor, now, wait=0.25, work=0.75)
+    for _ in range(3):
+        one_batch(monitor, now, wait=0.5, work=1.5)
+    one_batch(monitor, now, wait=0.5, work=1.5, ends_step=False)
+    monitor.drop_open_step(and_before=2)
+    assert monitor.read().seconds == 9.0
+    assert (monitor.totals().batches, monitor.totals().samples) == (2, 16)
+    one_batch(monitor, now, wait=0.5, work=1.5)
+    monitor.drop_open_step(and_before=2)
+    assert monitor.totals().batches == 2
