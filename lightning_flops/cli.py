@@ -36,13 +36,16 @@ PROGRAM = "lightning-flops"
 
 _SORT_KEYS = ("total", "self", "mean", "max", "min", "calls", "name", "flops", "rate", "bytes")
 
+_INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it: 128 and the signal's number."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that *arguments* (by default the program's) ask for; returns the exit status.
 
     0: done. 1: a file cannot be read or written, files do not belong together, or there is no such module to run;
-    standard error says which. 2: wrong usage, or no such script to run. What a program under ``run`` raises is raised
-    here.
+    standard error says which. 2: wrong usage, or no such script to run. 130: Ctrl-C. What a program under ``run``
+    raises is raised here, its Ctrl-C as well.
 
     Of ``compare``, 1 means that a condition of ``--fail-if`` holds, and 2 that something cannot be compared or read.
     """
@@ -54,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(options, [*options.program[:1], *launcher, *options.program[1:]])
     options = _parser().parse_args(arguments)
     act: Callable[[argparse.Namespace], int] = options.act
-    return act(options)
+    try:
+        return act(options)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):

@@ -244,3 +244,14 @@ def test_a_terminal_without_unicode_gets_the_text() -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"SM efficiency" in done.stdout
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_flops.analysis.trace.files.analyze_file", interrupted)
+    assert main(["trace", RANKS[0]]) == 130
+    assert capsys.readouterr() == ("", "")

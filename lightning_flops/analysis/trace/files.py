@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -109,7 +110,9 @@ def _by_processes(
 
     with ExitStack() as stack:
         # Not by fork: numpy has threads.
-        pool = ProcessPoolExecutor(processes - 1, mp_context=multiprocessing.get_context("spawn"))
+        pool = ProcessPoolExecutor(
+            processes - 1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_at_ctrl_c
+        )
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # the others end while we go on
         feeders = stack.enter_context(ThreadPoolExecutor(processes - 1))
         stack.callback(waiting.clear)
@@ -122,6 +125,11 @@ def _by_processes(
         for one in fed:
             one.result()
     return [_analyzed(found[place]) for place in range(len(files)) if place in found]
+
+
+def _end_at_ctrl_c() -> None:
+    """In a process that reads: Ctrl-C ends it without a word. It is this process's parent that tells of it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _drop_after(place: int, waiting: deque[int]) -> None:
