@@ -110,11 +110,15 @@ class Watched:
 
     def _watch(self) -> None:
         books, output = self.session.flops.books, self.session.reports.output
-        book, counted, write = books.book, books.counted, output.write_reading
+        book, book_slowed, counted, write = books.book, books.book_slowed, books.counted, output.write_reading
 
-        def booked(key: StepKey, *, slowed: bool) -> None:
-            self.steps.append(SeenStep(key, slowed))
-            book(key, slowed=slowed)
+        def booked(keys: Sequence[StepKey], seconds: Sequence[float]) -> None:
+            self.steps += [SeenStep(key, slowed=False) for key in keys]
+            book(keys, seconds)
+
+        def was_slowed(key: StepKey) -> None:
+            self.steps.append(SeenStep(key, slowed=True))
+            book_slowed(key)
 
         def was_counted(key: StepKey, flops: BucketFlops) -> None:
             assert self.steps[-1].key == key
@@ -128,6 +132,7 @@ class Watched:
 
         for owner, name, function in (
             (books, "book", booked),
+            (books, "book_slowed", was_slowed),
             (books, "counted", was_counted),
             (output, "write_reading", written),
         ):

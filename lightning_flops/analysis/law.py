@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from fractions import Fraction
 from operator import itemgetter, mul
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_flops.analysis.law_fit import NEEDED_CHECKS, Believed, ExactFit, Part, common_denominator
 from lightning_flops.records import BatchTokens, BucketFlops
@@ -22,11 +22,16 @@ from lightning_flops.schema.law import NO_OTHER_SIZE
 Sizes = tuple[int, ...]
 """Every size of one batch's tensors, in a fixed order."""
 
+Column = tuple[int, ...]
+"""The same figure of several steps."""
+
 Powers = tuple[int, ...]
 """Of each variable, in one term."""
 
 FLAG = -1
 """In place of an axis: what stands there is no size, but 0 or 1."""
+
+_T = TypeVar("_T")
 
 MOST_TERMS = 32
 """Laws of more terms are not looked for: they would need more counted steps than a run has to spare."""
@@ -97,9 +102,16 @@ class Monomials:
 
     def of(self, values: Sequence[int]) -> list[int]:
         """Each term's value."""
-        found = [1]
+        return self._made_of(values, 1, mul)
+
+    def of_columns(self, columns: Sequence[Column], steps: int) -> list[Column]:
+        """The same for several *steps* at once: for each term a column of values, given one for each variable."""
+        return self._made_of(columns, (1,) * steps, lambda one, other: tuple(map(mul, one, other)))
+
+    def _made_of(self, values: Sequence[_T], one: _T, product: Callable[[_T, _T], _T]) -> list[_T]:
+        found = [one]
         for before, place in self._made:
-            found.append(found[before] * values[place])
+            found.append(product(found[before], values[place]) if before else values[place])
         return found if self._all_wanted else [found[number] for number in self._wanted]
 
     def summed(self, batches: Iterable[Sequence[int]]) -> list[int]:
@@ -128,17 +140,34 @@ class Scope:
             for one in self.ranges
         ]
 
-    def has(self, batches: Iterable[Sequence[int]], features: Sequence[int]) -> bool:
-        """Whether a step is in it, with these values of the variables in each batch, and these terms."""
-        for values in batches:
-            for one, value in zip(self._limits, values, strict=True):
-                least, greatest, apart, only = one
-                if only is not None:
-                    if value not in only:
-                        return False
-                elif not least <= value <= greatest or (value - least) % apart:
-                    return False
-        return not any(sum(map(mul, constraint, features)) for constraint in self._constraints)
+    def outside(self, batches: Iterable[Sequence[Column]], terms: Sequence[Column]) -> set[int]:
+        """Which of several steps are not in it, by their numbers.
+
+        Args:
+            batches: for each batch of a step, a column of values for each variable, with one value for each step.
+            terms: for each term, such a column.
+        """
+        found: set[int] = set()
+        for columns in batches:
+            for (least, greatest, apart, only), column in zip(self._limits, columns, strict=True):
+                if only is None:
+                    fits = [least <= value <= greatest and not (value - least) % apart for value in column]
+                else:
+                    fits = [value in only for value in column]
+                if not all(fits):
+                    found.update(number for number, fit in enumerate(fits) if not fit)
+        for constraint in self._constraints:
+            off = _weighted(constraint, terms)
+            if any(off):
+                found.update(number for number, value in enumerate(off) if value)
+        return found
+
+
+def _weighted(weights: Sequence[int], terms: Sequence[Column]) -> Column:
+    """For each step, the sum of its terms, each times its weight."""
+    used = [(weight, column) for weight, column in zip(weights, terms, strict=True) if weight]
+    products = [column if weight == 1 else tuple(map(weight.__mul__, column)) for weight, column in used]
+    return products[0] if len(products) == 1 else tuple(map(sum, zip(*products, strict=True)))
 
 
 class Law:
@@ -168,7 +197,6 @@ class Law:
             (key, scale := common_denominator(unknowns), [int(value * scale) for value in unknowns])
             for key, unknowns in self.coefficients.items()
         ]
-        self._fractions = [one for one in self._whole if one[1] != 1]
 
     def flops(
         self, batches: Sequence[Sequence[int]], *, buckets: Collection[str] | None = None
@@ -179,65 +207,52 @@ class Law:
             batches: for each batch of the step, the values of the variables.
             buckets: only these are asked for; None: all.
         """
-        features = self.features(batches)
-        if features is None:
+        columns = [[(value,) for value in values] for values in batches]
+        terms = self._terms(columns, 1)
+        if self._outside(columns, terms, buckets):
             return None
-        flops: dict[tuple[str, str], int] = {}
+        return self._spent([value for (value,) in terms], buckets)
+
+    def add_up(
+        self, batches: Sequence[Sequence[Column]], numbers: Sequence[int]
+    ) -> tuple[dict[tuple[str, str], int], set[int]]:
+        """What steps spend together. Their terms are added up first, and only the sums meet the coefficients.
+
+        Args:
+            batches: for each batch of a step, a column of values for each variable, with one value for each step.
+            numbers: so many steps there are of each.
+
+        Returns:
+            FLOPs by bucket and dtype, and which steps are not in them, because the law is not used for them.
+        """
+        terms = self._terms(batches, len(numbers))
+        outside = self._outside(batches, terms)
+        if outside:
+            numbers = [0 if place in outside else number for place, number in enumerate(numbers)]
+        return self._spent([sum(map(mul, column, numbers)) for column in terms]), outside
+
+    def _terms(self, batches: Sequence[Sequence[Column]], steps: int) -> list[Column]:
+        """For each term a column of values, added up over the batches of each step."""
+        each = [self.monomials.of_columns(columns, steps) for columns in batches]
+        return each[0] if len(each) == 1 else [tuple(map(sum, zip(*of, strict=True))) for of in zip(*each, strict=True)]
+
+    def _outside(
+        self, batches: Sequence[Sequence[Column]], terms: Sequence[Column], buckets: Collection[str] | None = None
+    ) -> set[int]:
+        """Which steps the law is not used for: in none of its scopes, or of no whole number of FLOPs in *buckets*."""
+        outside = set.intersection(*(scope.outside(batches, terms) for scope in self._scopes))
         for key, scale, whole in self._whole:
-            if buckets is not None and key[0] not in buckets:
-                continue
-            value = sum(map(mul, whole, features))
-            if scale != 1:
-                value, rest = divmod(value, scale)
-                if rest:
-                    return None
-            if value:
-                flops[key] = value
-        return flops
+            if scale != 1 and (buckets is None or key[0] in buckets):
+                outside.update(number for number, value in enumerate(_weighted(whole, terms)) if value % scale)
+        return outside
 
-    def features(self, batches: Sequence[Sequence[int]]) -> list[int] | None:
-        """The value of each term for a step; None where the law is not used for it."""
-        monomials = self.monomials
-        features = monomials.of(batches[0]) if len(batches) == 1 else monomials.summed(batches)
-        return features if any(scope.has(batches, features) for scope in self._scopes) else None
-
-    def is_whole(self, features: Sequence[int]) -> bool:
-        """Whether a step with these terms spends a whole number of FLOPs."""
-        return not any(sum(map(mul, whole, features)) % scale for _, scale, whole in self._fractions)
-
-    def of_sums(self, sums: Sequence[int]) -> dict[tuple[str, str], int]:
-        """What steps spend together whose terms have these *sums*, if it is a whole number for each of them."""
-        return {key: sum(map(mul, whole, sums)) // scale for key, scale, whole in self._whole}
-
-
-class LawSum:
-    """Adds up what steps spend by a law: their terms first, and only the sums are multiplied by the coefficients.
-
-    Args:
-        law: of these steps.
-        values_of: finds the values of the law's variables in the sizes of a step's batches; None where it cannot.
-    """
-
-    def __init__(self, law: Law, values_of: Callable[[tuple[Sizes, ...]], Sequence[Sequence[int]] | None]) -> None:
-        self.steps = 0
-        """How many were added."""
-        self._law = law
-        self._values_of = values_of
-        self._sums = [0] * len(law.monomials)
-
-    def add(self, batches: tuple[Sizes, ...], *, steps: int) -> bool:
-        """Add so many *steps* with these *batches*; False where the law does not say what they spend."""
-        values = self._values_of(batches)
-        features = None if values is None else self._law.features(values)
-        if features is None or not self._law.is_whole(features):
-            return False
-        self.steps += steps
-        self._sums = [total + steps * one for total, one in zip(self._sums, features, strict=True)]
-        return True
-
-    def flops(self) -> dict[tuple[str, str], int]:
-        """By bucket and dtype, what all of them have spent."""
-        return self._law.of_sums(self._sums)
+    def _spent(self, terms: Sequence[int], buckets: Collection[str] | None = None) -> dict[tuple[str, str], int]:
+        spent = {
+            key: sum(map(mul, whole, terms)) // scale
+            for key, scale, whole in self._whole
+            if buckets is None or key[0] in buckets
+        }
+        return {key: value for key, value in spent.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +305,10 @@ class LawFinder:
         self._again: Callable[[Sizes], Any] = len
         """Gets what stands in the other places of the variables, and ``_as_first`` what must stand there."""
         self._as_first: Callable[[Sizes], Any] = len
+        self._constants: list[tuple[int, int]] = []
+        """Each place where nothing varies, and what stands there. The functions above check this and the next."""
+        self._repeated: list[tuple[int, int]] = []
+        """Each further place of a variable, and its first one."""
         self._leading: list[int] = []
         self._families: Iterator[Monomials] = iter(())
         self._fit: tuple[Monomials, ExactFit] | None = None
@@ -328,9 +347,36 @@ class LawFinder:
         """The variables' values in each batch; None if the batches are none of this law's."""
         return self._values(batches)
 
-    def summing(self) -> LawSum | None:
-        """Adds up what steps spend by the law; None if there is none."""
-        return None if self.law is None else LawSum(self.law, self._values)
+    def add_up(
+        self, batches: Sequence[Sequence[Column]], numbers: Sequence[int]
+    ) -> tuple[dict[tuple[str, str], int], set[int]]:
+        """What steps spend together by the law, if there is one.
+
+        Args:
+            batches: for each batch of a step, a column for each of its ``Sizes``, with one value for each step.
+            numbers: so many steps there are of each.
+
+        Returns:
+            FLOPs by bucket and dtype, and which steps are not in them, because the law does not say.
+        """
+        law = self.law
+        if law is None:
+            return {}, set(range(len(numbers)))
+        unlike: set[int] = set()
+        for columns in batches:
+            for place, expected in self._constants:
+                if columns[place].count(expected) != len(numbers):
+                    unlike.update(number for number, size in enumerate(columns[place]) if size != expected)
+            for place, first in self._repeated:
+                if columns[place] != columns[first]:
+                    unlike.update(
+                        number for number in range(len(numbers)) if columns[place][number] != columns[first][number]
+                    )
+        if unlike:
+            numbers = [0 if place in unlike else number for place, number in enumerate(numbers)]
+        firsts = [one.places[0] for one in self.variables]
+        flops, outside = law.add_up([[columns[place] for place in firsts] for columns in batches], numbers)
+        return flops, outside | unlike
 
     def per_sequence(self) -> PerSequence | str:
         """What one sequence spends, by its length; in words, why that does not follow from the law.
@@ -414,13 +460,14 @@ class LawFinder:
         """Something varies that did not vary before: all counted steps are looked at again."""
         rows = [sizes for batches, _ in self._steps for sizes in batches]
         self.variables = variables_in(rows, self._axes)
-        again = [(place, one.places[0]) for one in self.variables for place in one.places[1:]]
+        again = self._repeated = [(place, one.places[0]) for one in self.variables for place in one.places[1:]]
         self._first = _getter([one.places[0] for one in self.variables])
         self._again, self._as_first = _getter([place for place, _ in again]), _getter([first for _, first in again])
         varying = {place for one in self.variables for place in one.places}
         fixed = [place for place in range(len(self._axes)) if place not in varying]
         self._fixed = _getter(fixed)
         self._expected = self._fixed(rows[0])
+        self._constants = [(place, rows[0][place]) for place in fixed]
         self._leading = [rows[0][place] for place in fixed if self._axes[place][1] == 0]
         self._families = iter(families(self.variables))
         self._next_family()

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
-from lightning_flops.analysis.law import FLAG, Law, LawFinder, LawSum, Sizes
+from lightning_flops.analysis.law import FLAG, Column, Law, LawFinder, Sizes
 from lightning_flops.records import (
     PADDING_MARK,
     UNKNOWN_SHAPE,
@@ -127,28 +128,32 @@ class StepLaws:
         known = self._ready[key] = self._foretell(key)
         return known
 
-    def add(self, sums: FlopSums, keys: Mapping[StepKey, int]) -> int:
-        """Add to *sums* what steps have spent, so many of each key. Returns how many of them nobody knows."""
+    def add(self, sums: FlopSums, keys: Sequence[StepKey], numbers: Sequence[int]) -> int:
+        """Add to *sums* what steps have spent. Returns how many of them nobody knows.
+
+        Args:
+            sums: of model and hardware FLOPs.
+            keys: of the steps; a key may stand there several times.
+            numbers: so many steps there are of each.
+        """
         unknown = 0
-        by_law: dict[_Kind, LawSum | None] = {}
-        for key, steps in keys.items():
-            known = self._ready.get(key)
-            if known is None and key not in self._exact:
-                kind = _kind_of(key)
-                if kind not in by_law:
-                    finder = self._finder_of(kind)
-                    by_law[kind] = None if isinstance(finder, str) else finder.summing()
-                law = by_law[kind]
-                if law is not None and law.add(_sizes_of(key), steps=steps):
-                    continue  # most steps whose shapes are new
-            known = known or self.known(key)
-            if known is None:
-                unknown += steps
-            else:
-                sums.add(known, steps=steps)
-        for kind, law in by_law.items():
-            if law is not None:
-                sums.add_all(law.flops(), steps=law.steps, whole=kind not in self._beside_model)
+        for kind, places in _by_kind(keys):
+            finder = self._finder_of(kind)
+            rest: Iterable[int] = places
+            if not isinstance(finder, str) and finder.law is not None:
+                # It says of each step that was counted what the step has spent.
+                alike = [keys[place] for place in places]
+                of_each = [numbers[place] for place in places]
+                flops, outside = finder.add_up(_columns_of(alike), of_each)
+                rest = [places[place] for place in outside]
+                steps = sum(of_each) - sum(numbers[place] for place in rest)
+                sums.add_all(flops, steps=steps, whole=kind not in self._beside_model)
+            for place in rest:
+                known = self.known(keys[place])
+                if known is None:
+                    unknown += numbers[place]
+                else:
+                    sums.add(known, steps=numbers[place])
         return unknown
 
     def foretells_kinds(self, keys: Iterable[StepKey]) -> bool:
@@ -378,9 +383,26 @@ class RunLaw:
 
 
 _MOST_LATEST = 1000
+"""Most steps that are in no book yet."""
 
 _MOST_KEYS = 20_000
 """Most different steps that a run's books hold; what is known of older ones is added up."""
+
+
+class StepCounts(NamedTuple):
+    """Steps by their keys."""
+
+    keys: Sequence[StepKey]
+    """A key may stand there several times."""
+    numbers: Sequence[int]
+    """So many steps there are of each."""
+
+    def by_key(self) -> Mapping[StepKey, int]:
+        """How many there are of each key."""
+        found: dict[StepKey, int] = {}
+        for key, number in zip(self.keys, self.numbers, strict=True):
+            found[key] = found.get(key, 0) + number
+        return found
 
 
 class RunFlops:
@@ -393,66 +415,97 @@ class RunFlops:
     def __init__(self, laws: StepLaws) -> None:
         self.laws = laws
         self._counted = FlopSums()
-        self._open: dict[bool, dict[StepKey, int]] = {False: {}, True: {}}
-        """Steps that were not counted, apart by whether we slowed them down."""
+        self._undisturbed: dict[StepKey, tuple[int, float]] = {}
+        """Steps that nothing slowed down, and how long they took together."""
+        self._slowed: dict[StepKey, int] = {}
+        """Steps that we have slowed down, and that were not counted themselves."""
         self._folded: dict[bool, FlopSums] = {False: FlopSums(), True: FlopSums()}
+        """What is known of older ones, of both kinds: of the second if True."""
+        self._folded_seconds: dict[StepKey, tuple[int, float]] = {}
         self._unknown = 0
         self._unseen = 0
         self._latest: list[StepKey] = []
-        """Undisturbed steps that are in no book yet: this is added to at every step."""
+        """Undisturbed steps that are in no book yet: this is added to all the time, and entering many is quicker."""
+        self._latest_sec: list[float] = []
+        self._unread = 0
+        """From this place on they are of the next reading."""
+        self._read_next: list[StepKey] = []
+        """Those of it that are in the books already."""
 
     def unseen(self, steps: int) -> None:
         """So many steps ran before anybody looked: they are in no figure of this rank but the number of steps."""
         self._unseen += steps
 
-    def book(self, key: StepKey, *, slowed: bool) -> None:
-        """A step has ended; *slowed* if it was counted or traced, so that its time is not used."""
-        if not slowed:
-            self._latest.append(key)
-            if len(self._latest) >= _MOST_LATEST:
-                self._enter_latest()
-            return
-        books = self._open[True]
-        books[key] = books.get(key, 0) + 1
-        if len(books) > _MOST_KEYS:
-            self._fold(slowed)
+    def book(self, keys: Sequence[StepKey], seconds: Sequence[float]) -> None:
+        """Steps have ended that nothing slowed down, after so many *seconds* each."""
+        self._latest += keys
+        self._latest_sec += seconds
+        if len(self._latest) >= _MOST_LATEST:
+            self._enter_latest()
+
+    def book_slowed(self, key: StepKey) -> None:
+        """A step has ended that was counted or traced, so that its time is not used."""
+        self._slowed[key] = self._slowed.get(key, 0) + 1
+        if len(self._slowed) > _MOST_KEYS:
+            slowed, self._slowed = self._slowed, {}
+            self._unknown += self.laws.add(self._folded[True], list(slowed), list(slowed.values()))
+
+    def reading(self) -> StepCounts:
+        """The undisturbed steps since the last reading; the next reading begins here."""
+        keys, self._read_next = self._read_next, []
+        keys += self._latest[self._unread :]
+        self._unread = len(self._latest)
+        if keys and keys.count(keys[0]) == len(keys):
+            return StepCounts(keys[:1], (len(keys),))
+        return StepCounts(keys, (1,) * len(keys))
+
+    def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
+        """How long the undisturbed steps of each key took."""
+        self._enter_latest()
+        every = dict(self._folded_seconds)
+        for key, its in self._undisturbed.items():
+            every[key] = _plus(every.get(key, _NO_STEPS), its)
+        return {key: StepSeconds(*its) for key, its in every.items()}
 
     def _enter_latest(self) -> None:
-        books = self._open[False]
-        for key in self._latest:
-            books[key] = books.get(key, 0) + 1
-        self._latest.clear()
+        latest, self._latest, latest_sec, self._latest_sec = self._latest, [], self._latest_sec, []
+        self._read_next += latest[self._unread :]
+        self._unread = 0
+        books = self._undisturbed
+        for key, seconds in zip(latest, latest_sec, strict=True):
+            steps, before = books.get(key, _NO_STEPS)
+            books[key] = steps + 1, before + seconds
         if len(books) > _MOST_KEYS:
-            self._fold(False)
+            self._undisturbed = {}
+            self._unknown += self.laws.add(self._folded[False], list(books), [steps for steps, _ in books.values()])
+            for key, its in books.items():
+                if len(self._folded_seconds) < _MOST_KEYS or key in self._folded_seconds:
+                    self._folded_seconds[key] = _plus(self._folded_seconds.get(key, _NO_STEPS), its)
 
     def counted(self, key: StepKey, flops: BucketFlops) -> None:
         """A step that was booked as slowed has been counted."""
-        books = self._open[True]
-        left = books.get(key, 0) - 1
+        left = self._slowed.get(key, 0) - 1
         if left > 0:
-            books[key] = left
+            self._slowed[key] = left
         else:
-            books.pop(key, None)
+            self._slowed.pop(key, None)
         self._counted.add(Foretold(flops, whole=True))
 
-    def _fold(self, slowed: bool) -> None:
-        books, self._open[slowed] = self._open[slowed], {}
-        self._unknown += self.laws.add(self._folded[slowed], books)
-
-    def sums(self, keys: Mapping[StepKey, int]) -> FlopSums | None:
-        """FLOPs of so many steps of each key; None if the model FLOPs of one are not known."""
+    def sums(self, steps: StepCounts) -> FlopSums | None:
+        """FLOPs of *steps*; None if the model FLOPs of one are not known."""
         sums = FlopSums()
-        return None if self.laws.add(sums, keys) else sums
+        return None if self.laws.add(sums, *steps) else sums
 
     def totals(self) -> RunTotals:
         """The whole run so far."""
         self._enter_latest()
         sums: dict[bool, FlopSums] = {}
         unknown = {False: 0, True: 0}
-        for slowed, books in self._open.items():
+        undisturbed = {key: steps for key, (steps, _) in self._undisturbed.items()}
+        for slowed, books in ((False, undisturbed), (True, self._slowed)):
             folded = self._folded[slowed]
             of_these = sums[slowed] = replace(folded, model_by_dtype=dict(folded.model_by_dtype))
-            unknown[slowed] = self.laws.add(of_these, books)
+            unknown[slowed] = self.laws.add(of_these, list(books), list(books.values()))
         nobody_knows = self._unseen + self._unknown + unknown[False] + unknown[True]
         every = (self._counted, sums[False], sums[True])
         hardware = [one.hardware for one in every if one.hardware is not None]
@@ -464,7 +517,7 @@ class RunFlops:
             steps_unknown=nobody_knows,
             steps_unseen=self._unseen,
             undisturbed=None if unknown[False] or self._unknown else sums[False],
-            keys=self._open[False] if not self._folded[False].steps else {},
+            keys=undisturbed if not self._folded[False].steps else {},
             depends_beside_model=self.laws.depends_beside_model,
         )
 
@@ -507,6 +560,13 @@ def _kind_of(key: StepKey) -> _Kind:
     return tuple([tuple(map(len, shapes)) for shapes in batches]), updates
 
 
+_NO_STEPS = (0, 0.0)
+
+
+def _plus(one: tuple[int, float], other: tuple[int, float]) -> tuple[int, float]:
+    return one[0] + other[0], one[1] + other[1]
+
+
 def _of_model(flops: BucketFlops) -> dict[tuple[str, str], int]:
     return {one: value for one, value in flops.items() if value and one[0] in _MODEL}
 
@@ -516,6 +576,34 @@ def _sizes_of(key: StepKey) -> tuple[Sizes, ...]:
     if len(batches) == 1:
         return (tuple(chain.from_iterable(batches[0])),)
     return tuple([tuple(chain.from_iterable(shapes)) for shapes in batches])
+
+
+def _by_kind(keys: Sequence[StepKey]) -> Iterable[tuple[_Kind, Sequence[int]]]:
+    """The kinds of steps with these *keys*, and the places of each in them."""
+    first = keys[0] if keys else None
+    if first is not None and len(first[0]) == 1 and _have_one_form(keys):  # most readings
+        return [(_kind_of(first), range(len(keys)))]
+    found: dict[_Kind, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(_kind_of(key), []).append(place)
+    return found.items()
+
+
+def _have_one_form(keys: Sequence[StepKey]) -> bool:
+    """Whether steps are of one kind, if those of one batch are meant. No function of ours is called for each."""
+    batches, updates = zip(*keys, strict=True)
+    if updates.count(updates[0]) < len(keys) or set(map(len, batches)) != {1}:
+        return False
+    shapes = list(map(itemgetter(0), batches))
+    return len(set(map(len, shapes))) == 1 and all(len(set(map(len, its))) == 1 for its in zip(*shapes, strict=True))
+
+
+def _columns_of(keys: Sequence[StepKey]) -> list[list[Column]]:
+    """For each batch of steps of one kind, a column for each of its sizes."""
+    return [
+        [axis for tensors in zip(*batch, strict=True) for axis in zip(*tensors, strict=True)]
+        for batch in zip(*map(itemgetter(0), keys), strict=True)
+    ]
 
 
 def _axes_of(key: StepKey) -> list[tuple[int, int]]:

@@ -306,17 +306,14 @@ class HfTraining:
     @property
     def _is_spared(self) -> bool:
         """The batches of a step are fetched, and nobody but the monitor needs to know of the step."""
-        monitor = self.session.monitor
-        return monitor is not None and monitor.fetch_since is not None and not self._fetching
+        return self.session.log.fetch_since is not None and not self._fetching
 
     def _batches_pass(self, result: Any) -> None:
         """The Trainer has waited for the batches of a step, and nobody but the monitor needs to know of it."""
         session, passing = self.session, self._passing
-        monitor = session.monitor
-        if monitor is None or monitor.fetch_since is None:
+        if session.log.fetch_since is None:
             return  # it is known already
-        monitor.later((monitor.fetched, monitor.fetch_since, monitor.now()))
-        monitor.fetch_since = None
+        session.log.fetch_ends()
         batches = result[0] if type(result) is tuple else result
         if passing:
             passing.clear()
@@ -379,6 +376,8 @@ class HfTraining:
         session = self.session
         if self._passing:
             shapes, known = self._passing.popleft()
+            if session.log.spare > 1 and session.log.note(shapes, int(ends_step), ends_step, known):
+                return  # most of the run
             session.batch((), shapes, updates=int(ends_step), ends_step=ends_step, tokens=known)
             return
         if session.out or self._only_logs:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.patches import Make, Patches
     from lightning_flops.instrument.timing.loader_queue import Feed
-    from lightning_flops.instrument.timing.monitor import Monitor
     from lightning_flops.records import BatchTokens, RunContext
     from lightning_flops.schema.profile import Profile
     from lightning_flops.session.border import Border
@@ -104,9 +103,9 @@ class LightningFit:
             rank=trainer.global_rank,
             world_size=trainer.world_size,
         )
-        self._spare = self.session.spare
-        self._noting: Monitor | None = None
-        """A batch that only the monitor needs to know of is told to this one alone, and later; None: at once."""
+        self._log = self.session.log
+        self._notes = False
+        """A batch that only the monitor needs to know of is noted."""
         self._any_optimizer = OptimizerHooks(
             self._raw_step_begins, self._raw_step_ends, failed=self.session.border.broke
         )
@@ -305,17 +304,14 @@ class LightningFit:
 
     def batch_ends(self, batch: Any) -> bool:
         """A batch is done, and perhaps a step with it. Returns whether our part of the run is over."""
-        spare, monitor = self._spare, self._noting
-        if monitor is not None:
-            at = monitor.now()
-            if spare.batches > 1 and at < spare.until and batch is not None and not self._trainer.should_stop:
-                spare.batches -= 1
-                monitor.later((self._passed, at, tensor_shapes(batch), self._optimizer_steps()))
-                return False  # most of the run
-            monitor.add_up()
-        session = self.session
         steps = self._optimizer_steps()
-        updates = steps - self._last_global_step + self._raw_updates
+        updates = steps - self._last_global_step
+        can_note = self._notes and batch is not None and not self._trainer.should_stop
+        if can_note and self._log.note(tensor_shapes(batch), updates, updates > 0):
+            self._last_global_step = steps
+            return not self._log.spare and self._looks(ends_step=updates > 0)  # most of the run
+        session = self.session
+        updates += self._raw_updates
         self._last_global_step = steps
         # A step that raised, and was caught, did not fire its post hook.
         self._raw_updates = self._raw_depth = 0
@@ -337,30 +333,34 @@ class LightningFit:
         logs = ends_step and (until_log == 0 or self._trainer.should_stop)
         session.batch(batch, self._shapes, updates=updates, ends_step=ends_step, logs=logs, tokens=tokens)
         seen_at_once = self._is_manual or self._hears_starts or session.tokens.reads
-        self._noting = None if seen_at_once else session.monitor
-        if self._noting is not None:
-            spare.batches = min(spare.batches, max(1, until_log))
+        self._notes = not seen_at_once
+        if self._notes:
+            self._note_until_log(until_log, ends_step=ends_step)
         return session.out
+
+    def _looks(self, *, ends_step: bool) -> bool:
+        """A batch was noted after which somebody must look. Returns whether our part of the run is over."""
+        until_log = self._batches_until_log()
+        self.session.look(logs=ends_step and until_log == 0)
+        self._note_until_log(until_log, ends_step=ends_step)
+        return self.session.out
+
+    def _note_until_log(self, until_log: int, *, ends_step: bool) -> None:
+        """Note no more batches than until the Trainer logs again."""
+        soonest = self._logs_every if ends_step else 1  # if it logs with the step that ends now, or is running
+        self._log.spare = min(self._log.spare, until_log or soonest)
 
     def _batches_until_log(self) -> int:
         """With how many further batches the Trainer logs its metrics at the earliest; 0: with the one that has ended.
 
         That is Lightning's own rule (``logger_connector.should_update_logs``).
         """
-        every = getattr(self._trainer, "log_every_n_steps", 0)
-        return -(self._logged_step() + 1) % every if every else LONGEST_LOG
+        return -(self._logged_step() + 1) % self._logs_every if self._logs_every else LONGEST_LOG
 
-    def _passed(self, at: float, shapes: Shapes, steps: int) -> None:
-        """A batch was done some time ago, while only the monitor needed to know of it.
-
-        Args:
-            at: when it was.
-            shapes: of its tensors.
-            steps: so many optimizer attempts there were then.
-        """
-        updates, self._last_global_step = steps - self._last_global_step, steps
-        if self.session.monitor is not None:
-            self.session.monitor.passed(at, shapes, updates, updates > 0)
+    @property
+    def _logs_every(self) -> int:
+        """After so many steps the Trainer logs; 0: it never does."""
+        return int(getattr(self._trainer, "log_every_n_steps", 0))
 
     def _consider_starts(self, batch: Any) -> None:
         """Ask for ``batch_starts`` as long as a window is open, or if the user's steps change the shapes in a batch."""

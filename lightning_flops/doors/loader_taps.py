@@ -94,7 +94,6 @@ class LoaderTaps:
         self._batches_a_step = batches_a_step
         self._fetching = False
         self._monitored_fetch = False
-        self._fetched_since = 0.0
         self._calls = NotedCalls(lambda kinds, facts: None, tokens=session.tokens) if calls is None else calls
         self.ahead: ReadAhead[Fetched] = ReadAhead()
         """Which batch the loop gets, if that is not the one that was fetched."""
@@ -162,9 +161,7 @@ class LoaderTaps:
         if self._monitored_fetch or not self._loop.fetch_begins(iterator):
             return False
         self._monitored_fetch = True
-        monitor = self._session.monitor
-        if monitor is not None:
-            self._fetched_since = monitor.now()
+        self._session.log.fetch_begins()
         return True
 
     def looks_at(self, iterator: Any) -> None:
@@ -180,9 +177,7 @@ class LoaderTaps:
     def _monitored_fetch_ends(self, call: tuple[Any, ...], batch: Any, failed: bool) -> None:
         self._monitored_fetch = False
         self.in_use = True
-        monitor = self._session.monitor
-        if monitor is not None:
-            monitor.later((monitor.fetched, self._fetched_since, monitor.now()))
+        self._session.log.fetch_ends()
         if self._takes_batches and failed:
             self._loop.nothing_fetched(call[0])
         elif self._takes_batches:

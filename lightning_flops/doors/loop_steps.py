@@ -112,6 +112,8 @@ class LoopSteps:
         """Batches of the last step that has ended."""
         self._batches_so_far = 0
         self._batches_watched = 0
+        self._unseen_steps = 0
+        """Steps whose batches nobody saw."""
         self.autocast = ""
         """The dtype that autocast computed in when the latest marked forward began; empty if it was off."""
         self._signs: set[str] = set()
@@ -322,7 +324,7 @@ class LoopSteps:
         if self.told_of is not None:
             self._at_border = self._at_border or ends_step
             shapes = self._unseen_shapes() if batch is None else of_batch
-            session.batch_passed(self.told_of, shapes, updates, ends_step, tokens)
+            session.log.note_late(self.told_of, shapes, updates, ends_step, tokens)
             return
         window = session.window
         if self.is_whole and (not window.marking or window.in_scope or not window.recorder.counting):
@@ -354,13 +356,13 @@ class LoopSteps:
 
     def note(self, calls: NotedCalls, *, steps: int) -> None:
         """A step has ended, and nobody asks for the next *steps* of them: note their *calls*, if all is as usual."""
-        session, monitor = self._session, self._session.monitor
-        steps = min(steps, session.spare.batches, _NOTED_BATCHES // self.batches_a_step)
+        log = self._session.log
+        steps = min(steps, log.spare, _NOTED_BATCHES // self.batches_a_step)
         usual = self.is_whole and not (self._forward_depth or self._backward_depth or self.outside or self._used_up)
         usual = usual and not self.batches.lacks_beside
         in_training = self._thread == get_ident() and not self._trains_in_eval_mode
-        if steps > 1 and usual and in_training and monitor is not None and not self.batches.keeps:
-            calls.start(monitor, steps=steps, until=session.spare.until, has_batch=self.batches.is_fetched)
+        if steps > 1 and usual and in_training and not self.batches.keeps:
+            calls.start(log, steps=steps, has_batch=self.batches.is_fetched)
 
     @property
     def is_between_batches(self) -> bool:
@@ -370,12 +372,12 @@ class LoopSteps:
 
     def _unseen_shapes(self) -> Shapes:
         """Stands for shapes that nobody saw: those of no other step are the same."""
-        session = self._session
-        session.notes.add_for_run(
+        self._unseen_steps += 1
+        self._session.notes.add_for_run(
             "Batches could not be seen, because they came neither from a torch DataLoader, nor through batches(...), "
             "nor as arguments of model(...). So it is not known which steps are like the counted one."
         )
-        return (UNKNOWN, (session.steps.steps_done,))
+        return (UNKNOWN, (self._unseen_steps,))
 
     def _look_at_fetches(self) -> None:
         """Say which parts this step did not show: never a transfer, and no wait for data without a loader."""

@@ -411,11 +411,9 @@ class PlainLoop:
 
     def _tell_noted(self, kinds: bytes, facts: list[Any]) -> None:
         """Between windows this is told of many steps together, of all that the taps have noted."""
-        session, steps, place, fact = self.session, self._steps, 0, 0
-        monitor = session.monitor
-        if monitor is None or session.out:
+        steps, log, monitor, place, fact = self._steps, self.session.log, self.session.monitor, 0, 0
+        if monitor is None or self.session.out:
             return
-        monitor.add_up()  # of what was told at once, before this was noted
         try:
             while place < len(kinds):
                 if kinds.startswith(_USUAL_STEP, place) and self._is_between_steps():
@@ -426,8 +424,8 @@ class PlainLoop:
                         fact += _FACTS_OF_USUAL_STEP
                         place += len(_USUAL_STEP)
                         self._steps_done += 1
-                        monitor.fetched(began, ended)
-                        session.batch_passed(facts[fact - 1], shapes, 1, True, tokens)
+                        log.waited(began, ended)
+                        log.note_late(facts[fact - 1], shapes, 1, True, tokens)
                 else:
                     kind = kinds[place]
                     self._tell(kind, *facts[fact : fact + FACTS[kind]])
@@ -435,6 +433,7 @@ class PlainLoop:
                     place += 1
         finally:
             steps.told_of = None
+        monitor.add_up()
 
     def _is_between_steps(self) -> bool:
         """Nothing is half done that could make the next step another than the usual one, of one batch."""
@@ -446,8 +445,7 @@ class PlainLoop:
         running, steps = self._calls.running, self._steps
         if kind in (FETCH, NO_BATCH):
             began, ended, shapes, tokens = first
-            if self.session.monitor is not None:
-                self.session.monitor.fetched(began, ended)
+            self.session.log.waited(began, ended)
             if kind == FETCH:
                 steps.batches.takes((), shapes, tokens, again=True)  # only the fetches of one iterator are noted
         elif kind == UPDATE:

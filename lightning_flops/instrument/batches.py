@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -109,6 +109,12 @@ def known_by(shapes: Shapes, tokens: BatchTokens | None) -> Shapes:
     return (*shapes, WITHOUT_PADDING if real == processed else WITH_PADDING)
 
 
+def one_object_if_equal(batches: Sequence[Shapes]) -> Sequence[Shapes]:
+    """*batches*; if all are equal, they are one and the same object, and whoever compares them next is quick."""
+    first = batches[0]
+    return [first] * len(batches) if batches.count(first) == len(batches) else batches
+
+
 def of_tensors(shapes: Shapes) -> Shapes:
     """Those of *shapes* that are a tensor's, without what tells of the whole batch."""
     return tuple([shape for shape in shapes if shape[:1] != (PADDING_MARK,)])
@@ -127,6 +133,9 @@ def samples_in(shapes: Shapes) -> int | None:
     Returns:
         None where the tensors disagree or there is none: a guess would make every samples/s a guess.
     """
+    leading = {shape[0] for shape in shapes if shape}
+    if len(leading) == 1 and min(leading) >= 0:
+        return leading.pop()  # most batches
     if _BESIDE in shapes:
         place = shapes.index(_BESIDE)
         several = samples_in(shapes[:place]), samples_in(shapes[place + 1 :])
@@ -186,6 +195,12 @@ class BatchMeter:
                 "are hidden: samples/s needs batch_size=... to be given."
             )
         return samples
+
+    def samples_of(self, batches: Sequence[Shapes]) -> list[int | None]:
+        """Samples in each of several batches, whose tensors have these shapes."""
+        if batches.count(batches[0]) == len(batches):
+            return [self.samples(None, batches[0])] * len(batches)
+        return [self.samples(None, shapes) for shapes in batches]
 
     def tokens(self, batch: Any, samples: int | None) -> int | None:
         """Tokens in *batch* of so many *samples*; None if that is not known or was not asked for."""

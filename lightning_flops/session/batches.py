@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lightning_flops.analysis.step_laws import StepKey
 from lightning_flops.instrument.batches import Shapes
 
@@ -33,11 +35,6 @@ class StepBook:
         Returns:
             What the step is known by, if it ends here.
         """
-        if ends_step and not self._shapes:  # most steps have one batch
-            self.steps_done += 1
-            self.last = ((shapes,), updates + self._updates)
-            self._updates = 0
-            return self.last
         self._shapes.append(shapes)
         self._updates += updates
         if not ends_step:
@@ -47,3 +44,20 @@ class StepBook:
         self._shapes.clear()
         self._updates = 0
         return key
+
+    def book_all(
+        self, shapes: Sequence[Shapes], updates: Sequence[int], ends_step: Sequence[bool]
+    ) -> Sequence[StepKey]:
+        """As ``book``, for several batches at once: returns what each step is known by that ends with one of them."""
+        if self._shapes or self._updates or not all(ends_step):
+            booked = map(self.book, shapes, updates, ends_step)
+            return [key for key in booked if key is not None]
+        # Most steps have one batch.
+        keys: list[StepKey]
+        if all(one is shapes[0] for one in shapes) and updates.count(updates[0]) == len(updates):
+            keys = [((shapes[0],), updates[0])] * len(shapes)  # most steps are alike
+        else:
+            keys = list(zip(zip(shapes, strict=True), updates, strict=True))
+        self.steps_done += len(keys)
+        self.last = keys[-1]
+        return keys

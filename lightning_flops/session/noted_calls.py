@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from lightning_flops.instrument.timing.monitor import Monitor
+from lightning_flops.instrument.timing.monitor import BatchLog
 from lightning_flops.session.replayed import Replayed
 from lightning_flops.session.token_reader import TokenReader
 
@@ -74,10 +74,10 @@ class NotedCalls:
         self.now: Callable[[], float] = _no_time
         self._tell = tell
 
-    def start(self, monitor: Monitor, *, steps: int, until: float, has_batch: bool) -> None:
-        """Note the calls of this thread from here on, for less than so many *steps*, *until* a time of the monitor."""
-        self.now, self.thread = monitor.now, get_ident()
-        self.steps_left, self.until, self.has_batch = steps, until, has_batch
+    def start(self, log: BatchLog, *, steps: int, has_batch: bool) -> None:
+        """Note the calls of this thread from here on, for less than so many *steps*, as long as *log* may."""
+        self.now, self.thread = log.now, get_ident()
+        self.steps_left, self.until, self.has_batch = steps, log.until, has_batch
         self.on = True
 
     def stop(self) -> None:

@@ -25,7 +25,7 @@ from lightning_flops.text.printable import package_logger
 if TYPE_CHECKING:
     from torch import nn
 
-    from lightning_flops.analysis.step_laws import StepKey
+    from lightning_flops.analysis.step_laws import StepCounts, StepKey, StepSeconds
     from lightning_flops.config import ProfilerConfig
     from lightning_flops.instrument.notes import Notes
     from lightning_flops.instrument.timing.monitor import Monitor, MonitorReading
@@ -83,6 +83,8 @@ class RunReports:
         """Samples in the first batch that was counted in the window."""
         self.slowed_tokens = NO_TOKENS
         """Tokens of the batches that the profiler slowed down, so that they are in no throughput."""
+        self._peaks: dict[str, float | None] = {}
+        """By dtype, FLOP/s of this device, of those that were asked for."""
         self._writes = writes
         self._warn = warn
         self._door = door
@@ -160,8 +162,7 @@ class RunReports:
     def _with_law(self, profile: Profile) -> Profile:
         """*profile* with the law of its steps' FLOPs, if their sizes vary."""
         self.profile = profile  # it knows the device
-        seconds = {} if self._monitor is None else self._monitor.seconds_by_key()
-        law = self._flops.law(seconds, last=self._steps.last, peak_sec=self._peak_sec)
+        law = self._flops.law(self._seconds_by_key(), last=self._steps.last, peak_sec=self._peak_sec)
         if not isinstance(law, str):
             return replace(profile, law=law)
         return replace(profile, why_no_law=law) if profile.variable else profile
@@ -178,11 +179,18 @@ class RunReports:
 
     # ---- the run logs
 
-    def of_reading(self, reading: MonitorReading) -> bool:
-        """Write what the monitor has added up since its last reading; return whether it has FLOPs, of all its steps."""
-        flops = self._flops.books.sums(reading.keys) if reading.steps else None
+    def of_reading(self, reading: MonitorReading, steps: StepCounts) -> bool:
+        """Write what the monitor has added up since its last reading; return whether it has FLOPs, of all its steps.
+
+        Args:
+            reading: the monitor's.
+            steps: that were booked in the same time.
+        """
+        flops = self._flops.books.sums(steps) if reading.steps else None
         if reading.steps and self._writes:
-            useful = "" if flops is None else self._useful_peak_sec(reading.keys, reading.tokens)
+            useful: float | str = "not every token is known"
+            if flops is not None and reading.tokens.real is not None:
+                useful = self._useful_peak_sec(steps.by_key(), reading.tokens)
             self.output.write_reading(
                 reading,
                 dp_size=self._plan.dp_size,
@@ -224,7 +232,7 @@ class RunReports:
             useful_flops_peak_sec=useful,
             lower_bound=self._flops.lower_bound,
             tokens=self._all_tokens(monitor),
-            law=self._flops.laws.report(monitor.seconds_by_key()),
+            law=self._flops.laws.report(self._seconds_by_key()),
             peak_sec=self._peak_sec,
         )
         if self.throughput is not None:
@@ -247,6 +255,11 @@ class RunReports:
 
     # ---- what several reports have
 
+    def _seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
+        if self._monitor is not None:
+            self._monitor.add_up()
+        return self._flops.books.seconds_by_key()
+
     def _all_tokens(self, monitor: Monitor) -> BatchTokens:
         return monitor.totals().tokens.plus(self.slowed_tokens)
 
@@ -260,11 +273,8 @@ class RunReports:
         """Seconds that FLOPs by dtype take at the peaks of this device."""
         if self.profile is None:
             return None
-        device = self.profile.context.device_name
-        return peak_seconds(
-            flops=flops,
-            peaks_flops_per_sec={
-                dtype: peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
-                for dtype in flops
-            },
-        )
+        device, peaks = self.profile.context.device_name, self._peaks
+        for dtype in flops:
+            if dtype not in peaks:
+                peaks[dtype] = peak_for(device_name=device, dtype=dtype, given=self._config.peak_flops_per_sec)
+        return peak_seconds(flops=flops, peaks_flops_per_sec=peaks)

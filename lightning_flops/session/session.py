@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from lightning_flops.analysis.traced_step import NEEDS_NUMPY, can_read_traces
-from lightning_flops.instrument.batches import Shapes, known_by, of_tensors
+from lightning_flops.instrument.batches import Shapes, known_by, of_tensors, one_object_if_equal
 from lightning_flops.instrument.border import UndoLedger, on_deletion
 from lightning_flops.instrument.counting.flop_counter import FlopCounter
 from lightning_flops.instrument.memory import MemoryWatch, memory_reader
@@ -26,7 +26,7 @@ from lightning_flops.instrument.stack_room import stack_room
 from lightning_flops.instrument.timing.clocks import clock_for
 from lightning_flops.instrument.timing.forward_timer import ForwardTimer
 from lightning_flops.instrument.timing.gpu_counters import GpuWatch, open_meter
-from lightning_flops.instrument.timing.monitor import LONGEST_LOG, Monitor
+from lightning_flops.instrument.timing.monitor import LONGEST_LOG, BatchLog, Monitor
 from lightning_flops.instrument.timing.processor_wait import ProcessorWatch
 from lightning_flops.instrument.torch_private.profiling import profiler_is_recording
 from lightning_flops.instrument.tracing.step_tracer import StepTracer
@@ -40,7 +40,6 @@ from lightning_flops.session.rank_exchange import NoExchangeError
 from lightning_flops.session.ranks import RankReports, join_ranks
 from lightning_flops.session.run_reports import RunReports
 from lightning_flops.session.samples import SHARE
-from lightning_flops.session.spare import Spare
 from lightning_flops.session.step_flops import StepFlops
 from lightning_flops.session.taps import Taps
 from lightning_flops.session.token_reader import TokenReader
@@ -103,8 +102,10 @@ class Session:
         self.taps = Taps(self, self.border)
         self.notes = Notes(speak=self.warn)
         self.steps = StepBook()
-        self.monitor = Monitor(describe=self._describe_passed) if config.monitor else None
+        self.monitor = Monitor(describe=self._describe_noted) if config.monitor else None
         """Adds up throughput during the whole run; None if that was not asked for."""
+        self.log = BatchLog() if self.monitor is None else self.monitor.log
+        """Notes batches between windows, if there is a monitor."""
         self._door = door
         self._root = root
         self._config = config
@@ -116,8 +117,6 @@ class Session:
         self._samples_of_step: int | None = 0
         self._meter = door.meter(self.notes.add_for_run)
         self._gpu_meter: GpuMeter | None = None
-        self.spare = Spare()
-        """The next batches that only the monitor needs."""
         self.flops = StepFlops(
             root,
             self.notes.add_for_run,
@@ -260,14 +259,12 @@ class Session:
     def training_stops(self, reason: str) -> None:
         """What runs from here on belongs to no step, until ``training_goes_on`` is called with the same *reason*."""
         self.flops.samples.pause(reason)
-        if self.monitor is not None:
-            self.monitor.exclude(reason)
+        self.log.exclude(reason)
 
     def training_goes_on(self, reason: str) -> None:
         """*reason* is over."""
         self.flops.samples.go_on(reason)
-        if self.monitor is not None:
-            self.monitor.include(reason)
+        self.log.include(reason)
 
     def epoch_ends(self) -> None:
         """An epoch ends: until the next one begins, time belongs to no step."""
@@ -279,7 +276,7 @@ class Session:
         """The last step of an epoch is over."""
         done = self._steps_done_now()
         self.flops.epoch_ends(self.steps.last, steps_done=done)
-        self.spare.none()
+        self.log.none_to_spare()
 
     def epoch_begins(self) -> None:
         """An epoch begins: time belongs to steps again."""
@@ -300,8 +297,7 @@ class Session:
 
     def fetch_begins(self) -> None:
         """The loop asks its data loader for a batch."""
-        if self.monitor is not None:
-            self.monitor.fetch_begins()
+        self.log.fetch_begins()
         if self.window.marking:
             self.window.enter("data_wait", counts=True)
 
@@ -309,8 +305,7 @@ class Session:
         """The data loader has delivered the batch."""
         if self.window.marking:
             self.window.leave()
-        if self.monitor is not None:
-            self.monitor.fetch_ends()
+        self.log.fetch_ends()
 
     def optimizer_work_begins(self) -> ExitStack:
         """What is counted from here on is the optimizer's, until ``optimizer_work_ends`` is called with the result."""
@@ -347,28 +342,21 @@ class Session:
         """
         if self.border.closed:
             return
-        monitor, spare = self.monitor, self.spare
-        if spare.batches and monitor is not None:
-            # Most of the run. The batch is only described when the monitor is read, or when somebody else must look.
-            at = monitor.now()
-            monitor.later((monitor.passed, at, shapes, updates, ends_step, tokens))
-            spare.batches -= 1
-            if logs:
-                self._write_reading(monitor)
-            elif spare.batches and at < spare.until:
-                return
-            monitor.add_up()
-            self._find_spare_batches()
+        if self.log.note(shapes, updates, ends_step, tokens):  # most of the run
+            if logs or not self.log.spare:
+                self.look(logs=logs)
             return
-        window = self.window
+        monitor, window = self.monitor, self.window
+        if monitor is not None:
+            monitor.add_up()
         samples = self._meter.samples(batch, shapes)
         sampling = window.recorder.sampling
         slowed = (window.is_open or sampling) and self._tell_recorder(
             batch, shapes, samples=samples, tokens=tokens, ends_step=ends_step
         )
         key = self.steps.book(known_by(shapes, tokens), updates, ends_step)
-        if key is not None and monitor is not None:
-            self.flops.books.book(key, slowed=slowed)
+        if key is not None and monitor is not None and slowed:
+            self.flops.books.book_slowed(key)
         if sampling and not self.flops.checks.running and (ends_step or not self._whole_steps):
             window.end_sample()
             if ends_step:
@@ -379,7 +367,7 @@ class Session:
             if sampling:
                 monitor.leave_out()
             elif slowed:
-                monitor.restart()  # counting and tracing cost time, so the time until here gives no throughput
+                self._restart_monitor()  # counting and tracing cost time, so the time until here gives no throughput
             else:
                 self._watch(monitor, samples=samples, tokens=tokens, ends_step=ends_step, logs=logs, key=key)
         self.flops.at_border = ends_step
@@ -396,29 +384,26 @@ class Session:
         if ends_step:
             self.window.next_timed_step()
 
-    def batch_passed(
-        self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
-    ) -> None:
-        """As ``batch``, for a batch that was through some time ago, while only the monitor was active.
-
-        It is called when the monitor's log is added up.
-        """
-        if self.monitor is not None:
-            self.spare.batches = max(0, self.spare.batches - 1)
-            self.monitor.passed(at, shapes, updates, ends_step, tokens)
-
     def step_was_not_whole(self) -> None:
         """A step has ended that was not seen from its beginning: it is in no figure."""
         self.steps.steps_done += 1
         self.flops.books.unseen(1)
-        if self.monitor is not None:
-            self.monitor.restart()
+        self._restart_monitor()
         if self.steps.steps_done == self.window.step:
             self._open_window()
             self.after_batch()
 
+    def look(self, *, logs: bool) -> None:
+        """A batch was noted after which somebody must look; *logs* as in ``batch``."""
+        if self.monitor is not None:
+            if logs:
+                self._write_reading(self.monitor)
+            else:
+                self.monitor.add_up()
+            self._find_spare_batches()
+
     def _find_spare_batches(self) -> None:
-        self.spare.batches, self.spare.until = self._batches_to_spare(), self.flops.look_from
+        self.log.spare, self.log.until = self._batches_to_spare(), self.flops.look_from
 
     def _batches_to_spare(self) -> int:
         """How many of the next batches only the monitor needs, and needs only the shapes of."""
@@ -435,14 +420,21 @@ class Session:
         steps = min(LONGEST_LOG, looks, LONGEST_LOG if opens is None else opens - done - 1)
         return max(0, int(steps))
 
-    def _describe_passed(
-        self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None
-    ) -> tuple[int | None, StepKey | None]:
-        key = self.steps.book(shapes if tokens is None else known_by(shapes, tokens), updates, ends_step)
-        self.flops.at_border = ends_step
-        if key is not None:
-            self.flops.books.book(key, slowed=False)
-        return self._meter.samples(None, shapes), key
+    def _describe_noted(
+        self,
+        shapes: Sequence[Shapes],
+        updates: Sequence[int],
+        ends_step: Sequence[bool],
+        tokens: Sequence[BatchTokens | None],
+        seconds: Sequence[float],
+    ) -> Sequence[int | None]:
+        if any(tokens):
+            known: Sequence[Shapes] = list(map(known_by, shapes, tokens))
+        else:
+            known = shapes = one_object_if_equal(shapes)
+        self.flops.books.book(self.steps.book_all(known, updates, ends_step), seconds)
+        self.flops.at_border = ends_step[-1]
+        return self._meter.samples_of(shapes)
 
     def _tell_recorder(
         self, batch: Any, shapes: Shapes, *, samples: int | None, tokens: BatchTokens | None, ends_step: bool
@@ -478,7 +470,7 @@ class Session:
         if self.flops.is_worth_counting(batches, self.steps) and not profiler_is_recording():
             if self.monitor is not None:
                 self.monitor.add_up()
-            self.spare.none()
+            self.log.none_to_spare()
             self.flops.sample_begins()
             window.begin_sample(steps_done=self.steps.steps_done)
 
@@ -490,7 +482,7 @@ class Session:
         if window.is_open or window.recorder.sampling or window.step == done + 1 or profiler_is_recording():
             self.flops.checks.postpone(steps_done=done)
         elif self.flops.checks.begins(steps_done=done):
-            self.spare.none()
+            self.log.none_to_spare()
             window.begin_check(steps_done=done)
 
     def _check_may_be_over(self) -> None:
@@ -521,7 +513,9 @@ class Session:
             if not ends_step:
                 return
             samples, self._samples_of_step = self._samples_of_step, 0
-        monitor.batch(samples=samples, ends_step=ends_step, key=key, tokens=tokens)
+        seconds = monitor.batch(samples=samples, ends_step=ends_step, tokens=tokens)
+        if key is not None and seconds is not None:
+            self.flops.books.book((key,), (seconds,))
         if logs:
             self._write_reading(monitor)
 
@@ -536,10 +530,17 @@ class Session:
 
     def _write_reading(self, monitor: Monitor) -> None:
         reading = monitor.read()
+        read = self.flops.books.reading()
         self.flops.look_at_parameters()
-        if not self.reports.of_reading(reading) and self.reports.profile is not None:
-            self.flops.misses(reading.keys, steps_done=self.steps.steps_done)
-            self.spare.none()
+        if not self.reports.of_reading(reading, read) and self.reports.profile is not None:
+            self.flops.misses(read.keys, steps_done=self.steps.steps_done)
+            self.log.none_to_spare()
+
+    def _restart_monitor(self) -> None:
+        """Drop the time since the last batch, and what the next reading would be of."""
+        if self.monitor is not None:
+            self.monitor.restart()
+            self.flops.books.reading()
 
     def after_batch(self) -> None:
         """Do what the window's state asks for: put wrappers on or take them off, report, or end our work."""
@@ -600,8 +601,7 @@ class Session:
 
     def _begin_again(self) -> None:
         self.window.follow()
-        if self.monitor is not None:
-            self.monitor.restart()
+        self._restart_monitor()
 
     # ---- the reports
 
@@ -619,12 +619,11 @@ class Session:
             else:
                 self._ranks.hand_over(profile)
                 self._ranks.show_ready()
-            if self.monitor is not None:
-                self.monitor.restart()
+            self._restart_monitor()
 
     def _show_ready_reports(self, ranks: RankReports) -> None:
-        if ranks.show_ready() and self.monitor is not None:
-            self.monitor.restart()
+        if ranks.show_ready():
+            self._restart_monitor()
         self._take_out_if_done()
 
     def _name_steps_passed_over(self, window: Window) -> None:

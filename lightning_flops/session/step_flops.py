@@ -242,7 +242,7 @@ class StepFlops:
         if self.laws.wants_check:
             self.checks.hurry(steps_done=steps_done)
 
-    def misses(self, keys: Mapping[StepKey, int], *, steps_done: int) -> None:
+    def misses(self, keys: Iterable[StepKey], *, steps_done: int) -> None:
         """Have steps counted outside of windows from now on, if nobody knows what some of these spend."""
         self._missed = True
         looks = self.wants_shapes or self.look_from < math.inf

@@ -280,7 +280,7 @@ class Taps:
             returns: as for ``around``.
             passes: is called with what the function returned; with None if it raised.
         """
-        border, session, told = self._border, self._session, self.around(begins, None, fails=fails, returns=returns)
+        border, log, told = self._border, self._session.log, self.around(begins, None, fails=fails, returns=returns)
 
         def make(original: Function) -> Function:
             tell = told(original)
@@ -288,13 +288,13 @@ class Taps:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:  # as in ``noted``
                     result = None
-                    monitor = session.monitor if session.spare.batches and not border.closed else None
-                    if monitor is not None:
-                        monitor.fetch_since = monitor.now()
+                    noted = log.spare and not border.closed
+                    if noted:
+                        log.fetch_since = log.now()
                 except BaseException as error:
-                    monitor = None
+                    noted = False
                     border.broke(error)
-                if monitor is None:
+                if not noted:
                     return tell(*args, **kwargs)
                 try:
                     result = original(*args, **kwargs)
@@ -312,15 +312,15 @@ class Taps:
 
     def fetch_begins(self) -> Make:
         """A wrapper: its call is where the loop begins to wait for its data loader."""
-        session, border, spare = self._session, self._border, self._session.spare
+        session, border, log = self._session, self._border, self._session.log
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:  # as in ``noted``: no call of ours
-                    if not spare.batches and session.window.marking and not border.closed:
+                    if log.spare:
+                        log.fetch_since = log.now()
+                    elif not border.closed:
                         session.fetch_begins()
-                    elif (monitor := session.monitor) is not None:
-                        monitor.fetch_since = monitor.now()
                 except BaseException as error:
                     border.broke(error)
                 return original(*args, **kwargs)
@@ -331,17 +331,15 @@ class Taps:
 
     def fetch_ends(self) -> Make:
         """A wrapper: its call is where the loop has what it waited for."""
-        session, border, spare = self._session, self._border, self._session.spare
+        session, border, log = self._session, self._border, self._session.log
 
         def make(original: Function) -> Function:
             def run(*args: Any, **kwargs: Any) -> Any:
                 try:
-                    monitor = session.monitor
-                    if not spare.batches and session.window.marking and not border.closed:
+                    if log.spare:
+                        log.fetch_ends()
+                    elif not border.closed:
                         session.fetch_ends()
-                    elif monitor is not None and monitor.fetch_since is not None:
-                        monitor.later((monitor.fetched, monitor.fetch_since, monitor.now()))
-                        monitor.fetch_since = None
                 except BaseException as error:
                     border.broke(error)
                 return original(*args, **kwargs)

@@ -338,8 +338,7 @@ def test_an_optimizer_that_spends_something_else_each_time_leaves_model_flops_kn
     known = laws.known(key)
     assert known is not None and not known.whole and laws.is_settled(key) and laws.foretell(key) is None
     books = RunFlops(laws)
-    for _ in range(3):
-        books.book(key, slowed=False)
+    books.book([key] * 3, [1.0] * 3)
     totals = books.totals()
     assert (totals.model_flops, totals.hardware_flops, totals.steps_predicted) == (300, None, 3)
     assert notes == [BESIDE_MODEL_DEPENDS]

@@ -19,11 +19,11 @@ def run(batches: list[Batch], *, ranks: int = 1) -> ThroughputSummary | None:
     now = FakeNow()
     monitor = Monitor(now)
     for wait, work, samples in batches:
-        monitor.fetch_begins()
+        monitor.log.fetch_begins()
         now.sleep(wait)
-        monitor.fetch_ends()
+        monitor.log.fetch_ends()
         now.sleep(work)
-        monitor.batch(samples=samples, ends_step=True, key=None)
+        monitor.batch(samples=samples, ends_step=True)
     return build_throughput(monitor.totals(), dp_size=ranks)
 
 

@@ -36,7 +36,7 @@ def looked_at_in_vain(*, apart: int) -> int:
         elif counts:
             flops.was_counted(key, CountedStep(flops=SPENT, lower_bound=False, sampled=True))
         elif step % 50 == 0:
-            flops.misses({((((step, 9),),), 1): 1}, steps_done=step)
+            flops.misses([((((step, 9),),), 1)], steps_done=step)
     return looks
 
 

@@ -35,7 +35,7 @@ def found(monkeypatch: pytest.MonkeyPatch, folder: Path, **given: Any) -> dict[s
     totals, books = session.monitor.totals(), session.flops.books.totals()
     return {
         "keys": dict(books.keys),
-        "timed": {key: its.steps for key, its in session.monitor.seconds_by_key().items()},
+        "timed": {key: its.steps for key, its in session.flops.books.seconds_by_key().items()},
         "waits": None if totals.reader_sec is None else totals.reader_sec.number,
         "batches": totals.batches,
         "samples": totals.samples,

@@ -21,7 +21,7 @@ class Steps(TrainerCallback):
         self.calls.step_begins()
 
 
-@pytest.mark.parametrize(("monitor", "most"), [(True, 8), (False, 3)])
+@pytest.mark.parametrize(("monitor", "most"), [(True, 9), (False, 3)])
 def test_a_step_between_windows_costs_few_calls_of_ours(monitor: bool, most: int, tmp_path: Path) -> None:
     calls = OurCalls(first=110, last=210)
     profiler = FlopsProfilerTrainerCallback(timing_steps=5, trace=False, monitor=monitor)

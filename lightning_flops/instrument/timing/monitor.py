@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import compress
+from operator import ne, sub
+from typing import NamedTuple
 
-from lightning_flops.analysis.step_laws import StepKey, StepSeconds
 from lightning_flops.instrument.batches import Shapes
 from lightning_flops.records import NO_TOKENS, BatchTokens, BatchTotals, Extremes
 
@@ -27,118 +28,81 @@ class MonitorReading:
     """None if the size of a batch was not known."""
     tokens: BatchTokens
     """None in it where a batch does not tell."""
-    keys: Mapping[StepKey, int]
-    """How many of the steps had which batch shapes and updates."""
 
-
-Describe = Callable[[Shapes, int, bool, BatchTokens | None], tuple[int | None, StepKey | None]]
-"""Gets a batch's shapes, its optimizer attempts, whether it ended a step, and its tokens. Returns its samples, and what
-a step that it ended is known by."""
-
-
-def _not_described(*batch: object) -> tuple[int | None, StepKey | None]:
-    raise TypeError("a monitor that is given batches by `passed` needs `describe`")
-
-
-class _Clocks(NamedTuple):
-    """The monitor's sums at one moment; all but the time itself only grow while the run trains."""
-
-    at: float
-    excluded_sec: float
-    wait_sec: float
-    fetches: int
-
-
-_MOST_KEYS = 10_000
-"""Most different steps whose times are kept apart."""
 
 LONGEST_LOG = 1000
 """Most batches that the log holds before it is added up: a few hundred kilobytes."""
 
+Noted = tuple[float, float, int, Shapes, int, bool, BatchTokens | None]
+"""A batch: the log's clock, its wait and its fetches when the batch was through; the shapes of its tensors; the
+optimizer attempts that belong to it; whether a step ended with it; its tokens, None if it does not tell."""
 
-class Monitor:
-    """Adds up batches, samples and data wait until it is read, and over the whole run.
+_ENDS_STEP = 5
+"""The place of that in ``Noted``."""
 
-    It is called at every batch, in training loops whose steps may take less than a millisecond. There, code that ran a
-    step ago is no longer in the processor's cache. So an event only adds an entry to a log: a call that is made when
-    the log is added up.
+
+class BatchLog:
+    """What happens to the batches of a run, kept with as little as can be until the monitor adds it up.
+
+    It is told of every batch, in training loops whose steps may take less than a millisecond. There, code that ran a
+    step ago is no longer in the processor's cache. So this is small, and most steps of a run touch nothing else.
 
     Args:
         now: the host's clock, in seconds.
-        describe: returns, for a batch given to ``passed``, what ``batch`` gets at once; called in order for each.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe = _not_described) -> None:
+    __slots__ = (
+        *("excluded_sec", "excluded_since", "fetch_since", "fetches", "noted", "now", "reasons", "spare", "until"),
+        "wait_sec",
+    )
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         """The clock that events are stamped by."""
-        self.log: list[tuple[Any, ...]] = []
-        """Calls that are made when it is added up: each a function and its arguments."""
-        self.later: Callable[[tuple[Any, ...]], None] = self.log.append
-        """Adds such a call to the log.
-
-        It is the list's own method, so that an event costs no call of ours. A door may add calls of its own, which
-        call ``fetched`` and ``passed`` in turn.
-        """
+        self.noted: list[Noted] = []
+        """Batches that nobody was told of yet."""
+        self.spare = 0
+        """Only the monitor needs to know of so many of the next batches, and needs no more of them than ``Noted``. 0
+        also means that nobody knows yet."""
+        self.until = math.inf
+        """From this time on somebody must look, though there were batches to spare."""
         self.fetch_since: float | None = None
         """When the loop began to wait for its data loader, if it waits."""
-        self._describe = describe
-        self._reasons: set[str] = set()
-        self._excluded_sec = 0.0
-        self._wait_sec = 0.0
-        self._fetches = 0
-        self._excluded_since = 0.0  # only valid while there is a reason
-        self._cost = _Spread()
-        self._wait = _Spread()
-        self._rate = _Spread()
-        self._total_samples: int | None = 0
-        self._batches = 0
-        self._steps = 0
-        self._samples: int | None = 0
-        self._keys: list[StepKey] = []
-        self._counted_keys: Counter[StepKey] = Counter()
-        self._tokens = self._total_tokens = NO_TOKENS
-        self._new_tokens: list[BatchTokens | None] = []
-        """Of batches whose tokens are in neither sum yet."""
-        self._step_sec = 0.0
-        self._in_step = False
-        self._by_key: dict[StepKey, list[Any]] = {}
-        """Steps of each key, and their seconds."""
-        self._before = self._read_from = self._clocks(now())
+        self.wait_sec = 0.0
+        """Time that the loop has waited for data."""
+        self.fetches = 0
+        """How many times it has."""
+        self.reasons: set[str] = set()
+        """Why the run does something other than training now."""
+        self.excluded_sec = 0.0
+        """Time that it has done so, before the present reasons."""
+        self.excluded_since = 0.0
+        """Only valid while there is a reason."""
 
-    # ---- events
+    def note(self, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None) -> bool:
+        """Note a batch that is through if only the monitor needs to know of it; returns whether that is so."""
+        at = self.now()
+        if self.spare and at < self.until and not self.reasons:
+            self.spare -= 1
+            self.noted.append((at - self.excluded_sec, self.wait_sec, self.fetches, shapes, updates, ends_step, tokens))
+            return True
+        return False
 
-    def restart(self) -> None:
-        """Drop what happened since the last batch and the last reading: the next batch and reading begin here."""
-        self.add_up()
-        now = self.now()
-        self._cut_exclusion(now)
-        self._begin_reading(now)
-        self._before = self._clocks(now)
+    def note_late(
+        self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None
+    ) -> None:
+        """As ``note``, for a batch that was through at a time *at* which nobody had to look."""
+        self.spare = max(0, self.spare - 1)
+        clock = (self.excluded_since if self.reasons else at) - self.excluded_sec
+        self.noted.append((clock, self.wait_sec, self.fetches, shapes, updates, ends_step, tokens))
 
-    def leave_out(self) -> None:
-        """The batch that ends here is in no figure, and nor is its time; the reading goes on."""
-        self.add_up()
-        now = self.now()
-        self._cut_exclusion(now)
-        before = self._before
-        self._excluded_sec += now - before.at - (self._excluded_sec - before.excluded_sec)
-        self._wait_sec, self._fetches = before.wait_sec, before.fetches
-        self._before = self._clocks(now)
+    def none_to_spare(self) -> None:
+        """The next batch is told of at once; then it is found out how many can be noted."""
+        self.spare = 0
 
-    def drop_open_step(self, *, and_before: int = 0) -> None:
-        """What was logged since the latest step ended is not of this run: another loop has begun.
-
-        Args:
-            and_before: so many steps before that are not of this run either; those that were added up stay in it.
-        """
-        log = self.log
-        ends = [place for place, logged in enumerate(log) if self._ends_step(logged)]
-        kept = ends[: max(0, len(ends) - and_before)]
-        del log[kept[-1] + 1 if kept else 0 :]
-
-    def _ends_step(self, logged: tuple[Any, ...]) -> bool:
-        place = {self._add_batch: 3, self.passed: 4}.get(logged[0])
-        return place is not None and bool(logged[place])
+    def clock(self) -> float:
+        """Seconds that the run has trained, from a moment that is always the same."""
+        return (self.excluded_since if self.reasons else self.now()) - self.excluded_sec
 
     def fetch_begins(self) -> None:
         """The loop asks the data loader for a batch."""
@@ -146,85 +110,133 @@ class Monitor:
 
     def fetch_ends(self) -> None:
         """The data loader has delivered the batch."""
-        since = self.fetch_since
+        since, self.fetch_since = self.fetch_since, None
         if since is not None:
-            self.later((self.fetched, since, self.now()))
-            self.fetch_since = None
+            self.fetches += 1
+            if not self.reasons:
+                self.wait_sec += self.now() - since
+
+    def waited(self, began: float, ended: float) -> None:
+        """The same of a wait that is over."""
+        self.fetches += 1
+        if not self.reasons:
+            self.wait_sec += ended - began
 
     def exclude(self, reason: str) -> None:
         """From here until ``include`` with the same *reason*, the run does something other than training."""
-        self.later((self._exclude, self.now(), reason))
+        if not self.reasons:
+            self.excluded_since = self.now()
+        self.reasons.add(reason)
 
     def include(self, reason: str) -> None:
         """*reason* is over; the run trains again unless there is another one."""
-        self.later((self._include, self.now(), reason))
+        if reason in self.reasons:
+            self.reasons.remove(reason)
+            if not self.reasons:
+                self.excluded_sec += self.now() - self.excluded_since
 
-    def batch(
-        self, *, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None = None
-    ) -> None:
-        """A batch went through the loop."""
-        self.later((self._add_batch, self.now(), samples, ends_step, key, tokens))
-        if len(self.log) > LONGEST_LOG:
-            self.add_up()
 
-    # ---- what the log calls
+class _Clocks(NamedTuple):
+    """Readings of the log at one moment."""
 
-    def fetched(self, began: float, ended: float) -> None:
-        """The loop waited for the data loader from one time to another."""
-        self._fetches += 1
-        if not self._reasons:
-            self._wait_sec += ended - began
+    at: float
+    wait_sec: float
+    fetches: int
 
-    def passed(
-        self, at: float, shapes: Shapes, updates: int, ends_step: bool, tokens: BatchTokens | None = None
-    ) -> None:
-        """A batch went through the loop, that ``describe`` is asked about.
+
+Describe = Callable[
+    [Sequence[Shapes], Sequence[int], Sequence[bool], Sequence[BatchTokens | None], Sequence[float]],
+    Sequence[int | None],
+]
+"""Gets columns of batches that were noted: their shapes, their optimizer attempts, which of them ended a step, their
+tokens; and the seconds of each step that ended. Returns the samples of each batch."""
+
+
+def _not_described(*columns: object) -> Sequence[int | None]:
+    raise TypeError("a monitor whose log has batches needs `describe`")
+
+
+class Monitor:
+    """Adds up batches, samples and data wait until it is read, and over the whole run.
+
+    Args:
+        now: the host's clock, in seconds.
+        describe: is called, in order, with what was noted.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter, *, describe: Describe = _not_described) -> None:
+        self.log = BatchLog(now)
+        self._describe = describe
+        self._told: list[tuple[float, float, int, int | None, bool, BatchTokens | None]] = []
+        """Batches of the running step that were told of at once: as in ``Noted``, with their samples."""
+        self._cost = _Spread()
+        self._wait = _Spread()
+        self._rate = _Spread()
+        self._total_samples: int | None = 0
+        self._batches = 0
+        self._steps = 0
+        self._samples: int | None = 0
+        self._tokens = self._total_tokens = NO_TOKENS
+        self._step_sec = 0.0
+        """Of the running step, up to its last batch."""
+        self._before = self._read_from = self._clocks()
+
+    # ---- events
+
+    def restart(self) -> None:
+        """Drop what happened since the last batch and the last reading: the next batch and reading begin here."""
+        self.add_up()
+        self._before = self._clocks()
+        self._begin_reading()
+
+    def leave_out(self) -> None:
+        """The batch that ends here is in no figure, and nor is its time; the reading goes on."""
+        self.add_up()
+        log, before = self.log, self._before
+        log.excluded_sec += log.clock() - before.at
+        log.wait_sec, log.fetches = before.wait_sec, before.fetches
+
+    def drop_open_step(self, *, and_before: int = 0) -> None:
+        """What happened since the latest step ended is not of this run: another loop has begun.
 
         Args:
-            at: when it was through.
-            shapes: shapes of its tensors.
-            updates: optimizer attempts that belong to it.
-            ends_step: a step ended with it.
-            tokens: those in it; None if it does not tell.
+            and_before: so many steps before that are not of this run either; those that were added up stay in it.
         """
-        samples, key = self._describe(shapes, updates, ends_step, tokens)
-        self._add_batch(at, samples, ends_step, key, tokens)
+        log = self.log
+        self._told.clear()
+        ends = [place for place, noted in enumerate(log.noted) if noted[_ENDS_STEP]]
+        kept = ends[: max(0, len(ends) - and_before)]
+        del log.noted[kept[-1] + 1 if kept else 0 :]
+        self.add_up()
+        log.wait_sec, log.fetches = self._before.wait_sec, self._before.fetches
 
-    def _exclude(self, at: float, reason: str) -> None:
-        if not self._reasons:
-            self._excluded_since = at
-        self._reasons.add(reason)
-
-    def _include(self, at: float, reason: str) -> None:
-        if reason in self._reasons:
-            self._reasons.remove(reason)
-            if not self._reasons:
-                self._excluded_sec += at - self._excluded_since
+    def batch(self, *, samples: int | None, ends_step: bool, tokens: BatchTokens | None = None) -> float | None:
+        """A batch went through the loop. Returns the seconds of the step that ended with it, if one did."""
+        log, told = self.log, self._told
+        if log.noted:
+            self.add_up()
+        told.append((log.clock(), log.wait_sec, log.fetches, samples, ends_step, tokens))
+        if ends_step or len(told) > LONGEST_LOG:
+            ended = self._add_told()
+            return ended[-1] if ended else None
+        return None
 
     # ---- sums
 
     def read(self) -> MonitorReading:
         """The batches since the last reading; the next reading begins here."""
         self.add_up()
-        now = self.now()
-        self._cut_exclusion(now)
-        start = self._read_from
+        start, end = self._read_from, self._clocks()
         reading = MonitorReading(
-            seconds=now - start.at - (self._excluded_sec - start.excluded_sec),
-            data_wait_sec=None if self._fetches == start.fetches else self._wait_sec - start.wait_sec,
+            seconds=end.at - start.at,
+            data_wait_sec=None if end.fetches == start.fetches else end.wait_sec - start.wait_sec,
             batches=self._batches,
             steps=self._steps,
             samples=self._samples,
             tokens=self._tokens,
-            keys=self._take_keys(),
         )
-        self._begin_reading(now)
+        self._begin_reading()
         return reading
-
-    def seconds_by_key(self) -> Mapping[StepKey, StepSeconds]:
-        """How long the steps of each key took, of those that ``restart`` and ``leave_out`` did not drop."""
-        self.add_up()
-        return {key: StepSeconds(*its) for key, its in self._by_key.items()}
 
     def totals(self) -> BatchTotals:
         """All batches of the run, except those that ``restart`` dropped."""
@@ -239,100 +251,100 @@ class Monitor:
         )
 
     def add_up(self) -> None:
-        """Make the calls that the log holds; afterwards everything that has happened is in the sums."""
-        log = self.log[:]
-        self.log.clear()
-        for call, *arguments in log:
-            call(*arguments)
-        self._cost.add_new()
-        self._wait.add_new()
-        self._rate.add_new()
-        if self._new_tokens:
-            self._tokens = self._tokens.plus(*self._new_tokens)
-            self._total_tokens = self._total_tokens.plus(*self._new_tokens)
-            self._new_tokens.clear()
+        """Add what was noted; afterwards everything that has happened is in the sums."""
+        if self._told:
+            self._add_told()
+        noted = self.log.noted
+        if noted:
+            columns = tuple(zip(*noted, strict=True))
+            noted.clear()
+            clocks, waits, fetches, shapes, updates, ends_step, tokens = columns
+            seconds = self._seconds_of(clocks, waits, fetches)
+            samples = self._describe(shapes, updates, ends_step, tokens, self._by_step(seconds, ends_step))
+            self._add(seconds, samples, ends_step, tokens)
 
-    def _add_batch(
-        self, at: float, samples: int | None, ends_step: bool, key: StepKey | None, tokens: BatchTokens | None
+    def _add_told(self) -> Sequence[float]:
+        clocks, waits, fetches, samples, ends_step, tokens = tuple(zip(*self._told, strict=True))
+        self._told.clear()
+        seconds = self._seconds_of(clocks, waits, fetches)
+        self._add(seconds, samples, ends_step, tokens)
+        return self._by_step(seconds, ends_step)
+
+    def _seconds_of(self, clocks: Sequence[float], waits: Sequence[float], fetches: Sequence[int]) -> list[float]:
+        """The seconds of each batch; their waits are booked."""
+        before = self._before
+        seconds = list(map(sub, clocks, (before.at, *clocks)))
+        if fetches[-1] != before.fetches:
+            waited = map(sub, waits, (before.wait_sec, *waits))
+            self._wait.add(list(compress(waited, map(ne, fetches, (before.fetches, *fetches)))))
+        self._before = _Clocks(clocks[-1], waits[-1], fetches[-1])
+        return seconds
+
+    def _by_step(self, seconds: list[float], ends_step: Sequence[bool]) -> Sequence[float]:
+        """The seconds of each step that ended, of those of each batch."""
+        if not self._step_sec and all(ends_step):  # most steps have one batch
+            return seconds
+        found = []
+        for one, ends in zip(seconds, ends_step, strict=True):
+            self._step_sec += one
+            if ends:
+                found.append(self._step_sec)
+                self._step_sec = 0.0
+        return found
+
+    def _add(
+        self,
+        seconds: list[float],
+        samples: Sequence[int | None],
+        ends_step: Sequence[bool],
+        tokens: Sequence[BatchTokens | None],
     ) -> None:
-        if self._reasons:
-            self._cut_exclusion(at)
-        since, excluded_before, wait_before, fetches_before = self._before
-        seconds = at - since - (self._excluded_sec - excluded_before)
-        self._cost.new.append(seconds)
-        self._step_sec = self._step_sec + seconds if self._in_step else seconds
-        self._in_step = not ends_step
-        if self._fetches != fetches_before:
-            self._wait.new.append(self._wait_sec - wait_before)
-        if samples is None:
-            self._samples = self._total_samples = None
-        else:
-            if seconds > 0:
-                self._rate.new.append(samples / seconds)
-            if self._samples is not None:
-                self._samples += samples
-            if self._total_samples is not None:
-                self._total_samples += samples
-        self._new_tokens.append(tokens)
-        self._batches += 1
-        self._steps += ends_step
-        if key is not None:
-            self._keys.append(key)
-            if len(self._keys) >= LONGEST_LOG:
-                self._take_keys()
-            its = self._by_key.get(key)
-            if its is not None:
-                its[0] += 1
-                its[1] += self._step_sec
-            elif len(self._by_key) < _MOST_KEYS:
-                self._by_key[key] = [1, self._step_sec]
-        self._before = _Clocks(at, self._excluded_sec, self._wait_sec, self._fetches)
+        self._cost.add(seconds)
+        self._rate.add([its / sec for its, sec in zip(samples, seconds, strict=True) if its is not None and sec > 0])
+        known = [its for its in samples if its is not None]
+        total = sum(known) if len(known) == len(samples) else None
+        self._samples = _sum(self._samples, total)
+        self._total_samples = _sum(self._total_samples, total)
+        of_these = NO_TOKENS.plus(*tokens)
+        self._tokens = self._tokens.plus(of_these)
+        self._total_tokens = self._total_tokens.plus(of_these)
+        self._batches += len(seconds)
+        self._steps += sum(ends_step)
 
-    def _take_keys(self) -> Counter[StepKey]:
-        self._counted_keys.update(self._keys)
-        self._keys.clear()
-        return self._counted_keys
-
-    def _begin_reading(self, now: float) -> None:
-        self._read_from = self._clocks(now)
+    def _begin_reading(self) -> None:
+        self._read_from = self._clocks()
         self._batches = 0
         self._steps = 0
         self._samples = 0
-        self._keys.clear()
-        self._counted_keys = Counter()
         self._tokens = NO_TOKENS
 
-    def _clocks(self, now: float) -> _Clocks:
-        return _Clocks(now, self._excluded_sec, self._wait_sec, self._fetches)
+    def _clocks(self) -> _Clocks:
+        log = self.log
+        return _Clocks(log.clock(), log.wait_sec, log.fetches)
 
-    def _cut_exclusion(self, now: float) -> None:
-        """Book the time that was excluded up to *now*; ``include`` books the rest."""
-        if self._reasons:
-            self._excluded_sec += now - self._excluded_since
-            self._excluded_since = now
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 class _Spread:
     """Sum, least and greatest of numbers."""
 
-    __slots__ = ("greatest", "least", "new", "number", "total")
+    __slots__ = ("greatest", "least", "number", "total")
 
     def __init__(self) -> None:
-        self.new: list[float] = []
-        """Numbers that ``add_new`` adds."""
         self.number = 0
         self.total = 0.0
         self.least = float("inf")
         self.greatest = float("-inf")
 
-    def add_new(self) -> None:
-        new = self.new
+    def add(self, new: Sequence[float]) -> None:
+        """Add *new* numbers."""
         if new:
             self.number += len(new)
             self.total = sum(new, self.total)
-            self.least = min(self.least, *new)
-            self.greatest = max(self.greatest, *new)
-            new.clear()
+            self.least = min(self.least, min(new))
+            self.greatest = max(self.greatest, max(new))
 
     def record(self) -> Extremes | None:
         """None if nothing was added."""
