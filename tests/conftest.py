@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,27 +45,43 @@ _WRITES_NOTHING, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 
 # Lightning asks for the entry points of all that is installed each time that a Trainer is made: more than a hundred
-# files. They stay what they are as long as the tests run.
-_read_text: Any = importlib.metadata.PathDistribution.read_text
+# files. They stay what they are as long as nothing is installed in the folders in which Python looks.
+_entry_points: Any = importlib.metadata.entry_points
 
 
 @cache
-def _entry_points_at(path: Any) -> str | None:
-    text: str | None = _read_text(importlib.metadata.PathDistribution(path), "entry_points.txt")
-    return text
+def _entry_points_of(folders: tuple[tuple[str, int], ...], wanted: tuple[tuple[str, str], ...]) -> Any:
+    return _entry_points(**dict(wanted))
 
 
-def _read_once(self: Any, filename: Any) -> Any:
-    return _entry_points_at(self._path) if filename == "entry_points.txt" else _read_text(self, filename)
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
 
 
-importlib.metadata.PathDistribution.read_text = _read_once  # type: ignore[method-assign]
+def _kept_entry_points(**wanted: str) -> Any:
+    folders = tuple((folder or os.getcwd(), _changed_ns(folder)) for folder in sys.path)
+    return _entry_points_of(folders, tuple(sorted(wanted.items())))
+
+
+importlib.metadata.entry_points = _kept_entry_points
+
+
+# Where there is no such device, torch keeps each seed for the day that it comes, with the stack of who has set it: under
+# pytest that is a hundred lines of text, three times for each ``torch.manual_seed``.
+_KEEP_SEEDS = ("torch.cuda", "torch.xpu", "torch.mtia")
 
 
 def pytest_collection_finish() -> None:
-    """All else is as it was found."""
+    """All else is as it was found, and seeds are kept without the stack of who has set them."""
     gc.enable()
     sys.dont_write_bytecode = _WRITES_NOTHING
+    for name in _KEEP_SEEDS:
+        keeper: Any = sys.modules.get(name)
+        if keeper is not None and not keeper.is_available():
+            keeper.traceback = SimpleNamespace(format_stack=list)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -148,6 +148,7 @@ def _import_root(trainer: Trainer) -> str:
     return next((root for module in modules for root in IMPORT_ROOTS if module.startswith(root)), modules[0])
 
 
+@functools.cache  # each fit asks twice, and each time the file that says it would be parsed, for milliseconds
 def _version_of(root: str) -> str:
     try:
         return version("lightning" if root.startswith("lightning.") else "pytorch-lightning")
