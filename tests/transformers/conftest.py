@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,3 +37,18 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No report here tells of what else runs on this machine."""
     monkeypatch.setattr("lightning_flops.session.session.ProcessorWatch", untold)
+
+
+@pytest.fixture(scope="session")
+def available() -> Any:
+    """Accelerate's question whether a package is installed, which looks through all folders, asked once for each."""
+    from accelerate.utils import imports
+
+    return cache(imports._is_package_available)
+
+
+@pytest.fixture(autouse=True)
+def no_time_is_spent_on_what_no_test_is_about(monkeypatch: pytest.MonkeyPatch, available: Any) -> None:
+    """Each training's end collects garbage, and its steps ask for packages: that was half of a small training."""
+    monkeypatch.setattr("accelerate.utils.imports._is_package_available", available)
+    monkeypatch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=int))
