@@ -66,7 +66,7 @@ def _kept_entry_points(**wanted: str) -> Any:
     return _entry_points_of(folders, tuple(sorted(wanted.items())))
 
 
-importlib.metadata.entry_points = _kept_entry_points
+importlib.metadata.entry_points = _kept_entry_points  # type: ignore[assignment]
 
 
 # Where there is no such device, torch keeps each seed for the day that it comes, with the stack of who has set it: under
