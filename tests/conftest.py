@@ -69,8 +69,8 @@ def _kept_entry_points(**wanted: str) -> Any:
 importlib.metadata.entry_points = _kept_entry_points  # type: ignore[assignment]
 
 
-# Where there is no such device, torch keeps each seed for the day that it comes, with the stack of who has set it: under
-# pytest that is a hundred lines of text, three times for each ``torch.manual_seed``.
+# Where there is no such device, torch keeps each seed for the day that it comes, with the stack of who has set it: that
+# is a hundred lines of text under pytest, three times for each ``torch.manual_seed``.
 _KEEP_SEEDS = ("torch.cuda", "torch.xpu", "torch.mtia")
 
 
