@@ -58,21 +58,29 @@ class OptimizerHooks:
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            if self._begins is not None:
-                _run(self._begins, self._handles[0], optimizer, args, kwargs)
-            # torch holds what we return until the step is over; the first of us is enough.
-            if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
-                return args, _UntilTheStepIsOver(kwargs)
-        except Exception as error:
-            self._failed(error)
+            try:
+                if self._begins is not None:
+                    _run(self._begins, self._handles[0], optimizer, args, kwargs)
+                # torch holds what we return until the step is over; the first of us is enough.
+                if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
+                    return args, _UntilTheStepIsOver(kwargs)
+            except Exception as error:
+                self._failed(error)
+        except BaseException:
+            _remove_retired()  # the user's Ctrl-C ends the step, and with it torch's way through the table
+            raise
         return None
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            if self._ends is not None:
-                _run(self._ends, self._handles[1], optimizer, args, kwargs)
-        except Exception as error:
-            self._failed(error)
+            try:
+                if self._ends is not None:
+                    _run(self._ends, self._handles[1], optimizer, args, kwargs)
+            except Exception as error:
+                self._failed(error)
+        except BaseException:
+            _remove_retired()
+            raise
 
 
 def _run(hear: Heard, handle: Any, *step: Any) -> None:

@@ -135,3 +135,25 @@ def test_hooks_that_wait_for_their_removal_go_when_others_are_put_up(
     others.put_up()
     others.remove()
     assert hooks_up() == before + 2
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_interrupt_in_a_hook_that_removes_them_leaves_nothing(
+    where: str, optimizer: torch.optim.Optimizer, users: Users
+) -> None:
+    """The user's hooks come after ours, so torch could not spare ours, had the step gone on."""
+
+    def interrupted(*_: Any) -> None:
+        hooks.remove()
+        raise KeyboardInterrupt
+
+    before = hooks_up()
+    hooks = OptimizerHooks(
+        *((interrupted, nothing) if where == "before" else (nothing, interrupted)), failed=unexpected
+    )
+    hooks.put_up()
+    users.put_up()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    users.remove()
+    assert hooks_up() == before
