@@ -405,28 +405,26 @@ def test_two_models_that_are_trained_one_after_the_other_have_a_report_each(now:
     assert torch_state() == before
 
 
-def test_a_loop_whose_optimizers_exist_before_it_is_one_of_its_own_all_the_same(now: FakeNow, said: list[str]) -> None:
+def in_turns(now: FakeNow, *, turns: int, steps: int) -> Callable[[], None]:
+    """Trains two models, whose optimizers exist from the beginning, so many times one after the other."""
     nets = [Net(now), Other(now)]
     optimizers = [SlowSGD(net.parameters(), now) for net in nets]
 
     def train() -> None:
-        for net, optimizer in zip(nets, optimizers, strict=True):
-            steps_of(net, optimizer, 24, now)
+        for _ in range(turns):
+            for net, optimizer in zip(nets, optimizers, strict=True):
+                steps_of(net, optimizer, steps, now)
 
-    profiles = found(said, train).profiles
+    return train
+
+
+def test_a_loop_whose_optimizers_exist_before_it_is_one_of_its_own_all_the_same(now: FakeNow, said: list[str]) -> None:
+    profiles = found(said, in_turns(now, turns=1, steps=24)).profiles
     assert [(one.modules[0].type_name, one.flops.forward) for one in profiles] == [("Net", FORWARD), ("Other", FORWARD)]
 
 
 def test_models_that_take_turns_by_epochs_are_profiled_once_each(now: FakeNow, said: list[str]) -> None:
-    nets = [Net(now), Other(now)]
-    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
-
-    def train() -> None:
-        for _ in range(3):
-            for net, optimizer in zip(nets, optimizers, strict=True):
-                steps_of(net, optimizer, 24, now)
-
-    finder = found(said, train)
+    finder = found(said, in_turns(now, turns=3, steps=24))
     assert [one.modules[0].type_name for one in finder.profiles] == ["Net", "Other"]
     assert [line.rpartition(" (and ")[2] for line in finder.loops] == [
         "48 steps in later turns, which are in no figure)"
@@ -440,29 +438,13 @@ def test_later_turns_are_counted_though_no_further_loop_is_profiled(
     now: FakeNow, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_flops.doors.find_loop._MOST_LOOPS", 1)
-    nets = [Net(now), Other(now)]
-    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
-
-    def train() -> None:
-        for _ in range(3):
-            for net, optimizer in zip(nets, optimizers, strict=True):
-                steps_of(net, optimizer, 24, now)
-
-    first, *rest = found(said, train).loops
+    first, *rest = found(said, in_turns(now, turns=3, steps=24)).loops
     assert first.endswith(" (and 48 steps in later turns, which are in no figure)")
     assert rest == ["further ones were not profiled"]
 
 
 def test_models_whose_turns_are_short_are_profiled_in_a_later_turn(now: FakeNow, said: list[str]) -> None:
-    nets = [Net(now), Other(now)]
-    optimizers = [SlowSGD(net.parameters(), now) for net in nets]
-
-    def train() -> None:
-        for _ in range(5):
-            for net, optimizer in zip(nets, optimizers, strict=True):
-                steps_of(net, optimizer, 8, now)
-
-    finder = found(said, train)
+    finder = found(said, in_turns(now, turns=5, steps=8))
     profiles = {one.modules[0].type_name: one for one in finder.profiles}
     assert sorted(profiles) == ["Net", "Other"] and len(finder.profiles) == 2
     assert [one.flops.forward for one in profiles.values()] == [FORWARD, FORWARD]
