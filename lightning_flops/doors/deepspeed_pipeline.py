@@ -162,6 +162,9 @@ class PipelineSteps:
     def loader_is_used_up(self) -> None:
         """Nothing to do: ``train_batch`` tells where a step begins and ends."""
 
+    def loader_is_left(self) -> None:
+        """Nothing to do, as above."""
+
     def looks_left(self, sign: str, in_words: str) -> None:
         """Nothing to do: ``train_batch`` is a whole step, which a loop leaves unfinished only by an exception."""
 

@@ -70,6 +70,10 @@ class EngineSteps:
         if self._steps.on_its_thread():
             self._steps.loader_is_used_up()
 
+    def loader_is_left(self) -> None:
+        """The iterator that fed the latest steps was dropped."""
+        self._steps.loader_is_left()
+
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
         self._steps.looks_left(sign, in_words)

@@ -6,8 +6,10 @@ We wrap the class of the loaders' iterators, so we see every loader, whoever mad
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch.utils.data import DataLoader
@@ -57,11 +59,24 @@ class Loop(Protocol):
     def loader_is_used_up(self) -> None:
         """An iterator has no more batches: what follows may be the end of an epoch."""
 
+    def loader_is_left(self) -> None:
+        """The iterator that fed the latest steps was dropped: what follows may be the end of an epoch."""
+
     def looks_left(self, sign: str, in_words: str) -> None:
         """Something happens that suggests that the loop has left a step unfinished."""
 
     def interrupted(self, error: BaseException) -> None:
         """The user's code raised *error* in a step."""
+
+
+@dataclass(slots=True)
+class _Feeder:
+    """An iterator that has delivered a batch for a step."""
+
+    is_gone: weakref.ref[Any]
+    """Returns None when it was dropped."""
+    again: bool = False
+    """It has delivered another one."""
 
 
 class LoaderTaps:
@@ -99,6 +114,9 @@ class LoaderTaps:
         """Which batch the loop gets, if that is not the one that was fetched."""
         self._iterator: Callable[[], Any] | None = None
         self._iterator_is_used_up = False
+        self._feeders: weakref.WeakKeyDictionary[Any, _Feeder] = weakref.WeakKeyDictionary()
+        self._feeder: _Feeder | None = None
+        """The latest one; None if it cannot be told when that is dropped."""
         self._modes_outside = 0
         self._on_class = Patches()
 
@@ -144,6 +162,8 @@ class LoaderTaps:
     def take_out(self) -> None:
         """Remove everything from torch's class."""
         self._on_class.undo()
+        self._feeder = None
+        self._feeders.clear()
 
     def iterators(self) -> list[Any]:
         """The iterator that was asked for a batch last, if it still exists."""
@@ -178,6 +198,8 @@ class LoaderTaps:
         self._monitored_fetch = False
         self.in_use = True
         self._session.log.fetch_ends()
+        if not failed:
+            self._is_fed(call[0])
         if self._takes_batches and failed:
             self._loop.nothing_fetched(call[0])
         elif self._takes_batches:
@@ -187,6 +209,43 @@ class LoaderTaps:
         """An iterator that was asked for a batch which would have been for a step has no more."""
         if not self._fetching:  # or its end will tell, when the wait is over
             self._loop.loader_is_used_up()
+
+    # ---- iterators that are dropped
+
+    def _is_fed(self, iterator: Any) -> None:
+        """*iterator* has delivered a batch for a step."""
+        feeder = self._feeder
+        if feeder is not None and feeder.is_gone() is iterator:
+            feeder.again = True
+            return
+        try:
+            feeder = self._feeders.get(iterator)
+            if feeder is None:
+                self._feeders[iterator] = feeder = _Feeder(weakref.ref(iterator, self._feeder_is_gone))
+            else:
+                feeder.again = True
+        except TypeError:  # an iterator of C
+            feeder = None
+        self._feeder = feeder
+
+    def is_fed_again(self) -> None:
+        """The iterator that has delivered the latest batch has delivered another one."""
+        if self._feeder is not None:
+            self._feeder.again = True
+
+    @guarded_on_deletion
+    def _feeder_is_gone(self, reference: object) -> None:
+        """A loop was left by ``break``, for one. Whoever takes one batch of a new iterator in each step leaves none.
+
+        Python may call this anywhere, also in code of ours, which could not go on then.
+        """
+        feeder = self._feeder
+        if feeder is None or reference is not feeder.is_gone or _code_of_ours_runs() or not self._loop.on_its_thread():
+            return
+        self._calls.stop()
+        self._feeder = None
+        if feeder.again:
+            self._loop.loader_is_left()
 
     # ---- for the window
 
@@ -238,3 +297,9 @@ class LoaderTaps:
         in_handler = dispatch.depth() < self._modes_outside  # torch would put back the mode that we remove
         if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
             self._loop.looks_left("loader", "the DataLoader's iterator was dropped")
+
+
+def _code_of_ours_runs() -> bool:
+    """Whether it was code of ours in which Python called the border of our caller."""
+    frame = sys._getframe(3)
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == __name__.partition(".")[0]

@@ -193,6 +193,11 @@ class LoopBatches:
     # ---- from one batch to the next
 
     @property
+    def is_unused(self) -> bool:
+        """Whether the running batch was fetched, and nothing has run for it."""
+        return self.is_fetched and not self.is_used
+
+    @property
     def are_several(self) -> bool:
         """The loader has delivered several batches together, and the running one is the first of them, or all."""
         return bool(self._others) or len(self._together) > 1

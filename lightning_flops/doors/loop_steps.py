@@ -86,6 +86,10 @@ class LoopSteps:
         """The loader had no more batches, and nothing of a step has run since."""
         self._epoch_begins = False
         """No batch was asked for since."""
+        self._has_left_over = False
+        """The running batch was delivered by an iterator that was dropped before anything ran for the batch."""
+        self._uses_left_over = False
+        """The loop computes on such batches."""
         self.is_whole = is_whole
         """Everything of the running step was seen."""
         self.micro_step_is_over = False
@@ -237,6 +241,8 @@ class LoopSteps:
             self.micro_step_ends(updates=0, ends_step=False)
         begins, self._at_border = self._at_border, False
         self.batches.is_used = True
+        if self._has_left_over:
+            self._has_left_over, self._uses_left_over = False, True
         return begins
 
     def forward_ends(self, marked: bool) -> None:
@@ -450,9 +456,20 @@ class LoopSteps:
             self._used_up = True
             self._epoch_may_end()
 
+    def loader_is_left(self) -> None:
+        """The loop has dropped the iterator that fed it, by ``break`` for one: an epoch is over.
+
+        Its last batch may be dropped with it, or may be used yet: the next forward, or the next fetch, tells.
+        """
+        left_over = self.batches.is_unused
+        if self.outside or (left_over and (self.batches.wait or self._uses_left_over)):
+            return
+        self._has_left_over, self._used_up = left_over, True
+        self._epoch_may_end()
+
     def _epoch_may_end(self) -> None:
         """What runs from the end of an epoch to the first fetch of the next belongs to no step, as under Lightning."""
-        begun = self.batches.batch is not None and not self._has_gradients
+        begun = self.batches.batch is not None and not (self._has_gradients or self._has_left_over)
         if self.batches.wait or begun or self._forward_depth:
             return
         self._used_up, self._between_epochs = False, True
@@ -461,6 +478,9 @@ class LoopSteps:
 
     def batch_is_asked_for(self) -> None:
         """The loop asks a loader for a batch that is for a step. If it is the first of an epoch, that begins."""
+        if self._has_left_over:
+            self._has_left_over = False
+            self.drops_batch()
         if self._between_epochs:
             self.returns_to_steps()
         if not self._epoch_begins:

@@ -280,6 +280,10 @@ class PlainLoop:
         if self._steps.on_its_thread():
             self._steps.loader_is_used_up()
 
+    def loader_is_left(self) -> None:
+        """The iterator that fed the latest steps was dropped."""
+        self._steps.loader_is_left()
+
     def _is_fetched(self, iterator: Any, fetched: Fetched | None) -> None:
         ahead = self.loaders.ahead
         gets = ahead.handed_over(iterator, fetched) if ahead.is_needed else fetched
@@ -414,6 +418,8 @@ class PlainLoop:
         steps, log, monitor, place, fact = self._steps, self.session.log, self.session.monitor, 0, 0
         if monitor is None or self.session.out:
             return
+        if FETCH in kinds:
+            self.loaders.is_fed_again()  # only the fetches of one iterator are noted
         try:
             while place < len(kinds):
                 if kinds.startswith(_USUAL_STEP, place) and self._is_between_steps():

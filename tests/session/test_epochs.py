@@ -147,21 +147,156 @@ def test_what_runs_between_the_epochs_of_any_iterable_is_in_no_step() -> None:
     assert figures(profiler.throughput)["model_flops"] == EPOCHS * EPOCH * STEP
 
 
-def test_the_time_between_epochs_is_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+SHORT = 12
+"""Batches of an epoch after which a loop leaves its loader."""
+
+
+def whole(loop: Loop) -> Iterable[torch.Tensor]:
+    """To the loader's last batch."""
+    return loop.loader
+
+
+def with_one_more(loop: Loop) -> Iterable[torch.Tensor]:
+    """Leave the loader with a batch that was fetched and is not used."""
+    for place, batch in enumerate(loop.loader):
+        if place == SHORT:
+            break
+        yield batch
+
+
+def after_the_last(loop: Loop) -> Iterable[torch.Tensor]:
+    """Leave the loader when the last batch was used."""
+    for place, batch in enumerate(loop.loader):
+        yield batch
+        if place == SHORT - 1:
+            break
+
+
+def sliced(loop: Loop) -> Iterable[torch.Tensor]:
+    """As many as wanted."""
+    return islice(loop.loader, SHORT)
+
+
+def beside_numbers(loop: Loop) -> Iterable[torch.Tensor]:
+    """``zip`` fetches a batch before it asks for a number that is not there."""
+    return (batch for batch, _ in zip(loop.loader, range(SHORT), strict=False))
+
+
+LEFT = (with_one_more, after_the_last, sliced, beside_numbers)
+
+
+def left_by_break(loop: Loop, batches: Callable[[Loop], Iterable[torch.Tensor]], between: Callable[[], object]) -> None:
+    for _ in range(EPOCHS):
+        for batch in batches(loop):
+            loop.backward(batch)
+            loop.update()
+        between()
+
+
+@pytest.mark.parametrize("profile_step", [3, SHORT], ids=["in an epoch", "the first of an epoch"])
+@pytest.mark.parametrize("batches", LEFT)
+def test_an_epoch_ends_where_the_loop_leaves_its_loader(
+    batches: Callable[[Loop], Iterable[torch.Tensor]], profile_step: int
+) -> None:
+    profiler = run(lambda loop: left_by_break(loop, batches, loop.draws_samples), profile_step=profile_step)
+    found = figures(profiler.throughput)
+    assert (found["unknown"], found["model_flops"]) == (0, EPOCHS * SHORT * STEP)
+    assert profiler.profile is not None and (profiler.profile.flops.model, profiler.profile.samples) == (STEP, ROWS)
+
+
+def test_an_epoch_ends_where_the_loop_leaves_what_goes_through_the_profiler() -> None:
+    torch.manual_seed(1)
+    loop = Loop(torchs)
+    with generous(), profile_training(loop.model, loop.optimizer, **SETTINGS) as profiler:
+        loop.loader = profiler.batches(loop.loader)
+        left_by_break(loop, with_one_more, loop.draws_samples)
+    assert figures(profiler.throughput)["model_flops"] == EPOCHS * SHORT * STEP
+
+
+@pytest.mark.parametrize("ends", ["by break", "with the second"])
+def test_batches_that_were_fetched_side_by_side_and_not_used_are_in_no_step(ends: str) -> None:
+    """Of the first loader one more batch is fetched in each epoch, and of the second where the loop is left."""
+
+    def side_by_side(loop: Loop) -> None:
+        others = DataLoader(torch.randn(SHORT, 3, WIDTH), batch_size=None)
+        for _ in range(EPOCHS):
+            for place, (batch, other) in enumerate(zip(loop.loader, others, strict=False)):
+                if place == SHORT - 1 and ends == "by break":
+                    break
+                loop.backward(torch.cat((batch, other)))
+                loop.update()
+            loop.draws_samples()
+
+    profiler = run(side_by_side)
+    found = figures(profiler.throughput)
+    steps = EPOCHS * (SHORT - (ends == "by break"))
+    assert (found["unknown"], found["model_flops"]) == (0, steps * STEP // ROWS * (ROWS + 3))
+    summary = profiler.throughput
+    assert summary is not None and summary.ips is not None
+    assert summary.ips.average * summary.batch_cost_sec.average == pytest.approx(ROWS + 3)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> FakeNow:
+    """The monitor's clock."""
     now = FakeNow()
     monkeypatch.setattr("lightning_flops.session.session.Monitor", functools.partial(Monitor, now))
+    return now
 
+
+@pytest.mark.parametrize("batches", [whole, *LEFT])
+def test_the_time_between_epochs_is_no_steps(batches: Callable[[Loop], Iterable[torch.Tensor]], now: FakeNow) -> None:
     def seconds(loop: Loop) -> None:
-        for _ in range(EPOCHS):
-            for batch in loop.loader:
-                now.sleep(1.0)
-                loop.backward(batch)
-                loop.update()
-            now.sleep(100.0)
+        def backward(batch: torch.Tensor) -> None:
+            now.sleep(1.0)
+            Loop.backward(loop, batch)
+
+        loop.backward = backward  # type: ignore[method-assign]
+        left_by_break(loop, batches, lambda: now.sleep(100.0))
 
     summary = run(seconds).throughput
-    assert summary is not None and summary.batches > 3 * EPOCH
+    assert summary is not None and summary.batches > 3 * SHORT
     assert summary.batch_cost_sec == Spread(average=1.0, maximum=1.0, minimum=1.0)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_new_iterator_for_each_step_ends_no_epoch(number: int, now: FakeNow) -> None:
+    """Steps that take their batches out of a new iterator each: what runs between two of them is in the next one."""
+
+    def fetches_anew(loop: Loop) -> None:
+        for _ in range(100):
+            chunk = list(islice(loop.loader, number))
+            now.sleep(1.0)
+            for batch in chunk:
+                loop.backward(batch)
+            loop.update()
+            now.sleep(2.0)
+
+    summary = run(fetches_anew).throughput
+    assert summary is not None and summary.batches == 99 * number  # one step is counted
+    # Each of them takes three seconds, but the first: nothing ran before it.
+    assert summary.batch_cost_sec.average * summary.batches == pytest.approx(99 * 3.0 - 2.0)
+
+
+def test_a_batch_of_an_iterator_that_was_dropped_may_be_used_yet(now: FakeNow) -> None:
+    """Only the first time is it taken for one that is dropped, too, and then it is used all the same."""
+
+    def keeps_the_last(loop: Loop) -> None:
+        for _ in range(60):
+            fetched = iter(loop.loader)
+            loop.backward(next(fetched))
+            loop.update()
+            batch = next(fetched)
+            del fetched
+            now.sleep(1.0)
+            loop.backward(batch)
+            loop.update()
+
+    profiler = run(keeps_the_last)
+    found, summary = figures(profiler.throughput), profiler.throughput
+    assert (found["unknown"], found["model_flops"]) == (0, 120 * STEP)
+    assert summary is not None and summary.batches > 100
+    assert summary.batch_cost_sec.average == pytest.approx(0.5, rel=0.02)
 
 
 def test_a_first_step_that_spends_more_is_seen_in_the_second_epoch(caplog: pytest.LogCaptureFixture) -> None:
