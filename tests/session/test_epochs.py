@@ -218,7 +218,7 @@ def test_batches_that_were_fetched_side_by_side_and_not_used_are_in_no_step(ends
     """Of the first loader one more batch is fetched in each epoch, and of the second where the loop is left."""
 
     def side_by_side(loop: Loop) -> None:
-        others = DataLoader(torch.randn(SHORT, 3, WIDTH), batch_size=None)
+        others = torchs(list(torch.randn(SHORT, 3, WIDTH)))
         for _ in range(EPOCHS):
             for place, (batch, other) in enumerate(zip(loop.loader, others, strict=False)):
                 if place == SHORT - 1 and ends == "by break":
