@@ -38,12 +38,15 @@ class OptimizerHooks:
         self._ends: Heard | None = ends
         self._failed = failed
         self._handles: list[Any] = []
+        self._both: tuple[Any, ...] = ()
+        """The same two, also when they are removed."""
 
     def put_up(self) -> None:
         """Hear of the steps from here on."""
         _remove_retired()
         self._handles.append(register_optimizer_step_pre_hook(self._before))
         self._handles.append(register_optimizer_step_post_hook(self._after))
+        self._both = tuple(self._handles)
 
     def remove(self) -> None:
         """Hear of no step any more; may be called twice. If torch cannot spare the hooks yet, they are removed later.
@@ -60,12 +63,12 @@ class OptimizerHooks:
         try:
             try:
                 if self._begins is not None:
-                    _run(self._begins, self._handles[0], optimizer, args, kwargs)
+                    _run(self._begins, self._both[0], optimizer, args, kwargs)
                 # torch holds what we return until the step is over; the first of us is enough.
                 if _retired and not isinstance(kwargs, _UntilTheStepIsOver):
                     return args, _UntilTheStepIsOver(kwargs)
             except Exception as error:
-                self._failed(error)
+                _run(self._failed, self._both[0], error)
         except BaseException:
             _remove_retired()  # the user's Ctrl-C ends the step, and with it torch's way through the table
             raise
@@ -75,18 +78,18 @@ class OptimizerHooks:
         try:
             try:
                 if self._ends is not None:
-                    _run(self._ends, self._handles[1], optimizer, args, kwargs)
+                    _run(self._ends, self._both[1], optimizer, args, kwargs)
             except Exception as error:
-                self._failed(error)
+                _run(self._failed, self._both[1], error)
         except BaseException:
             _remove_retired()
             raise
 
 
-def _run(hear: Heard, handle: Any, *step: Any) -> None:
+def _run(call: Callable[..., None], handle: Any, *arguments: Any) -> None:
     try:
         _running.append(handle)
-        hear(*step)
+        call(*arguments)
     finally:
         if handle in _running:
             _running.remove(handle)

@@ -157,3 +157,29 @@ def test_an_interrupt_in_a_hook_that_removes_them_leaves_nothing(
         optimizer.step()
     users.remove()
     assert hooks_up() == before
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_what_is_told_of_a_failure_may_remove_the_hooks(
+    where: str, optimizer: torch.optim.Optimizer, users: Users
+) -> None:
+    """Also if what failed is the hook itself, before it has called anybody."""
+
+    def fails(*_: Any) -> None:
+        raise ValueError
+
+    failed: list[Exception] = []
+
+    def told(error: Exception) -> None:
+        failed.append(error)
+        hooks.remove()
+
+    before = hooks_up()
+    hooks = OptimizerHooks(*((fails, nothing) if where == "before" else (nothing, fails)), failed=told)
+    hooks.put_up()
+    users.put_up()
+    optimizer.step()
+    optimizer.step()
+    users.remove()
+    assert len(failed) == 1 and users.heard == ["before", "after"] * 2
+    assert hooks_up() == before
