@@ -70,13 +70,14 @@ class Loop(Protocol):
 
 
 @dataclass(slots=True)
-class _Feeder:
-    """An iterator that has delivered a batch for a step."""
+class _Known:
+    """An iterator that was asked for a batch."""
 
-    is_gone: weakref.ref[Any]
-    """Returns None when it was dropped."""
-    again: bool = False
-    """It has delivered another one."""
+    reference: weakref.ref[Any]
+    """The only one of ours that tells when the iterator is dropped: a Ctrl-C that arrives while it tells arrives again
+    after it, and would be lost in a second one."""
+    batches: int = 0
+    """That it has delivered for steps, as far as that matters: none, one, or several."""
 
 
 class LoaderTaps:
@@ -112,10 +113,10 @@ class LoaderTaps:
         self._calls = NotedCalls(lambda kinds, facts: None, tokens=session.tokens) if calls is None else calls
         self.ahead: ReadAhead[Fetched] = ReadAhead()
         """Which batch the loop gets, if that is not the one that was fetched."""
-        self._iterator: Callable[[], Any] | None = None
+        self._iterator: weakref.ref[Any] | None = None
         self._iterator_is_used_up = False
-        self._feeders: weakref.WeakKeyDictionary[Any, _Feeder] = weakref.WeakKeyDictionary()
-        self._feeder: _Feeder | None = None
+        self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+        self._feeder: _Known | None = None
         """The latest one; None if it cannot be told when that is dropped."""
         self._modes_outside = 0
         self._on_class = Patches()
@@ -162,8 +163,8 @@ class LoaderTaps:
     def take_out(self) -> None:
         """Remove everything from torch's class."""
         self._on_class.undo()
-        self._feeder = None
-        self._feeders.clear()
+        self._feeder = self._iterator = None
+        self._known.clear()
 
     def iterators(self) -> list[Any]:
         """The iterator that was asked for a batch last, if it still exists."""
@@ -215,37 +216,41 @@ class LoaderTaps:
     def _is_fed(self, iterator: Any) -> None:
         """*iterator* has delivered a batch for a step."""
         feeder = self._feeder
-        if feeder is not None and feeder.is_gone() is iterator:
-            feeder.again = True
-            return
+        if feeder is None or feeder.reference() is not iterator:
+            self._feeder = feeder = self._knows(iterator)
+        if feeder is not None:
+            feeder.batches += 1
+
+    def _knows(self, iterator: Any) -> _Known | None:
+        """What is known of *iterator*; None if it cannot be told when it is dropped: of C, or without references."""
         try:
-            feeder = self._feeders.get(iterator)
-            if feeder is None:
-                self._feeders[iterator] = feeder = _Feeder(weakref.ref(iterator, self._feeder_is_gone))
-            else:
-                feeder.again = True
-        except TypeError:  # an iterator of C
-            feeder = None
-        self._feeder = feeder
+            known = self._known.get(iterator)
+            if known is None:
+                self._known[iterator] = known = _Known(weakref.ref(iterator, self._is_dropped))
+        except TypeError:
+            return None
+        return known
 
     def is_fed_again(self) -> None:
         """The iterator that has delivered the latest batch has delivered another one."""
         if self._feeder is not None:
-            self._feeder.again = True
+            self._feeder.batches += 1
 
     @guarded_on_deletion
-    def _feeder_is_gone(self, reference: object) -> None:
-        """A loop was left by ``break``, for one. Whoever takes one batch of a new iterator in each step leaves none.
-
-        Python may call this anywhere, also in code of ours, which could not go on then.
-        """
+    def _is_dropped(self, reference: object) -> None:
+        """A DataLoader's iterator is deleted when its loop ends. Python may call this anywhere, in any thread."""
+        in_handler = dispatch.depth() < self._modes_outside  # torch would put back the mode that we remove
+        if reference is self._iterator and not self._iterator_is_used_up and not in_handler:
+            self._loop.looks_left("loader", "the DataLoader's iterator was dropped")
         feeder = self._feeder
-        if feeder is None or reference is not feeder.is_gone or _code_of_ours_runs() or not self._loop.on_its_thread():
+        # Code of ours in which Python has called this could not go on.
+        if feeder is None or reference is not feeder.reference or _code_of_ours_runs():
             return
-        self._calls.stop()
-        self._feeder = None
-        if feeder.again:
-            self._loop.loader_is_left()
+        if self._loop.on_its_thread():
+            self._calls.stop()
+            self._feeder = None
+            if feeder.batches > 1:  # whoever takes one batch of a new iterator in each step leaves none
+                self._loop.loader_is_left()
 
     # ---- for the window
 
@@ -253,10 +258,8 @@ class LoaderTaps:
         if self._fetching or not self._loop.on_its_thread():
             return None
         self._loop.fetch_begins(iterator)
-        try:
-            self._iterator = weakref.ref(iterator, self._iterator_is_gone)
-        except TypeError:  # an iterator of C or without a place for references
-            self._iterator = None
+        known = self._knows(iterator)
+        self._iterator = None if known is None else known.reference
         self._iterator_is_used_up = False
         recorder = self._session.window.recorder
         if recorder.counting:
@@ -290,13 +293,6 @@ class LoaderTaps:
         self._loop.fetch_begins(None)  # its first fetch may begin right here
         self._session.enter("epoch restart")
         return True
-
-    @guarded_on_deletion
-    def _iterator_is_gone(self, iterator: object) -> None:
-        """A DataLoader's iterator is deleted when its loop ends. Python may call this anywhere, in any thread."""
-        in_handler = dispatch.depth() < self._modes_outside  # torch would put back the mode that we remove
-        if iterator is self._iterator and not self._iterator_is_used_up and not in_handler:
-            self._loop.looks_left("loader", "the DataLoader's iterator was dropped")
 
 
 def _code_of_ours_runs() -> bool:
