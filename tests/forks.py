@@ -12,6 +12,7 @@ the last of them has ended, and whoever asked for a fork that still runs takes i
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import gc
 import hashlib
@@ -44,7 +45,10 @@ UNUSED_SEC = 60.0
 
 
 class Fork:
-    """A Python that runs a module, to be watched like a ``Popen``. It leads a session of its own."""
+    """A Python that runs a module, to be watched like a ``Popen``. It leads a session of its own.
+
+    At SIGUSR1 it prints where each of its threads is.
+    """
 
     def __init__(self, server: _Server, pid: int) -> None:
         self._server = server
@@ -302,6 +306,7 @@ def _become(program: dict[str, Any], output: int, errors: int) -> list[str]:
     if program["silent"]:
         sys.warnoptions[:] = ["ignore"]
         warnings.simplefilter("ignore")
+    faulthandler.register(signal.SIGUSR1, file=2)
     random.seed()
     ranks: Any = sys.modules.get("lightning_utilities.core.rank_zero")
     if ranks is not None:  # Lightning notes it when it is imported

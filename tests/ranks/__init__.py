@@ -22,7 +22,6 @@ __all__ = [
     "DEEPSPEED_ON_CPU",
     "LIGHTNING",
     "REPOSITORY",
-    "TORCH",
     "environment_of_ranks",
     "run_ranks",
 ]
@@ -40,6 +39,9 @@ DEEPSPEED_ON_CPU = {
     "TORCH_EXTENSIONS_DIR": str(REPOSITORY / ".cache" / "torch_extensions"),
 }
 """Environment in which DeepSpeed runs without a GPU."""
+
+_LINES_SHOWN = 60
+"""So many of what each rank printed are shown when one has failed."""
 
 
 def run_ranks(
@@ -70,7 +72,8 @@ def run_ranks(
         What each rank printed, both streams together.
 
     Raises:
-        AssertionError: a rank failed or was not done in time; with everything that every rank printed.
+        AssertionError: a rank failed or was not done in time; with the last lines of what every rank printed, and
+            where those were that had not ended.
     """
     statuses_meant = [(ends_with or {}).get(rank, 0) for rank in range(ranks)]
     with contextlib.ExitStack() as undo:
@@ -89,22 +92,26 @@ def run_ranks(
             outputs.append(output)
             processes.append(_start(arguments, imports, folder, everywhere, _place(rank, ranks, port), output))
             undo.callback(_end, processes[-1])
-        deadline = time.monotonic() + timeout_sec
+        began = time.monotonic()
+        deadline = began + timeout_sec
         late = False
         while not late and any(process.poll() is None for process in processes):
             # A rank that has failed leaves the others waiting for it.
-            ended = zip((process.poll() for process in processes), statuses_meant, strict=True)
-            if any(status not in (None, meant) for status, meant in ended):
+            so_far = zip((process.poll() for process in processes), statuses_meant, strict=True)
+            if any(status not in (None, meant) for status, meant in so_far):
                 deadline = min(deadline, time.monotonic() + 5.0)
             late = time.monotonic() > deadline
             time.sleep(0.05)
+        if late:
+            _say_where(processes)
         for process in processes:
             _end(process)
         printed = [_text(output) for output in outputs]
     statuses = [process.wait() for process in processes]
-    whole = "\n".join(f"----- rank {rank}\n{text}" for rank, text in enumerate(printed))
-    assert not late or any(status > 0 for status in statuses), f"not done in {timeout_sec:.0f} s\n{whole}"
-    assert statuses == statuses_meant, f"exit statuses {statuses}\n{whole}"
+    last = "\n".join(f"----- rank {rank}\n{_end_of(text)}" for rank, text in enumerate(printed))
+    took_sec = time.monotonic() - began
+    ended = f"exit statuses {statuses} after {took_sec:.0f} s; they had {timeout_sec:.0f} s"
+    assert statuses == statuses_meant and not late, f"{ended}\n{last}"
     return printed
 
 
@@ -163,11 +170,25 @@ def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
+def _say_where(processes: Sequence[subprocess.Popen[bytes] | Fork]) -> None:
+    """Let each that still runs print where it is; one that is no fork just ends."""
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(1.0)
+
+
 def _end(process: subprocess.Popen[bytes] | Fork) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _end_of(text: str) -> str:
+    """The lines that say what went wrong come last, and a report before them may have hundreds."""
+    return "\n".join(text.splitlines()[-_LINES_SHOWN:])
 
 
 def _text(output: IO[bytes]) -> str:
