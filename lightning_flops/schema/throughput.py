@@ -53,7 +53,8 @@ class ThroughputSummary:
     hardware_flops: int | None = None
     """What this rank's kernels executed in all steps of the run; None if it is not known of one step."""
     lower_bound: bool = False
-    """An operator that may have spent FLOPs could not be counted: FLOPs and MFU are lower bounds."""
+    """FLOPs and MFU are lower bounds: an operator that may have spent FLOPs could not be counted, or a step was counted
+    that spent more than others of its shapes, and nobody knows how many such steps there were."""
     steps_counted: int = 0
     """Steps that were counted themselves."""
     steps_predicted: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,20 @@ if TYPE_CHECKING:
     from lightning_flops.session.samples import Samples
 
 
+_ROUND_NUMBERS = (100, 1000, 10_000)
+"""People save, log pictures and draw samples at every so many steps."""
+
+_BESIDE = (0, 1, -1)
+"""What they do then may run in the step of that number, or after its update, and so in the next one for us; and the
+first step is their number 0 or 1."""
+
+
 class Checks:
     """Decides when a check is made: a step is counted from its first moment to its last, whatever its shapes are.
 
-    Shapes may never change and chance may decide all the same what a step runs. Only such a step shows it.
+    Shapes may never change and chance may decide all the same what a step runs. Only such a step shows it. Steps at
+    which people do more than at others are each looked at once: the first step of an epoch, and those beside round
+    numbers.
 
     Args:
         laws: foretell what steps spend.
@@ -29,6 +40,8 @@ class Checks:
         """A check is running."""
         self.began = 0
         """Steps that were done when the latest one began."""
+        self.looks_for_more = False
+        """The latest one is of a step at which people do more than at others."""
         self._laws = laws
         self._samples = samples
         self._wanted = wanted
@@ -37,6 +50,12 @@ class Checks:
         self._planned: float = math.inf
         self._expected: set[int] = set()
         """Numbers of steps after which the next one is worth a check, whatever its number."""
+        self._round = deque((every, beside) for every in _ROUND_NUMBERS for beside in _BESIDE)
+        """Steps of which one is still to be looked at: every so many, and so many after that."""
+        self._round_at: float = math.inf
+        """The next of the first of them; none before an ordinary step was checked, which tells more."""
+        self._ordinary_was_checked = False
+        self._is_round = False
 
     def window_closes(self, counted: Iterable[StepKey], *, steps_done: int) -> None:
         """A window has counted steps of these keys: from here on steps like them are checked now and then."""
@@ -44,17 +63,24 @@ class Checks:
         self._plan(steps_done=steps_done)
 
     def _plan(self, *, steps_done: int) -> None:
+        self._round_at = math.inf
         self._wait_until(math.inf)
         if not self._wanted or self._samples.exhausted or not self._laws.foretells_kinds(self._kinds):
             self._expected.clear()
             return
+        self._find_round(after=steps_done)
         # If samples are of no use, steps of new shapes are counted by checks, as they come.
         at_once = self._laws.wants_check or (self._laws.believes_samples is False and self._was_new)
         self._wait_until(steps_done if at_once else self._samples.next_check(steps_done=steps_done))
 
     def _wait_until(self, planned: float) -> None:
         self._planned = planned
-        self.at = min([planned, *self._expected])
+        self.at = min([planned, self._round_at, *self._expected])
+
+    def _find_round(self, *, after: int) -> None:
+        if self._round and self._ordinary_was_checked:
+            every, beside = self._round[0]
+            self._round_at = max(1, -((beside - after) // every)) * every + beside
 
     def hurry(self, *, steps_done: int) -> None:
         """A check now would tell something."""
@@ -64,6 +90,7 @@ class Checks:
     def postpone(self, *, steps_done: int) -> None:
         """The step that begins now is measured otherwise."""
         self._expected.discard(steps_done)
+        self._find_round(after=steps_done + 1)
         self._wait_until(max(self._planned, steps_done + 1))
 
     def expect(self, *, after: int) -> None:
@@ -77,29 +104,43 @@ class Checks:
         samples = self._samples
         if steps_done < self.at:
             return False
-        expected = steps_done in self._expected
+        is_round = steps_done == self._round_at
+        expected = is_round or steps_done in self._expected
         self._expected = {one for one in self._expected if one > steps_done}
+        self._find_round(after=steps_done + 1)
         if samples.exhausted:
             self._expected.clear()
+            self._round_at = math.inf
             self._wait_until(math.inf)
             return False
         if steps_done < self._planned and not expected:
             self._wait_until(self._planned)
             return False
         if not samples.affords(steps_done=steps_done):
-            self._wait_until(samples.affords_at(steps_done=steps_done))
+            affords_at = samples.affords_at(steps_done=steps_done)
+            self._find_round(after=affords_at)
+            self._wait_until(affords_at)
             return False
         if not (expected or samples.is_usual(steps_done=steps_done)):
             self._wait_until(steps_done + 1)
             return False
         self._wait_until(math.inf)
         self.running, self.began = True, steps_done
+        self.looks_for_more, self._is_round = expected, is_round
         samples.begins()
         return True
 
     def counts(self, key: StepKey) -> None:
         """The step of this *key* was counted from its first moment to its last; the laws are told next."""
         self._was_new = not self._laws.is_settled(key)
+        if self.running:
+            self._ordinary_was_checked |= not self.looks_for_more
+            if self._is_round:
+                self._round.popleft()
+
+    def found_more(self) -> None:
+        """A step at which people do more than at others has spent more: no further one needs to be looked at."""
+        self._round.clear()
 
     def ends(self, *, steps_done: int) -> None:
         """It has ended, or its loop has left it."""

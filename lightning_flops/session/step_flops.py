@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lightning_flops.analysis.flops_law import step_law
-from lightning_flops.analysis.step_laws import OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
+from lightning_flops.analysis.step_laws import MORE, OTHERS_TRAIN, RunFlops, StepKey, StepLaws, StepSeconds
 from lightning_flops.records import NO_TOKENS
 from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
+from lightning_flops.units import plain
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,7 @@ class StepFlops:
         share: float,
         padding_counts: bool,
     ) -> None:
+        self._note = note
         self.laws = StepLaws(note, padding_counts=padding_counts)
         """Foretell what was not counted."""
         self.books = RunFlops(self.laws)
@@ -74,7 +76,7 @@ class StepFlops:
         self.at_border = True
         """The next batch begins a step."""
         self.lower_bound = False
-        """A step was counted in which something may be missing."""
+        """Something is missing in the FLOPs of some steps."""
         self._root = root
         self._updated = updated
         self._shown = shown
@@ -172,12 +174,24 @@ class StepFlops:
         if not step.sampled or self.checks.running:
             self.checks.counts(key)
             self._first_was_counted |= self.checks.running and self.checks.began == self._epoch_began
-            self.laws.counted(key, step.flops)
+            self._learn(key, step)
         else:
             self.laws.sampled(key, step.flops)
             if not self.laws.believes_samples:
                 return
         self.books.counted(key, step.flops)
+
+    def _learn(self, key: StepKey, step: CountedStep) -> None:
+        """A step was counted from its first moment to its last."""
+        checks = self.checks
+        more = self.laws.beyond(key, step.flops) if checks.running and checks.looks_for_more else 0
+        if not more:
+            self.laws.counted(key, step.flops)
+            return
+        # The others do not spend that: what is foretold of them stays.
+        self.lower_bound = True
+        checks.found_more()
+        self._note(MORE.format(step=checks.began, flops=plain(more)))
 
     # ---- steps that are counted outside of windows
 

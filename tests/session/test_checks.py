@@ -1,6 +1,6 @@
 """Where shapes never change, a step is counted once more now and then, and shows whether all spend the same.
 
-``tests/deepspeed/test_checks.py`` is the same under DeepSpeed.
+``tests/deepspeed/test_lengths.py`` has the same under DeepSpeed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from lightning_flops import profile_training
+from lightning_flops.analysis.step_laws import StepKey, StepLaws
+from lightning_flops.session.checks import Checks
 from lightning_flops.session.samples import Samples
 from tests.checks import (
     CONFIRMED,
@@ -197,6 +199,80 @@ def test_time_that_is_no_steps_is_not_taken_for_the_cost_of_a_check() -> None:
 @pytest.mark.parametrize(("done", "usual"), [(99, False), (100, False), (103, True), (109, False), (110, False)])
 def test_no_check_is_made_where_people_do_what_they_do_now_and_then(done: int, usual: bool) -> None:
     assert Samples().is_usual(steps_done=done) is usual
+
+
+@pytest.mark.parametrize(
+    ("when", "counted_at"),
+    [("in step 100", 200), ("after the update of step 100", 301), ("in the hundredth step", 399)],
+)
+def test_work_that_comes_every_hundred_steps_makes_figures_lower_bounds(
+    when: str, counted_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop without epochs draws samples from a model that nobody shows to the profiler."""
+    model, averaged = Dropping(1.0), Dropping(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch, steps = torch.randn(ROWS, WIDTH), 450
+
+    def draws_samples() -> None:
+        with torch.no_grad():
+            for _ in range(7):
+                averaged(batch)
+
+    with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
+        for index in range(steps):
+            if when == "in step 100" and index and not index % 100:
+                draws_samples()
+            model(batch)["loss"].backward()
+            if when == "in the hundredth step" and not (index + 1) % 100:
+                draws_samples()
+            optimizer.step()
+            optimizer.zero_grad()
+            if when == "after the update of step 100" and index and not index % 100:
+                draws_samples()
+    summary = profiler.throughput
+    found = figures(summary)
+    assert summary is not None and summary.lower_bound
+    assert found["unknown"] == 0
+    more = 7 * LAYERS * PRODUCT  # in the one step that was looked at
+    assert found["model_flops"] == found["hardware_flops"] == steps * LAYERS * 3 * PRODUCT + more
+    assert caplog.text.count("more than is foretold") == 1
+    assert f"Step {counted_at} spent 71,680 FLOPs more than is foretold for its shapes." in caplog.text
+
+
+def test_a_step_that_spends_less_at_a_round_number_is_no_lower_bound() -> None:
+    model = Dropping(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(ROWS, WIDTH)
+    with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
+        for index in range(250):
+            model.keeps = 0.0 if index and not index % 100 else 1.0
+            (model(batch)["loss"] + 0 * sum(one.sum() for one in model.parameters())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    summary = profiler.throughput
+    assert summary is not None and not summary.lower_bound
+    assert figures(summary)["model_flops"] is None
+
+
+def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None:
+    """After the first ordinary check, and one in ten thousand steps is the rarest."""
+    now = FakeNow()
+    laws = StepLaws(lambda sentence: None)
+    samples = Samples(now, share=1.0)
+    checks = Checks(laws, samples, wanted=True)
+    key: StepKey = ((((ROWS, WIDTH),),), 1)
+    laws.counted(key, {("forward", "float32"): 8})
+    checks.window_closes([key], steps_done=4)
+    made: list[int] = []
+    looks: list[int] = []
+    for done in range(5, 35_000):
+        now.sleep(1.0)
+        if checks.begins(steps_done=done):
+            (looks if checks.looks_for_more else made).append(done)
+            checks.counts(key)
+            checks.ends(steps_done=done + 1)
+    assert made == [103, 206, 412, 824, 1_648, 3_296, 6_592, 13_184, 26_368]
+    assert looks == [200, 201, 299, 1_000, 1_001, 1_999, 10_000, 10_001, 19_999]
 
 
 def test_checks_come_after_103_steps_and_always_twice_as_many() -> None:
