@@ -265,7 +265,7 @@ def problem_of_launch(words: list[str]) -> str | None:
 def refused(arguments: list[str]) -> str | None:
     """Why our command refuses *arguments*, or None."""
     try:
-        cli._parser().parse_args(arguments)
+        cli.parser().parse_args(arguments)
     except (SystemExit, argparse.ArgumentError) as end:
         return f"refused: {end}"
     return None

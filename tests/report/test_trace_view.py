@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from lightning_flops import cli
 from lightning_flops.analysis.trace import analyze_traces
+from lightning_flops.commands.trace import SORT_KEYS
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.report.trace_view import SortKey, View
@@ -68,7 +68,7 @@ def test_a_line_goes_on_below_its_label_where_the_terminal_is_narrow() -> None:
 
 
 def test_the_command_knows_the_keys_that_the_tables_know() -> None:
-    assert cli._SORT_KEYS and set(cli._SORT_KEYS) == set(get_args(SortKey))
+    assert SORT_KEYS and set(SORT_KEYS) == set(get_args(SortKey))
 
 
 @pytest.mark.parametrize(("sort", "first"), [("max", "aten::add"), ("calls", "aten::mm"), ("name", "aten::add")])

@@ -1,0 +1,225 @@
+"""``lightning-flops run PROGRAM…``: a program runs unchanged, and its training is profiled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from lightning_flops.commands.terminal import AS_WRITTEN, PROGRAM, Commands, complain, say
+from lightning_flops.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_flops.doors.find_loop import LoopFinder
+    from lightning_flops.session.outcomes import Outcomes
+
+_SETTING = "setting:"
+
+
+def add(commands: Commands) -> None:
+    """Add the command to *commands*."""
+    run = commands.add_parser(
+        "run",
+        help="run a training program unchanged, profiled",
+        usage="%(prog)s [-h] [--profile-step N] [--log-dir DIR] [...] [-m] PROGRAM [ARGUMENT ...]",
+        description=(
+            "Run a Python program unchanged, and profile its training: every Trainer of Lightning and of transformers, "
+            "every DeepSpeed engine whose config has an enabled flops_profiler block, or else the first loop of torch, "
+            "accelerate or Fabric whose optimizer takes a step. A profiler that the program has itself goes before. "
+            "LIGHTNING_FLOPS=0 in the environment leaves all but DeepSpeed alone."
+        ),
+        epilog=(
+            "examples:\n"
+            f"  {PROGRAM} run train.py --epochs 3\n"
+            f"  {PROGRAM} run --profile-step 20 --log-dir logs train.py\n"
+            f"  torchrun --nproc-per-node 2 -m lightning_flops run --tokens-per-sample 2048 -m my_package.train"
+        ),
+        formatter_class=AS_WRITTEN,
+        allow_abbrev=False,
+    )
+    run.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module's name, as after python -m")
+    run.add_argument(
+        "--log-dir", metavar="DIR", help="folder for TensorBoard and files, if the loggers of a framework have none"
+    )
+    _add_settings(run)
+    run.add_argument(
+        "program",
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a script, or a directory or zip file with a __main__.py; what follows it is its own",
+    )
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting that can be written on a command line."""
+    from lightning_flops.config import ARGUMENTS
+    from lightning_flops.config import SETTINGS as KNOWN
+
+    group = parser.add_argument_group("settings")
+    for name in ARGUMENTS:
+        option = f"--{name.replace('_', '-')}"
+        group.add_argument(
+            option, dest=f"{_SETTING}{name}", metavar="VALUE", type=_value, help=_plain(KNOWN[name].help)
+        )
+
+
+def _plain(text: str) -> str:
+    """*text* of a docstring as a terminal shows it."""
+    return text.replace("``", "").replace("%", "%%")
+
+
+def _value(text: str) -> object:
+    """A setting's value: JSON, as 20, true or {"wait": 1}; any other text is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False}.get(text, text)
+
+
+def _settings_in(options: argparse.Namespace) -> dict[str, object]:
+    """The settings among *options*.
+
+    Raises:
+        ConfigError: one breaks its rule.
+    """
+    from lightning_flops.config import BLOCK, config_from
+
+    given = {
+        name.removeprefix(_SETTING): value
+        for name, value in vars(options).items()
+        if name.startswith(_SETTING) and value is not None
+    }
+    try:
+        config_from(given, owner="run")
+    except ConfigError as error:
+        words = str(error)
+        for name in given:
+            words = words.replace(f"{BLOCK}.{name} ", f"--{name.replace('_', '-')} ", 1)
+        raise ConfigError(words) from None
+    return given
+
+
+def profile_program(options: argparse.Namespace, program: Sequence[str]) -> int:
+    """Run *program*, which is its name and its arguments; returns the exit status. What it raises is raised here."""
+    from lightning_flops.doors.run_program import ProgramNotFoundError, run
+
+    try:
+        doors = _Doors(_settings_in(options), log_dir=options.log_dir)
+    except ConfigError as wrong:
+        complain(f"error: {wrong}", command="run")
+        return 2
+    error: BaseException | None = None
+    try:
+        run(program[0], program[1:], as_module=options.module)
+    except ProgramNotFoundError as missing:
+        doors.silent = True
+        complain(str(missing))
+        return missing.exit_status
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        doors.close(error)
+    return 0
+
+
+class _Doors:
+    """Has the program's training profiled. No framework is loaded before the program loads it.
+
+    Args:
+        settings: those that the user has given.
+        log_dir: a folder for the reports of a training whose framework has none for them.
+
+    Raises:
+        ConfigError: the environment has settings that break their rules.
+    """
+
+    def __init__(self, settings: Mapping[str, object], *, log_dir: str | None) -> None:
+        from lightning_flops import entry_points
+        from lightning_flops.config import OWN_FOLDER
+        from lightning_flops.doors.when_imported import when_imported
+
+        self._environment = {
+            name: os.environ.get(name) for name in (entry_points.SWITCH, entry_points.SETTINGS, entry_points.LOG_DIR)
+        }
+        """What the environment said before; the program and what it starts see ours."""
+        if settings:
+            os.environ[entry_points.SETTINGS] = json.dumps({**entry_points.settings(), **settings})
+        os.environ.setdefault(entry_points.SWITCH, "1")  # a value that is there is the user's
+        if log_dir is not None:
+            os.environ[entry_points.LOG_DIR] = log_dir
+        os.environ.setdefault(entry_points.LOG_DIR, OWN_FOLDER)
+        self.silent = False
+        """Say nothing at the end."""
+        self._settings = entry_points.settings()
+        self._log_dir = log_dir
+        self._finder: LoopFinder | None = None
+        when_imported("deepspeed", _install)
+        if entry_points.is_on():
+            when_imported("transformers.trainer", self._give_callback)
+            when_imported("torch", self._find_loop)
+
+    def _give_callback(self, trainer: ModuleType) -> None:
+        """Have every Trainer of transformers add a callback of ours to those that it adds itself."""
+        from lightning_flops.transformers import CallbackOfAnyTrainer
+
+        trainer.DEFAULT_CALLBACKS.append(CallbackOfAnyTrainer(**self._settings))
+
+    def _find_loop(self, torch: ModuleType) -> None:
+        from lightning_flops.config import config_from
+        from lightning_flops.doors.find_loop import LoopFinder
+
+        config = config_from(self._settings, owner="run")
+        self._finder = LoopFinder(config, log_dir=self._log_dir, announce=say)
+
+    def close(self, error: BaseException | None) -> None:
+        """The program is over, or *error* ends it: report what was measured, and say if nothing was."""
+        try:
+            self._report(error)
+        finally:
+            for name, value in self._environment.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def _report(self, error: BaseException | None) -> None:
+        from lightning_flops.session.outcomes import OUTCOMES
+
+        if self._finder is not None:
+            self._finder.end(error)
+        if self.silent or os.environ.get("RANK", "0") != "0":
+            return
+        if OUTCOMES.profiles:
+            if not OUTCOMES.told:  # of a profiler that the program has itself
+                say(f"FLOPs of {OUTCOMES.latest} The report went where the program's own profiler has it.")
+            self._tell_of_several(OUTCOMES)
+            return
+        say(f"nothing was profiled: {self._reason(OUTCOMES)}")
+
+    def _tell_of_several(self, outcomes: Outcomes) -> None:
+        """If the program had several trainings, say in one last line what became of each."""
+        found = () if self._finder is None else self._finder.loops
+        of_found = frozenset[str]() if self._finder is None else self._finder.said
+        frameworks = [one.line.rstrip(".") for one in outcomes.told if one.line not in of_found]
+        if len(runs := [*frameworks, *found]) > 1:
+            say(f"trainings of this program: {'; '.join(f'({n}) {run}' for n, run in enumerate(runs, 1))}.")
+
+    def _reason(self, outcomes: Outcomes) -> str:
+        """Why nothing was profiled; without a full stop."""
+        if outcomes.sessions and self._settings.get("timer_only"):
+            return "timer_only was asked for; throughput is where the run's logs are"
+        if outcomes.sessions:
+            return "; ".join(dict.fromkeys(outcomes.reasons)) or "training ended before its step was counted to the end"
+        if (switch := os.environ.get("LIGHTNING_FLOPS")) != "1":
+            return f"LIGHTNING_FLOPS is {switch} in the environment"
+        return "the program did not import torch" if self._finder is None else self._finder.reason
+
+
+def _install(deepspeed: ModuleType) -> None:
+    from lightning_flops.deepspeed import install
+
+    install()

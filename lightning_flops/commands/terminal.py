@@ -1,0 +1,50 @@
+"""What the commands say on a terminal, and to whom."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import shutil
+import sys
+from typing import Any
+
+from lightning_flops.text.printable import printable
+
+PROGRAM = "lightning-flops"
+
+Commands = Any
+"""What ``add_subparsers`` returns; argparse has no public name for its class."""
+
+AS_WRITTEN = argparse.RawDescriptionHelpFormatter
+"""Shows descriptions and examples with their own line ends."""
+
+
+def complain(words: str, *, command: str = "") -> None:
+    """Say on standard error what is wrong."""
+    who = f"{PROGRAM} {command}".rstrip()
+    sys.stderr.write(f"{who}: {printable(words)}\n")
+
+
+def say(sentence: str) -> None:
+    """Tell the user *sentence*, beside what the program itself prints."""
+    with contextlib.suppress(Exception):  # standard error may be closed
+        sys.stderr.write(f"{PROGRAM}: {printable(sentence)}\n")
+
+
+def print_whole(text: str) -> None:
+    """Print *text* as it is, as far as somebody reads."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a kernel's name must not fail for the terminal's encoding
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has closed the pipe (`| head`). At exit Python would flush into it and report the error again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
