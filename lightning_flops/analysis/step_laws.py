@@ -61,9 +61,9 @@ GIVEN_UP = (
 
 
 MORE = (
-    "Step {step} spent {flops} FLOPs more than is foretold for its shapes. What runs in some steps only, as to draw "
-    "samples, is in the time of these steps, and in their FLOPs only where they are counted: the run's FLOPs and MFU "
-    "are lower bounds. In a loop of your own, profiler.outside_of_steps() leaves it out."
+    "Step {step} spent {flops} model FLOPs more than is foretold for its shapes. What runs in some steps only, as to "
+    "draw samples, is in the time of these steps, and in their FLOPs only where they are counted: the run's FLOPs and "
+    "MFU are lower bounds. In a loop of your own, profiler.outside_of_steps() leaves it out."
 )
 
 
@@ -136,9 +136,9 @@ class StepLaws:
         return known
 
     def beyond(self, key: StepKey, flops: BucketFlops) -> int:
-        """How much more than foretold a step has spent that spent *flops*, if it has spent all that is foretold.
+        """How many more model FLOPs than foretold a step has spent that spent *flops*.
 
-        Of model FLOPs, or of all FLOPs where these are as foretold. 0 if nothing is foretold, or something is missing.
+        0 if nothing is foretold, or if it has spent less of something.
         """
         foretold = self.known(key)
         if foretold is None:
@@ -147,8 +147,7 @@ class StepLaws:
         more = {one: flops.get(one, 0) - foretold.flops.get(one, 0) for one in buckets}
         if min(more.values(), default=0) < 0:
             return 0
-        of_model = sum(value for one, value in more.items() if one[0] in _MODEL)
-        return of_model or sum(value for one, value in more.items() if one[0] != "causal_skipped")
+        return sum(value for one, value in more.items() if one[0] in _MODEL)
 
     def add(self, sums: FlopSums, keys: Sequence[StepKey], numbers: Sequence[int]) -> int:
         """Add to *sums* what steps have spent. Returns how many of them nobody knows.

@@ -236,7 +236,7 @@ def test_work_that_comes_every_hundred_steps_makes_figures_lower_bounds(
     more = 7 * LAYERS * PRODUCT  # in the one step that was looked at
     assert found["model_flops"] == found["hardware_flops"] == steps * LAYERS * 3 * PRODUCT + more
     assert caplog.text.count("more than is foretold") == 1
-    assert f"Step {counted_at} spent 71,680 FLOPs more than is foretold for its shapes." in caplog.text
+    assert f"Step {counted_at} spent 71,680 model FLOPs more than is foretold for its shapes." in caplog.text
 
 
 def test_a_step_that_spends_less_at_a_round_number_is_no_lower_bound() -> None:
@@ -252,6 +252,33 @@ def test_a_step_that_spends_less_at_a_round_number_is_no_lower_bound() -> None:
     summary = profiler.throughput
     assert summary is not None and not summary.lower_bound
     assert figures(summary)["model_flops"] is None
+
+
+def test_an_optimizer_that_spends_more_at_round_numbers_leaves_model_flops_exact() -> None:
+    class Preconditioned(torch.optim.SGD):
+        """Multiplies matrices at every hundredth step alone."""
+
+        steps = 0
+
+        def step(self, *args: Any, **kwargs: Any) -> Any:
+            """Make one update."""
+            self.steps += 1
+            if not self.steps % 100:
+                torch.ones(4, 4) @ torch.ones(4, 4)
+            return super().step(*args, **kwargs)
+
+    model = Dropping(1.0)
+    optimizer = Preconditioned(model.parameters(), lr=0.01)
+    batch, steps = torch.randn(ROWS, WIDTH), 410
+    with generous(), profile_training(model, optimizer, log_every_n_steps=LOG_EVERY, **SETTINGS) as profiler:
+        for _ in range(steps):
+            model(batch)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    summary = profiler.throughput
+    found = figures(summary)
+    assert summary is not None and not summary.lower_bound
+    assert (found["model_flops"], found["hardware_flops"]) == (steps * LAYERS * 3 * PRODUCT, None)
 
 
 def test_each_round_number_is_looked_at_once_and_so_are_its_neighbours() -> None:

@@ -315,7 +315,7 @@ def test_a_first_step_that_spends_more_is_seen_in_the_second_epoch(caplog: pytes
     assert (found["counted"], found["unknown"]) == (3, 0)
     assert found["model_flops"] == EPOCHS * EPOCH * STEP + 5 * LAYERS * PRODUCT
     assert throughput is not None and throughput.lower_bound
-    assert f"Step {EPOCH} spent 51,200 FLOPs more than is foretold for its shapes." in caplog.text
+    assert f"Step {EPOCH} spent 51,200 model FLOPs more than is foretold for its shapes." in caplog.text
 
 
 class DrawsAtFirst(Dropping):
