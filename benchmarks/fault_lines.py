@@ -630,6 +630,81 @@ def train_a_loop_of_your_own(profiled: bool, wire: Tripwire, seen: dict[str, Any
         seen["left"] += left_on(model, optimizer) + ["NVML is held"] * bool(nvml.users)
 
 
+def train_a_loop_that_breaks(profiled: bool, wire: Tripwire, seen: dict[str, Any]) -> None:
+    """Steps of a loop under ``profile_training`` that leaves its loader by ``break``, and whose epochs end there.
+
+    In its first epochs it drops the last batch with the loader, then it makes a step on it, and then none is over. Then
+    it keeps one iterator, which outlives a pass over another loader, and drops it in the end. An evaluation breaks off
+    its loader as well.
+    """
+    from contextlib import nullcontext, suppress
+
+    from torch.utils.data import DataLoader
+
+    from lightning_flops import profile_training
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(torch.randn(80, 4), batch_size=2, shuffle=True)
+    losses: list[float] = []
+
+    def step(batch: torch.Tensor) -> None:
+        loss = model(batch).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    def epoch(*, drops: bool = False, uses: bool = False) -> None:
+        for number, batch in enumerate(loader):
+            if number == 4 and (drops or uses):
+                break
+            step(batch)
+            if number == 3 and not (drops or uses):
+                break
+        if uses:
+            step(batch)
+
+    def evaluate() -> None:
+        model.eval()
+        with torch.no_grad():
+            for number, batch in enumerate(loader):
+                losses.append(model(batch).sum().item())
+                if number:
+                    break
+        model.train()
+
+    seen["refused"] = True  # until the block begins an error may say that there will be no profile
+    try:
+        with wire:
+            profiling = (
+                profile_training(model, optimizer, profile_step=1, timing_steps=2, log_dir="logs")
+                if profiled
+                else nullcontext()
+            )
+            with profiling as profiler:
+                seen["refused"] = False
+                for number in range(10):
+                    epoch(drops=number in (0, 1, 5), uses=number in (3, 6))
+                    if number % 4 == 1:
+                        evaluate()
+                kept = iter(loader)
+                for _ in range(4):
+                    step(next(kept))
+                epoch()
+                for _ in range(4):
+                    step(next(kept))
+                del kept
+                epoch()
+            if profiler is not None:
+                with suppress(RuntimeError):  # a question, which may be answered by an error
+                    seen["counts"] = profiler.profile and profiler.profile.flops_total.forward
+    finally:
+        seen["weights"], seen["losses"] = bits(model.parameters()), [loss.hex() for loss in losses]
+        seen["left"] += left_on(model, optimizer)
+
+
 @contextlib.contextmanager
 def _gpu_of(nvml: FakeNvml) -> Iterator[None]:
     """Inside, sessions read the counters of *nvml*'s GPU, though they run on a CPU."""
@@ -679,6 +754,7 @@ RUNS: dict[str, Train] = {
     "count_flops": train_plainly,
     "FlopsProfiler": train_under_deepspeeds_name,
     "profile_training": train_a_loop_of_your_own,
+    "profile_training-break": train_a_loop_that_breaks,
     "transformers": train_with_transformers,
 }
 
@@ -697,6 +773,8 @@ _OF_LIGHTNING = (
     "benchmarks.lightning_suite_door",
 )
 
+_OF_LOOP = ("fsspec.implementations.local", "torch.utils.tensorboard")
+
 _OF_RUN: dict[str, tuple[str, ...]] = {
     "lightning": _OF_LIGHTNING,
     "lightning-manual": _OF_LIGHTNING,
@@ -711,7 +789,8 @@ _OF_RUN: dict[str, tuple[str, ...]] = {
         "deepspeed.ops.adam",
         "tests.deepspeed.engines",
     ),
-    "profile_training": ("fsspec.implementations.local", "torch.utils.tensorboard"),
+    "profile_training": _OF_LOOP,
+    "profile_training-break": _OF_LOOP,
     "transformers": ("fsspec.implementations.local", "tests.transformers.footprint", "tests.transformers.tiny"),
 }
 
