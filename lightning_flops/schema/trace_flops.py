@@ -191,12 +191,12 @@ class TraceFlops:
     @property
     def mfu(self) -> float | None:
         """Of all steps together, as if they were one; None where that of one of them is not known."""
-        return of_all([(step.mfu, step.wall_us) for step in self.steps])
+        return _mfu_of_all(self.steps)
 
     @property
     def hfu(self) -> float | None:
         """Likewise."""
-        return of_all([(step.hfu, step.wall_us) for step in self.steps])
+        return _hfu_of_all(self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,12 +244,20 @@ class JobFlops:
     @property
     def mfu(self) -> float | None:
         """Of all steps together, as if they were one; None where that of one of them is not known."""
-        return of_all([(step.mfu, step.wall_us) for step in self.steps])
+        return _mfu_of_all(self.steps)
 
     @property
     def hfu(self) -> float | None:
         """Likewise."""
-        return of_all([(step.hfu, step.wall_us) for step in self.steps])
+        return _hfu_of_all(self.steps)
+
+
+def _mfu_of_all(steps: Sequence[TracedStepFlops] | Sequence[JobStepFlops]) -> float | None:
+    return of_all([(step.mfu, step.wall_us) for step in steps])
+
+
+def _hfu_of_all(steps: Sequence[TracedStepFlops] | Sequence[JobStepFlops]) -> float | None:
+    return of_all([(step.hfu, step.wall_us) for step in steps])
 
 
 def of_all(shares: Sequence[tuple[float | None, float]]) -> float | None:

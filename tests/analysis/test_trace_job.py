@@ -11,18 +11,7 @@ from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
 from lightning_flops.schema.trace_flops import JobFlops, JobStepFlops
-from tests.analysis.trace_events import Event, kernel, launch, operator, step, trace
-
-
-def mm(number: int, start: float, *, rows: int) -> tuple[Event, ...]:
-    """A product of [rows, 10] and [10, 10], 200 FLOPs a row, and its kernel of 10 us."""
-    shapes: dict[str, Any] = {
-        "Input Dims": [[rows, 10], [10, 10]],
-        "Input type": ["float", "float"],
-        "Concrete Inputs": ["", ""],
-        "Input Strides": [[10, 1], [10, 1]],
-    }
-    return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, 10)
+from tests.analysis.trace_events import Event, kernel, launch, operator, product, step, trace
 
 
 def of_rank(
@@ -36,8 +25,8 @@ def of_rank(
     )
 
 
-FIRST = (step(1, 0, 100), *mm(1, 10, rows=100), step(2, 100, 100), *mm(2, 110, rows=100))
-SECOND = (step(1, 0, 300), *mm(1, 10, rows=50), step(2, 300, 100), *mm(2, 310, rows=50))
+FIRST = (step(1, 0, 100), *product(1, 10, rows=100), step(2, 100, 100), *product(2, 110, rows=100))
+SECOND = (step(1, 0, 300), *product(1, 10, rows=50), step(2, 300, 100), *product(2, 310, rows=50))
 
 
 def about(value: float) -> Any:
@@ -106,13 +95,13 @@ def test_a_lower_bound_of_one_rank_is_one_of_the_job() -> None:
 
 
 def test_steps_that_not_all_ranks_have_are_left_out() -> None:
-    later = (step(2, 0, 100), *mm(1, 10, rows=100), step(3, 100, 100), *mm(2, 110, rows=100))
+    later = (step(2, 0, 100), *product(1, 10, rows=100), step(3, 100, 100), *product(2, 110, rows=100))
     found = job(of_rank(0, *FIRST), of_rank(1, *later))
     assert found is not None
     assert [(one.step, one.forward) for one in found.steps] == [(2, 40_000)]
 
 
-NO_MARKS = tuple(mm(1, 10, rows=100))
+NO_MARKS = tuple(product(1, 10, rows=100))
 NO_SHAPES = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel(1, 20, 10))
 
 

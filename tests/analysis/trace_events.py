@@ -64,6 +64,17 @@ def on_device(
     }  # fmt: skip
 
 
+def product(number: int, start: float, *, rows: int, kernel_us: float = 10) -> tuple[Event, ...]:
+    """A product of [rows, 10] and [10, 10] in float32, 200 FLOPs a row, and its kernel."""
+    shapes: dict[str, Any] = {
+        "Input Dims": [[rows, 10], [10, 10]],
+        "Input type": ["float", "float"],
+        "Concrete Inputs": ["", ""],
+        "Input Strides": [[10, 1], [10, 1]],
+    }
+    return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, kernel_us)
+
+
 def module(name: str, start: float, length: float, *, thread: int = 1) -> Event:
     """The mark around a module's forward: an operator, in a trace of torch's own writing."""
     return operator(module_mark(name), start, length, thread=thread)

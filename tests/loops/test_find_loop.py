@@ -541,6 +541,16 @@ def test_the_report_of_a_gan_is_of_both_its_models(now: FakeNow, said: list[str]
     assert not any("belong to no module" in one for one in profile.notes)
 
 
+def profiles_after(alone: Callable[[], None], gan: Gan, critics: int, said: list[str]) -> list[Profile]:
+    """What is found where *alone* runs before both models of *gan* are trained together."""
+
+    def train() -> None:
+        alone()
+        gan.train(critics, steps=24)
+
+    return found(said, train).profiles
+
+
 ALONE = MAKES  # the generator on a batch, without its critic
 
 
@@ -550,13 +560,7 @@ def test_a_gan_whose_generator_is_trained_alone_first_is_profiled_whole(
     alone: int, critics: int, now: FakeNow, said: list[str]
 ) -> None:
     gan = Gan(now)
-
-    def train() -> None:
-        gan.imitates(alone)
-        gan.train(critics, steps=24)
-
-    finder = found(said, train)
-    *first, both = finder.profiles
+    *first, both = profiles_after(lambda: gan.imitates(alone), gan, critics, said)
     # Until it has made six updates alone, others are waited for, and it is no loop of its own.
     assert [(one.flops.forward, one.modules[0].type_name) for one in first] == [(ALONE, "Generator")] * (alone > 6)
     is_of_both(both, critics)
@@ -568,12 +572,7 @@ def test_a_gan_whose_discriminator_is_trained_alone_first_is_profiled_whole(
     alone: int, critics: int, now: FakeNow, said: list[str]
 ) -> None:
     gan = Gan(now)
-
-    def train() -> None:
-        gan.criticizes(alone)
-        gan.train(critics, steps=24)
-
-    *first, both = found(said, train).profiles
+    *first, both = profiles_after(lambda: gan.criticizes(alone), gan, critics, said)
     is_of_both(both, critics)
     assert [one.modules[0].type_name for one in first] == ["Discriminator"] * (alone + critics > 6)
 

@@ -10,25 +10,14 @@ from lightning_flops.analysis.trace import analyze_traces
 from lightning_flops.analysis.trace.columns import Trace
 from lightning_flops.instrument.counting.recorded_calls import recorded_work
 from lightning_flops.report.trace_text import render_traces
-from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, step, trace
+from tests.analysis.trace_events import Event, data_loader, kernel, launch, operator, product, step, trace
 
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-def product(number: int, start: float, *, rows: int) -> tuple[Event, ...]:
-    """A product of [rows, 10] and [10, 10] in float32, 200 FLOPs a row, and its kernel of 50 us."""
-    shapes: dict[str, Any] = {
-        "Input Dims": [[rows, 10], [10, 10]],
-        "Input type": ["float", "float"],
-        "Concrete Inputs": ["", ""],
-        "Input Strides": [[10, 1], [10, 1]],
-    }
-    return operator("aten::mm", start, 5, **shapes), launch(number, start + 1), kernel(number, start + 10, 50)
-
-
 # An A100 does 19.5 TFLOP/s in float32: 1.95 GFLOPs in a step of 100 us.
-STEP = (step(1, 0, 100), data_loader(0, 8), *product(1, 10, rows=3_900_000))
-LATER = (step(2, 100, 100), *product(2, 110, rows=1_950_000))
+STEP = (step(1, 0, 100), data_loader(0, 8), *product(1, 10, rows=3_900_000, kernel_us=50))
+LATER = (step(2, 100, 100), *product(2, 110, rows=1_950_000, kernel_us=50))
 
 
 def of(*events: Event, device: str | None = A100, rank: int | None = None, world_size: int = 2) -> Trace:
@@ -72,7 +61,9 @@ def test_what_was_not_counted_makes_it_a_lower_bound() -> None:
 
 def test_without_marks_the_whole_trace() -> None:
     # From the operator's begin at 10 us to the kernel's end at 70.
-    assert answer(of(*product(1, 10, rows=3_900_000)))[0].startswith("The whole trace takes 60 us: kernel 83.33%, ")
+    assert answer(of(*product(1, 10, rows=3_900_000, kernel_us=50)))[0].startswith(
+        "The whole trace takes 60 us: kernel 83.33%, "
+    )
 
 
 UNSHAPED = (step(1, 0, 100), operator("aten::mm", 10, 5), launch(1, 11), kernel(1, 20, 50))
@@ -94,7 +85,7 @@ def test_without_mfu_there_is_its_reason(found: Trace, reason: str) -> None:
 
 def test_of_a_job_all_ranks_come_first() -> None:
     # 40% of one device for 100 us, 20% of the other.
-    slow = (step(1, 0, 100), *product(1, 10, rows=1_950_000))
+    slow = (step(1, 0, 100), *product(1, 10, rows=1_950_000, kernel_us=50))
     assert answer(of(*slow, rank=1), of(*STEP, rank=0)) == [
         "All ranks: MFU is 30.00%, HFU 30.00%.",
         "rank 0: The step takes 100 us: kernel 50.00%, other 37.00%, data loader 8.00%, cpu 4.00%.",
