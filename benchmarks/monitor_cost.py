@@ -16,11 +16,10 @@ import gc
 import logging
 import random
 import tempfile
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_flops import FlopsProfilerCallback
 
+from .arms import BLOCK_STEPS, Arms, steps_of
 from .machine import restart_in_one_thread_environment
 from .ratios import Estimate, Target, median_with_interval
 from .time_report import RESULT, write_section
@@ -37,10 +37,6 @@ from .time_report import RESULT, write_section
 logger = logging.getLogger("benchmarks.monitor_cost")
 
 MODULE = "benchmarks.monitor_cost"
-BLOCK_STEPS = 50
-"""As many as a Trainer logs after. In a shorter block an arm would run with code that the others have driven out of the
-processor's cache."""
-WARM_UP_STEPS = 4 * BLOCK_STEPS + 1
 OVER_BARE = Target(limit=20, unit="µs")
 OVER_EMPTY = Target(limit=8, unit="µs")
 NEW_LENGTHS = "monitor=True, the window closed, ever new lengths"
@@ -90,84 +86,56 @@ class Batches(Dataset[list[torch.Tensor]]):
 
 
 class Switch:
-    """Turns one fit's callbacks and fetch taps from arm to arm, and keeps the CPU time of each step.
+    """Switches one fit's callbacks and fetch taps to those of an arm.
 
     Args:
         profiler: the callback under test.
-        rounds: blocks of each arm.
     """
 
-    def __init__(self, profiler: FlopsProfilerCallback, *, rounds: int) -> None:
-        """Draws the order of the arms."""
-        self.profiler = profiler
+    def __init__(self, profiler: FlopsProfilerCallback) -> None:
+        """Makes the empty callback."""
         self.trainer: Any = None
-        self.means: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        """Of the steps of each block."""
-        self.medians: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        generator = random.Random(0)
-        self._plan = [arm for _ in range(rounds) for arm in generator.sample(ARMS, k=len(ARMS))]
+        self._profiler = profiler
         self._callbacks: Mapping[str, list[Callback]] = {
             BARE: [], BARE_AGAIN: [], EMPTY: [EmptyCallback()], MONITOR: [profiler],
         }  # fmt: skip
-        self._steps = 0
-        self._block: list[float] = []
-        self._began = 0.0
-        self._arm: str | None = None
 
-    def step_begins(self) -> None:
-        """Called from inside the training step: what follows until the next call is one sample of the present arm."""
-        now = time.process_time()
-        self._steps += 1
-        if self._steps < WARM_UP_STEPS:
-            return
-        if self._arm is not None:
-            self._block.append(now - self._began)
-        if self._arm is None or len(self._block) == BLOCK_STEPS:
-            self._end_block()
-        self._began = time.process_time()
-
-    def _end_block(self) -> None:
-        if self._arm is not None:
-            self.means[self._arm].append(1e6 * mean(self._block[1:]))
-            self.medians[self._arm].append(1e6 * median(self._block[1:]))
-        self._block.clear()
-        if not self._plan:
-            self.trainer.should_stop = True
-            self._turn_to(MONITOR)  # as the fit began
-            return
-        self._turn_to(self._plan.pop())
-
-    def _turn_to(self, arm: str) -> None:
-        self._arm = arm
+    def turn_to(self, arm: str) -> None:
+        """What follows is a step of *arm*."""
         self.trainer.callbacks[:] = self._callbacks[arm]
         fetcher, loop = self.trainer.fit_loop._data_fetcher, self.trainer.fit_loop.epoch_loop
         for name, method in (("_start_profiler", "_on_before_fetch"), ("_stop_profiler", "_on_after_fetch")):
             tapped, plain = getattr(loop, method), types.MethodType(getattr(type(loop), method), loop)
             setattr(fetcher, name, tapped if arm == MONITOR else plain)
-        if arm == MONITOR and (fit := self.profiler._fit) is not None:
+        if arm == MONITOR and (fit := self._profiler._fit) is not None:
             # The steps of the other arms are no updates of its first step, which would be like no step it knows.
             if fit.session.monitor is not None:
                 fit.session.monitor.add_up()
             fit._last_global_step = fit._optimizer_steps()
 
+    def end(self) -> None:
+        """The fit ends as it began."""
+        self.trainer.should_stop = True
+        self.turn_to(MONITOR)
+
 
 def measure(
     profiler: FlopsProfilerCallback, *, rounds: int, folder: Path, new_lengths: bool, accelerator: str = "cpu"
-) -> Switch:
+) -> Arms:
     """CPU microseconds of a step under each arm: of each block the mean and the median.
 
     With *new_lengths* a second tensor of each batch, which costs nothing, has another length in nearly every step.
     """
-    switch = Switch(profiler, rounds=rounds)
-    steps = WARM_UP_STEPS + (rounds * len(ARMS) + 2) * BLOCK_STEPS
-    batches = Batches(steps, new_lengths=new_lengths)
+    switch = Switch(profiler)
+    arms = Arms(ARMS, rounds=rounds, turn_to=switch.turn_to, end=switch.end)
+    batches = Batches(steps_of(ARMS, rounds=rounds), new_lengths=new_lengths)
     switch.trainer = Trainer(
         accelerator=accelerator, devices=1, max_epochs=1, logger=False, enable_checkpointing=False, barebones=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder, callbacks=[profiler],
     )  # fmt: skip
     gc.collect()
-    switch.trainer.fit(SmallNet(switch.step_begins), DataLoader(batches, batch_size=None))
-    return switch
+    switch.trainer.fit(SmallNet(arms.step_begins), DataLoader(batches, batch_size=None))
+    return arms
 
 
 def over(samples: Mapping[str, Sequence[float]], arm: str, base: str) -> Estimate:
@@ -206,7 +174,7 @@ def table(
     return lines
 
 
-def report(by_setting: Mapping[str, Switch], *, rounds: int) -> list[str]:
+def report(by_setting: Mapping[str, Arms], *, rounds: int) -> list[str]:
     """The section of the results."""
     lines = [
         "## What the monitor costs a step",
@@ -216,7 +184,7 @@ def report(by_setting: Mapping[str, Switch], *, rounds: int) -> list[str]:
         "Trainer logs once in a block. The mean of a block's steps has that in it, and so all that is put off.",
         "",
         *table(
-            {name: (switch.medians, switch.means) for name, switch in by_setting.items()},
+            {name: (arms.medians, arms.means) for name, arms in by_setting.items()},
             targets={MONITOR: {EMPTY: OVER_EMPTY}},
         ),
     ]
@@ -240,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         NEW_LENGTHS: {"profile_step": 0, "timing_steps": 10, "trace": False},
     }
     with tempfile.TemporaryDirectory() as folder:
-        switches = {
+        by_setting = {
             name: measure(
                 FlopsProfilerCallback(**given),
                 rounds=options.rounds,
@@ -249,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             for name, given in settings.items()
         }
-    write_section(options.output, "monitor_cost", report(switches, rounds=options.rounds))
+    write_section(options.output, "monitor_cost", report(by_setting, rounds=options.rounds))
     logger.info("wrote %s", options.output)
     return 0
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import random
 import tempfile
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 import torch
@@ -28,8 +25,9 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from lightning_flops import FlopsProfilerTrainerCallback
 
+from .arms import BLOCK_STEPS, Arms, steps_of
 from .machine import restart_in_one_thread_environment
-from .monitor_cost import BARE, BARE_AGAIN, BLOCK_STEPS, EMPTY, OVER_BARE, WARM_UP_STEPS, table
+from .monitor_cost import BARE, BARE_AGAIN, EMPTY, OVER_BARE, table
 from .time_report import RESULT, write_section
 
 logger = logging.getLogger("benchmarks.trainer_cost")
@@ -78,84 +76,56 @@ class EmptyCallback(TrainerCallback):
 
 
 class Switch:
-    """Turns one training's callbacks and wrapped methods from arm to arm, and keeps the CPU time of each step.
+    """Switches one training's callbacks and wrapped methods to those of an arm.
 
     Args:
         profiler: the callback under test.
-        rounds: blocks of each arm.
     """
 
-    def __init__(self, profiler: FlopsProfilerTrainerCallback, *, rounds: int) -> None:
-        """Draws the order of the arms."""
+    def __init__(self, profiler: FlopsProfilerTrainerCallback) -> None:
+        """Makes the empty callback."""
         self.trainer: Any = None
-        self.means: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        self.medians: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        self._profiler = profiler
-        generator = random.Random(0)
-        self._plan = [arm for _ in range(rounds) for arm in generator.sample(ARMS, k=len(ARMS))]
+        self._own: Mapping[str, list[TrainerCallback]] = {
+            BARE: [], BARE_AGAIN: [], EMPTY: [EmptyCallback()], OURS: [profiler],
+        }  # fmt: skip
         self._plain = {name: vars(Trainer)[name] for name in TAPPED}
-        self._usual: list[TrainerCallback] = []
-        self._steps = 0
-        self._block: list[float] = []
-        self._began = 0.0
-        self._arm: str | None = None
 
-    def step_begins(self) -> None:
-        """Called from inside the forward: what follows until the next call is one sample of the present arm."""
-        now = time.process_time()
-        self._steps += 1
-        if self._steps < WARM_UP_STEPS:
-            return
-        if self._arm is not None:
-            self._block.append(now - self._began)
-        if self._arm is None or len(self._block) == BLOCK_STEPS:
-            self._end_block()
-        self._began = time.process_time()
-
-    def _end_block(self) -> None:
-        if self._arm is not None:
-            self.means[self._arm].append(1e6 * mean(self._block[1:]))
-            self.medians[self._arm].append(1e6 * median(self._block[1:]))
-        else:
-            callbacks = self.trainer.callback_handler.callbacks
-            self._usual = [callback for callback in callbacks if callback is not self._profiler]
-        self._block.clear()
-        if not self._plan:
-            self.trainer.control.should_training_stop = True
-            self._turn_to(OURS)  # as the training began
-            return
-        self._turn_to(self._plan.pop())
-
-    def _turn_to(self, arm: str) -> None:
-        self._arm = arm
-        callbacks: Mapping[str, list[TrainerCallback]] = {EMPTY: [EmptyCallback()], OURS: [self._profiler]}
-        own = callbacks.get(arm, [])
-        self.trainer.callback_handler.callbacks[:] = [*self._usual, *own]
+    def turn_to(self, arm: str) -> None:
+        """What follows is a step of *arm*."""
+        callbacks = self.trainer.callback_handler.callbacks
+        own = [one for of_arm in self._own.values() for one in of_arm]
+        callbacks[:] = [one for one in callbacks if one not in own] + self._own[arm]
         for name, plain in self._plain.items():
             if arm == OURS:
                 vars(self.trainer).pop(name, None)
             else:  # what an instance has itself goes before what its class has, which is wrapped
                 vars(self.trainer)[name] = types.MethodType(plain, self.trainer)
 
+    def end(self) -> None:
+        """The training ends as it began."""
+        self.trainer.control.should_training_stop = True
+        self.turn_to(OURS)
 
-def measure(profiler: FlopsProfilerTrainerCallback, *, rounds: int, folder: Path) -> Switch:
+
+def measure(profiler: FlopsProfilerTrainerCallback, *, rounds: int, folder: Path) -> Arms:
     """CPU microseconds of a step under each arm: of each block the mean and the median."""
-    switch = Switch(profiler, rounds=rounds)
-    steps = WARM_UP_STEPS + (rounds * len(ARMS) + 2) * BLOCK_STEPS
+    switch = Switch(profiler)
+    arms = Arms(ARMS, rounds=rounds, turn_to=switch.turn_to, end=switch.end)
+    steps = steps_of(ARMS, rounds=rounds)
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=2, max_steps=steps, report_to="none", save_strategy="no",
         logging_steps=BLOCK_STEPS, use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
     switch.trainer = Trainer(
-        model=SmallNet(switch.step_begins), args=arguments, train_dataset=Rows(2 * steps), callbacks=[profiler]
+        model=SmallNet(arms.step_begins), args=arguments, train_dataset=Rows(2 * steps), callbacks=[profiler]
     )
     switch.trainer.remove_callback(PrinterCallback)
     gc.collect()
     switch.trainer.train()
-    return switch
+    return arms
 
 
-def report(by_setting: Mapping[str, Switch], *, rounds: int) -> list[str]:
+def report(by_setting: Mapping[str, Arms], *, rounds: int) -> list[str]:
     """The section of the results."""
     return [
         "## What the callback costs a step of a transformers Trainer",
@@ -166,7 +136,7 @@ def report(by_setting: Mapping[str, Switch], *, rounds: int) -> list[str]:
         "that is put off.",
         "",
         *table(
-            {name: (switch.medians, switch.means) for name, switch in by_setting.items()},
+            {name: (arms.medians, arms.means) for name, arms in by_setting.items()},
             targets={OURS: {BARE: OVER_BARE}},
         ),
         "",
@@ -189,11 +159,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "timer_only=True": {"timer_only": True},
     }
     with tempfile.TemporaryDirectory() as folder:
-        switches = {
+        by_setting = {
             name: measure(FlopsProfilerTrainerCallback(**given), rounds=options.rounds, folder=Path(folder))
             for name, given in settings.items()
         }
-    write_section(options.output, "trainer_cost", report(switches, rounds=options.rounds))
+    write_section(options.output, "trainer_cost", report(by_setting, rounds=options.rounds))
     logger.info("wrote %s", options.output)
     return 0
 
